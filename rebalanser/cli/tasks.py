@@ -130,7 +130,7 @@ def enqueue(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", show_default=False, help="By what --max-running-per-key counts."),
+        typer.Option(metavar="KEY", show_default=False, help="By what limits per key count."),
     ] = None,
     max_running: Annotated[
         int | None,
@@ -144,6 +144,18 @@ def enqueue(
         int | None,
         typer.Option(metavar="NUMBER", show_default="any", help="Maximum of those with the same --key."),
     ] = None,
+    rate_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            show_default="any",
+            help="Maximum rate at which tasks of this name are claimed, such as 10/s or '100/m burst 20'.",
+        ),
+    ] = None,
+    rate_limit_per_key: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", show_default="any", help="Maximum rate of those with the same --key."),
+    ] = None,
     create: CreateOption = False,
     outbox: OutboxOption = None,
     registry: RegistryOption = None,
@@ -154,8 +166,10 @@ def enqueue(
     With --outbox also print whether it is `committed` to the engine or only `spooled` to the folder. The next
     process that opens the queue with this outbox forwards spooled tasks. A duplicate is said to be one.
     """
-    if key is not None and max_running_per_key is None:
-        raise typer.BadParameter("--key means nothing without --max-running-per-key: give both")
+    if key is not None and max_running_per_key is None and rate_limit_per_key is None:
+        raise typer.BadParameter(
+            "--key means nothing without --max-running-per-key or --rate-limit-per-key: give one of them"
+        )
     payload = with_sources(_payload(arguments), dict(map(_result, result or ())))
     try:
         options = EnqueueOptions(
@@ -183,6 +197,8 @@ def enqueue(
             timeout_s=tried.timeout_s,
             max_running=max_running,
             max_running_per_key=max_running_per_key,
+            rate_limit=rate_limit,
+            rate_limit_per_key=rate_limit_per_key,
         )
         (enqueued,) = tasks.commit([made])
     says_where = outbox is not None or enqueued.answer is EnqueueAnswer.DUPLICATE

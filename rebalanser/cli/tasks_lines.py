@@ -87,6 +87,9 @@ def _limits(task: TaskDocument) -> Iterator[str]:
         yield f"unique key: {printable(task.unique_key)}, while it is open{period}"
     if task.max_running:
         yield f"limit: at most {_limit(task)} run at once"
+    if task.rate_limit:
+        of_key = f" with key {printable(task.limit_key)}" if task.limit_key else ""
+        yield f"rate limit: {task.rate_limit} of its name{of_key}"
 
 
 def _text(content: Content) -> str:

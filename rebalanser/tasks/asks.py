@@ -20,6 +20,8 @@ from rebalanser.tasks.engine import (
     Exists,
     Move,
     Paused,
+    RateMoved,
+    RateStart,
     SlotGone,
     TakeOver,
     Unknown,
@@ -78,7 +80,8 @@ class MoveAsk(Ask["Stored | Refused"]):
     """Moves a task to its next state by a rule. The result is the moved task, or why it is refused.
 
     ``update`` is written with the move. With an ``epoch`` the move needs that epoch to be the partition's and
-    the queue not to be paused. With a ``slot`` a claim is refused once the slot is gone.
+    the queue not to be paused. With a ``slot`` a claim is refused once the slot is gone, and with a ``start``
+    once the mark of its rate limit is another.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class MoveAsk(Ask["Stored | Refused"]):
         epoch: Epoch | None = None,
         update: Update | None = None,
         slot: FreeSlot | None = None,
+        start: RateStart | None = None,
         lasting: bool = False,
     ) -> None:
         super().__init__(stored.head.id, lasting=lasting)
@@ -97,6 +101,7 @@ class MoveAsk(Ask["Stored | Refused"]):
         self._epoch = epoch
         self._update = update
         self._slot = slot
+        self._start = start
         self._prevented: Reason | None = None
         """Reason of a refusal other than the task's revision."""
         self._next: State | None = None
@@ -121,6 +126,7 @@ class MoveAsk(Ask["Stored | Refused"]):
             self._update,
             stored.head,
             self._slot if decision.status is Status.CLAIMED else None,
+            self._start if decision.status is Status.CLAIMED else None,
         )
 
     def answered(self, answer: Answer) -> None:
@@ -135,6 +141,8 @@ class MoveAsk(Ask["Stored | Refused"]):
             self._prevented = Reason.NO_SLOT
         elif isinstance(answer, Paused):
             self._prevented = Reason.PAUSED
+        elif isinstance(answer, RateMoved):
+            self._prevented = Reason.RATE_MOVED
         else:
             raise InternalError(f"a move was answered {answer!r}")
 

@@ -14,13 +14,13 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.clocks import FarClock, FarClocks
-from rebalanser.tasks.engine import Change, Epoch, Page
+from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart
 from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.model import Status, Stored, TaskId, Term
+from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
-from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadTasks, Script, Submit
+from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Script, Submit
 
 MAX_CLAIMS: Final = 256
 """Maximum number of tasks that are claimed at once."""
@@ -77,6 +77,18 @@ class ClaimAsk(MoveAsk):
         self._offered = offered
         self._over = over
         self._failed = failed
+        self.applied_at: int | None = None
+        """The revision at which the claim was written, if its answer said so."""
+
+    def starts(self, start: RateStart | None) -> None:
+        """Count as a start of a rate limit (SK-23)."""
+        self._start = start
+
+    def answered(self, answer: Answer) -> None:
+        """Settle the ask if the claim was written."""
+        super().answered(answer)
+        if isinstance(answer, Applied):
+            self.applied_at = answer.revision
 
     def is_mine(self, stored: Stored) -> bool:
         """True if the task's last claim is this one, current or ended."""
@@ -121,13 +133,20 @@ class ClaimAsk(MoveAsk):
         )
 
 
-def ask_of(owner: Owner, task: TaskId, claimant: Claimant, slot: FreeSlot | None = None) -> ClaimAsk:
-    """Return the claim of an offered task, which is not offered again until the claim is settled."""
+def ask_of(
+    owner: Owner, task: TaskId, claimant: Claimant, slot: FreeSlot | None = None, wall: float = 0.0
+) -> ClaimAsk:
+    """Return the claim of an offered task, which is not offered again until the claim is settled.
+
+    ``wall`` is seconds since 1970. A task that becomes dead is no start of its rate limit (SK-23).
+    """
     failed = owner.failed_dependency(task)
     stored, over = owner.taken(task)
-    return ClaimAsk(
-        stored, claimant, Epoch(owner.partition, owner.token), over=over, slot=slot, failed=failed
-    )
+    epoch = Epoch(owner.partition, owner.token)
+    ask = ClaimAsk(stored, claimant, epoch, over=over, slot=slot, failed=failed)
+    if stored.head.rate_limit and not ask.buries:
+        ask.starts(owner.start(task, wall))
+    return ask
 
 
 def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
@@ -160,6 +179,7 @@ class Claiming:
             RebalanserError: the engine stayed away. The task is not offered again before it has been read. Or
                 the claim can't be written: the task is set aside.
         """
+        self.owner.start_ended(ask.seen.head, ask.applied_at)
         try:
             outcome = ask.future.result(timeout=0)
         except BaseException as error:
@@ -178,7 +198,7 @@ class Claiming:
         self.deposed |= reason is Reason.DEPOSED
         if reason is Reason.GONE:
             self.owner.forget(ask.task)
-        elif reason in {Reason.NO_SLOT, Reason.PAUSED}:
+        elif reason in {Reason.NO_SLOT, Reason.PAUSED, Reason.RATE_MOVED}:
             self.owner.put_back(ask.task, now)
         else:
             self.owner.conflicted(ask.task, now)
@@ -296,7 +316,7 @@ class OwnedIndex:
             return None
         owners = self.owners
         # Each step asks for some of the dependencies only: others may be those that are complete.
-        if self._lost or any(owner.unknown_dependencies(1) for owner in owners):
+        if self._lost or any(owner.unknown_dependencies(1) or owner.unread_rates(1) for owner in owners):
             return now
         wakeups = [owner.next_wakeup(now, wall, each) for owner in owners for each in wanted]
         wakeups += self._aside.values()
@@ -359,7 +379,7 @@ class OwnedIndex:
             self.news.wakes = True
 
     def catch_up(self) -> Script[None]:
-        """Read all again after a loss, then doubtful tasks and unknown dependencies."""
+        """Read all again after a loss, then doubtful tasks, unknown dependencies and marks of rate limits."""
         lost, self._lost = self._lost, False
         if lost:
             for owner in self.owners:
@@ -375,8 +395,20 @@ class OwnedIndex:
         self._aside = {task: until for task, until in self._aside.items() if until > now}
         doubtful = {task: owner for owner in owners for task in owner.doubtful() if task not in self._aside}
         needed = {task: None for owner in owners for task in owner.ask_dependencies(PAGE)}
-        if not doubtful and not needed:
-            return
+        if doubtful or needed:
+            yield from self._read_unknown(doubtful, needed)
+        rates: dict[LimitId, Owner] = {
+            limit: owner for owner in self.owners for limit in owner.unread_rates(PAGE)
+        }
+        if rates:
+            marks: Mapping[LimitId, RateMark] = yield ReadRates(list(rates))
+            now = self._clock.now()
+            for limit, owner in rates.items():
+                owner.learn_rate(limit, marks.get(limit), now)
+
+    def _read_unknown(self, doubtful: Mapping[TaskId, Owner], needed: Collection[TaskId]) -> Script[None]:
+        """Read doubtful tasks, and unknown dependencies."""
+        owners = self.owners
         found: Mapping[TaskId, Stored] = yield ReadTasks([*doubtful, *needed])
         now = self._clock.now()
         for task, owner in doubtful.items():
@@ -451,7 +483,8 @@ class OwnedIndex:
         asks: list[tuple[Claiming, ClaimAsk]] = []
         for claiming, task in self._best_first(names) if limit > 0 else ():
             term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
-            ask = ask_of(claiming.owner, task, Claimant(self._new_holder(), worker, term))
+            claimant = Claimant(self._new_holder(), worker, term)
+            ask = ask_of(claiming.owner, task, claimant, wall=self._clock.wall())
             asks.append((claiming, ask))
             limit -= not ask.fails
             if limit == 0 or len(asks) == MAX_CLAIMS:
@@ -469,7 +502,8 @@ class OwnedIndex:
                 if slot is None:
                     break
                 claimant = claim_for(slot, self._clock_name, self._clock.now())
-                asks.append((claiming, ask_of(claiming.owner, task, claimant, slot)))
+                ask = ask_of(claiming.owner, task, claimant, slot, self._clock.wall())
+                asks.append((claiming, ask))
                 if len(asks) == limit:
                     break
         return asks

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from rebalanser.tasks.ids import born_at, is_flake
-from rebalanser.tasks.model import ClaimState, TaskId
+from rebalanser.tasks.model import ClaimState, RateMark, TaskId
 
 _MIN_GARBAGE: Final = 64
 
@@ -93,6 +93,18 @@ def over_at(claim: ClaimState, now: float, clock: str, buffer_s: float) -> float
     if clock and claim.term.clock == clock:
         latest = min(latest, claim.term.ends_at_s)
     return latest + buffer_s
+
+
+def full_at(mark: RateMark | None, now: float, clock: str) -> float:
+    """Return when a rate limit allows its whole burst again, in seconds of the clock of this name (SK-23).
+
+    ``now`` is when the mark was learnt. Only the clock that the mark counts on is compared. On any other the
+    debt counts from now, which is later than when it began: so no difference of clocks makes it shorter.
+    """
+    if mark is None:
+        return now
+    latest = now + mark.debt_s
+    return min(latest, mark.at_s + mark.debt_s) if clock and mark.clock == clock else latest
 
 
 def is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:

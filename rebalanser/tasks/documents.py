@@ -85,9 +85,12 @@ class TaskDocument(BaseModel):
         description="While it is open, no other task of its name with this key is; empty for no such key."
     )
     unique_for_s: float = Field(description="Nor for this many seconds from when it was enqueued.")
-    limit_key: str = Field(description="The key by which `max_running` counts; empty for all of its name.")
+    limit_key: str = Field(description="The key by which its limits count; empty for all of its name.")
     max_running: int = Field(
         description="How many of these are claimed at once, while others are held back; 0 for any number."
+    )
+    rate_limit: str = Field(
+        description="How often these are claimed, as `10/s` or `100/m burst 20`; empty for any rate."
     )
     due: float = Field(description="Seconds since 1970 before which it waits; 0 for no time.")
     failures: int = Field(description="Tries that failed since it was enqueued or requeued.")
@@ -119,6 +122,7 @@ class TaskDocument(BaseModel):
             unique_for_s=head.unique_for_s,
             limit_key=head.limit_key,
             max_running=head.max_running,
+            rate_limit=head.rate_limit,
             due=state.due,
             failures=state.failures,
             error=state.error,

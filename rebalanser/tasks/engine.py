@@ -41,6 +41,8 @@ from rebalanser.tasks.model import (
     EnqueueAnswer,
     Enqueued,
     Head,
+    LimitId,
+    RateMark,
     State,
     Status,
     Stored,
@@ -162,13 +164,27 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
+class RateStart:
+    """A start that counts for a rate limit, whose mark is ``mark`` from then on (SK-23).
+
+    ``before`` is the revision of the mark before it, 0 for none.
+    """
+
+    limit: LimitId
+    before: int
+    mark: RateMark
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """Put a task's next state in place of the one of ``revision``, with an update where there is one.
 
     With an ``epoch`` only if that is still the partition's (SK-13), and the queue is not paused (SK-23): then
-    it is a claim. With a ``slot`` only if that is still free: it is used by the same write (SK-20). Answered
+    it is a claim. With a ``slot`` only if that is still free: it is used by the same write (SK-20). With a
+    ``start`` only if the mark of its rate limit is still the one before it, which it replaces. Answered
     :class:`Applied`, :class:`SlotGone` where the slot is not free any more, whatever else holds,
-    :class:`Paused` where the queue is paused, or :class:`Conflict`.
+    :class:`Paused` where the queue is paused, :class:`RateMoved` where the mark is another, or
+    :class:`Conflict`.
     """
 
     id: TaskId
@@ -182,6 +198,8 @@ class Move:
     """Of this task, from whoever has it at hand, for an engine that would have to read it."""
     slot: FreeSlot | None = None
     """For which the move claims; only for an engine that :class:`SharesSlots`."""
+    start: RateStart | None = None
+    """Of a claim with a rate limit; only for an engine that does not make :class:`ClaimsFromIndex` itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +279,12 @@ class Paused:
     """The queue is paused, so that nothing is claimed; nothing was changed (SK-23)."""
 
 
-Answer: TypeAlias = Applied | Conflict | Exists | Duplicate | Unknown | Taken | SlotGone | Paused
+@dataclass(frozen=True, slots=True)
+class RateMoved:
+    """The mark of the rate limit is not the one that was read; nothing was changed (SK-23)."""
+
+
+Answer: TypeAlias = Applied | Conflict | Exists | Duplicate | Unknown | Taken | SlotGone | Paused | RateMoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +500,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def rates(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, RateMark]:
+        """The marks of rate limits; one whose debt is long over may be missing (SK-23)."""
+
+    @abstractmethod
     def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
         """Call ``wake``, from a thread of the engine's, soon after a pause changed after ``from_revision``.
 
@@ -605,8 +632,10 @@ class ClaimsFromIndex(ABC):
     ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
 
     Of the tasks of a name with one ``limit_key`` at most ``max_running`` are claimed at once; a claim that is
-    over counts until its task is claimed anew. The best ones come first, and what is held back keeps no other
-    task waiting (SK-23).
+    over counts until its task is claimed anew. Claims of a ``rate_limit`` are made as
+    :class:`~rebalanser.tasks.model.Rate` says, those made again too. Its mark is written by the same
+    transaction, and read as :func:`~rebalanser.tasks.clocks.full_at` says, from when this engine object first
+    saw it. The best ones come first, and what is held back keeps no other task waiting (SK-23).
     """
 
     @abstractmethod

@@ -32,7 +32,7 @@ from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId
+from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId, rate_of
 from rebalanser.tasks.results import Filled, has_result, source_of, sources_in, tasks_of, with_sources
 
 MAX_SECONDS: Final = 315_576_000.0
@@ -57,6 +57,11 @@ _HEX = frozenset("0123456789abcdef")
 def _check_id(text: str) -> str:
     if len(text) != ID_DIGITS or not _HEX.issuperset(text):
         raise ValueError(f"a task id is {ID_DIGITS} hexadecimal digits in lower case")
+    return text
+
+
+def _check_rate(text: str) -> str:
+    rate_of(text)
     return text
 
 
@@ -103,6 +108,7 @@ Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
+RateLimit = Annotated[str, AfterValidator(_check_rate)]
 MaxRunning = Annotated[int, Field(ge=1, le=MAX_RUNNING)]
 Errors = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
 Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
@@ -135,19 +141,43 @@ class TaskOptions(BaseModel):
     max_running: MaxRunning | None = None
     """Maximum number of the function's tasks that are claimed at once, over all workers (SK-23)."""
     max_running_per_key: MaxRunning | None = None
-    """The same for tasks with equal :attr:`EnqueueOptions.key`; not together with ``max_running``."""
+    """The same for tasks with equal :attr:`EnqueueOptions.key`."""
+    rate_limit: RateLimit | None = None
+    """Maximum rate at which the function's tasks are claimed, over all workers, such as ``10/s``, or
+    ``100/m burst 20``, which lets up to 20 begin at once after a rest (SK-23)."""
+    rate_limit_per_key: RateLimit | None = None
+    """The same for tasks with equal :attr:`EnqueueOptions.key`."""
 
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:
-        if self.max_running is not None and self.max_running_per_key is not None:
-            raise ValueError("give max_running or max_running_per_key, not both: a task has one limit")
+        of_name = [name for name in ("max_running", "rate_limit") if getattr(self, name) is not None]
+        of_key = [f"{name}_per_key" for name in ("max_running", "rate_limit")]
+        of_key = [name for name in of_key if getattr(self, name) is not None]
+        if of_name and of_key:
+            raise ValueError(
+                f"give {of_name[0]} or {of_key[0]}, not both: limits count by function or by key"
+            )
         return self
 
-    def limit(self, key: str | None) -> tuple[str, int]:
-        """Return the limit key of a task with this key, and its limit; 0 for none."""
-        if self.max_running_per_key is not None:
-            return (key, self.max_running_per_key) if key else ("", 0)
-        return "", self.max_running or 0
+    def limit(self, key: str | None) -> GivenLimit:
+        """Return the limit of a task with this key, as the fields of its head."""
+        if self.max_running_per_key is None and self.rate_limit_per_key is None:
+            return {"max_running": self.max_running or 0, "rate_limit": self.rate_limit or ""}
+        if not key:
+            return {}
+        return {
+            "limit_key": key,
+            "max_running": self.max_running_per_key or 0,
+            "rate_limit": self.rate_limit_per_key or "",
+        }
+
+
+class GivenLimit(TypedDict, total=False):
+    """The fields of :class:`~rebalanser.tasks.model.Head` that limit claims."""
+
+    limit_key: str
+    max_running: int
+    rate_limit: str
 
 
 class GivenTaskOptions(TypedDict, total=False):
@@ -163,6 +193,8 @@ class GivenTaskOptions(TypedDict, total=False):
     unique_for_s: float | None
     max_running: int | None
     max_running_per_key: int | None
+    rate_limit: str | None
+    rate_limit_per_key: str | None
 
 
 def task_options(given: GivenTaskOptions) -> TaskOptions:
@@ -199,7 +231,7 @@ class EnqueueOptions(BaseModel):
     unique_for_s: Seconds | None = None
     """Seconds after it is enqueued in which it keeps its key too; instead of the function's."""
     key: Key | None = None
-    """Key that :attr:`TaskOptions.max_running_per_key` counts by, e.g. ``customer-7``; None for no limit."""
+    """Key that limits per key count by, such as ``customer-7``; None for none of these limits."""
 
     def unique(self, unique_for_s: float | None, payload: bytes) -> tuple[str, float]:
         """Return a task's unique key, and the seconds in which it keeps others out; "" for no key.

@@ -106,7 +106,7 @@ def place_of(head: Head, partitions: int) -> int:
 
     So all tasks of one limit have one owner, which knows those that are claimed (SK-23).
     """
-    if head.max_running:
+    if head.is_limited:
         return zlib.crc32(f"{head.name}\0{head.limit_key}".encode()) % partitions
     return partition_of(head.id, partitions)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, Generic, Self, TypeAlias, TypeVar, cast
 
 TaskId: TypeAlias = str
@@ -11,6 +13,10 @@ TaskId: TypeAlias = str
 ID_DIGITS: Final = 40
 LOWEST_PRIORITY: Final = -(2**31)
 HIGHEST_PRIORITY: Final = 2**31 - 1
+MAX_FILL_S: Final = 86_400.0
+"""Maximum seconds in which a rate limit allows as many starts as its burst."""
+_RATE: Final = re.compile(r"([1-9][0-9]{0,5})/([smh])(?: burst ([1-9][0-9]{0,5}))?")
+_PERIODS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Status(StrEnum):
@@ -45,6 +51,55 @@ class AfterFailure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate limit: one start each ``every_s`` seconds, after a rest up to ``burst`` at once (SK-23).
+
+    So in any time of w seconds there are at most ``burst + w / every_s`` starts.
+    """
+
+    every_s: float
+    burst: int = 1
+
+
+@lru_cache(maxsize=1024)
+def rate_of(text: str) -> Rate:
+    """Return the rate of a text such as ``10/s`` or ``100/m burst 20``: per second, minute or hour.
+
+    Raises:
+        ValueError: it is no such text, or its burst takes more than :data:`MAX_FILL_S` to come again.
+    """
+    found = _RATE.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"invalid rate {text!r}: use a number per s, m or h, as in '10/s' or '100/m burst 20'"
+        )
+    starts, period, burst = found.groups(default="1")
+    rate = Rate(_PERIODS_S[period] / int(starts), int(burst))
+    if rate.burst * rate.every_s > MAX_FILL_S:
+        raise ValueError(f"the burst of {text!r} takes more than a day to come again: use a smaller one")
+    return rate
+
+
+LimitId: TypeAlias = tuple[str, str]
+"""A limit: the function, and the key, which is empty for the limit of all its tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateMark:
+    """The state of a rate limit after its last start (SK-23).
+
+    The limit allows its whole burst again ``debt_s`` seconds after ``at_s`` of the clock ``clock``, or at
+    ``wall``, in seconds since 1970, which is for people only. ``revision`` is that of the last start.
+    """
+
+    debt_s: float
+    clock: str
+    at_s: float
+    wall: float
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """All of a task but its payload; nothing of it ever changes (SK-2).
 
@@ -53,8 +108,8 @@ class Head:
     long one try may take, None for any time. ``after_failure`` is what a dead or cancelled one of ``after``
     means, as long as the task was never claimed. A task with a ``unique_key`` keeps out others of its name
     with that key while it is open, and for ``unique_for_s`` seconds from when it was enqueued (SK-23).
-    Of the tasks of a name with the same ``limit_key`` at most ``max_running`` are claimed at once; 0 is no
-    limit.
+    Of the tasks of a name with the same ``limit_key`` at most ``max_running`` are claimed at once, 0 for no
+    limit, and no more often than ``rate_limit`` says (:func:`rate_of`), empty for no limit.
     """
 
     id: TaskId
@@ -69,6 +124,17 @@ class Head:
     unique_for_s: float = 0.0
     limit_key: str = ""
     max_running: int = 0
+    rate_limit: str = ""
+
+    @property
+    def is_limited(self) -> bool:
+        """True if claims of it are limited (SK-23)."""
+        return bool(self.max_running or self.rate_limit)
+
+    @property
+    def limit(self) -> LimitId:
+        """The limit that it counts for, if it is limited."""
+        return self.name, self.limit_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ scheduled   waiting until it is due, by the wall clock
 blocked     waiting until all that it depends on is settled, here or in other partitions
 ready       to be offered: waiting and due, or claimed and over, or to become dead with a dependency
 running     claimed; it will be over when its time and the buffer have passed
-held back   ready, but as many tasks are claimed as its limit allows
+held back   ready, but as many tasks are claimed, or have just been, as its limit allows
 taken       a claim of it is being written
 aside       a claim of it can't be written; it is offered again at a stated time
 doubtful    what its state is must be read, as a claim of it was refused by the store
@@ -21,7 +21,8 @@ doubtful    what its state is must be read, as a claim of it was refused by the 
 
 **Limits** (SK-23). All tasks of one limit lie in one partition, and only its owner claims them. So what an
 owner knows to be claimed, being claimed, or doubtful is never less than what is claimed, once it has read
-the whole partition after it took that over: until then no limited task is offered.
+the whole partition after it took that over: until then no limited task is offered. Of a rate limit it reads
+the mark that the last start has left in the store, and each start replaces that very mark.
 
 **When a claim is over** (SK-8, SK-18). Where its term was counted on this host's boot clock, at its end. Any
 other clock is not compared: then ``ttl_s`` is counted from when the owner learnt of the term, which is later
@@ -36,8 +37,18 @@ from typing import Final
 
 from rebalanser.tasks.clocks import Timers, is_same_term, over_at
 from rebalanser.tasks.dependencies import Dependencies
+from rebalanser.tasks.engine import RateStart
 from rebalanser.tasks.ids import ready_since
-from rebalanser.tasks.model import OPEN, ClaimState, Status, Stored, TaskId
+from rebalanser.tasks.model import (
+    OPEN,
+    ClaimState,
+    Head,
+    LimitId,
+    RateMark,
+    Status,
+    Stored,
+    TaskId,
+)
 from rebalanser.tasks.ready_index import Offers, Rank
 from rebalanser.tasks.rules import FailedDependency, fails
 
@@ -61,7 +72,7 @@ class Owner:
         self._open: dict[TaskId, Stored] = {}
         self._closed: OrderedDict[TaskId, int] = OrderedDict()
         self._over_at: dict[TaskId, float] = {}
-        self._ready = Offers()
+        self._ready = Offers(clock)
         self._scheduled = Timers()
         self._running = Timers()
         self._blocked = Dependencies()
@@ -201,6 +212,29 @@ class Owner:
         self._taken[task] = stored.revision
         return stored, stored.state.status is Status.CLAIMED
 
+    def start(self, task: TaskId, wall: float) -> RateStart | None:
+        """Count a start of a :meth:`taken` task for its rate limit, at the time of :meth:`best`.
+
+        :meth:`start_ended` must follow.
+        """
+        return self._ready.start(self._open[task].head, wall)
+
+    def start_ended(self, head: Head, revision: int | None) -> None:
+        """The claim of a task is settled: it was written at this revision; None for anything else.
+
+        Then no task of its rate limit is offered before the mark of that was read.
+        """
+        self._ready.start_ended(head, revision)
+
+    def unread_rates(self, most: int) -> list[LimitId]:
+        """Return rate limits whose marks the driver must read for :meth:`learn_rate`, at most this number."""
+        return self._ready.unread_rates(most)
+
+    def learn_rate(self, limit: LimitId, mark: RateMark | None, now: float) -> None:
+        """Take the mark of a rate limit as read not later than ``now``; None if there is none."""
+        self._ready.wake(now)
+        self._ready.learn_rate(limit, mark)
+
     def settled(self, stored: Stored, now: float) -> None:
         """The write was carried out not later than ``now``: this is the task since then."""
         self._taken.pop(stored.head.id, None)
@@ -250,12 +284,13 @@ class Owner:
         if self._ready.has(names):
             return now
         due = self._scheduled.next()
-        found = (self._running.next(), self._aside.next())
+        found = (self._running.next(), self._aside.next(), self._ready.next_room())
         times = [] if due is None else [now + max(due - wall, 0.0)]
         times += [at for at in found if at is not None]
         return max(now, min(times)) if times else None
 
     def _wake(self, now: float, wall: float) -> None:
+        self._ready.wake(now)
         for task in self._aside.pop_due(now):
             self._place(task, now)
         for task in self._scheduled.pop_due(wall):

@@ -23,6 +23,7 @@ from rebalanser.tasks.script import (
     Await,
     ReadPage,
     ReadPayloads,
+    ReadRates,
     ReadTasks,
     Request,
     Script,
@@ -293,6 +294,8 @@ class Partitions(ClaimSource):
                     after=after,
                     limit=limit,
                 )
+            case ReadRates(limits=limits):
+                return context.engine.rates(context.queue, limits, context.timeout_s)
             case ReadPayloads(ids=ids):
                 return self._payloads(ids)
             case Submit(asks=asks):

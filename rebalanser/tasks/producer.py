@@ -272,7 +272,6 @@ class Producer(OpenQueue):
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
         payload = body.payload(arguments, named)
         unique_key, unique_for_s = options.unique(body.options.unique_for_s, payload)
-        limit_key, max_running = body.options.limit(options.key)
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
@@ -285,8 +284,7 @@ class Producer(OpenQueue):
             timeout_s=body.options.timeout_s,
             unique_key=unique_key,
             unique_for_s=unique_for_s,
-            limit_key=limit_key,
-            max_running=max_running,
+            **body.options.limit(options.key),
         )
         return self._placed(head, payload, options)
 
@@ -300,18 +298,26 @@ class Producer(OpenQueue):
         timeout_s: float | None = None,
         max_running: int | None = None,
         max_running_per_key: int | None = None,
+        rate_limit: str | None = None,
+        rate_limit_per_key: str | None = None,
     ) -> Enqueue:
         """A task of a function that is registered elsewhere, with its payload as it is to be stored.
 
         Raises:
             InvalidName: the function's name can't be stored.
-            InvalidTask: a limit is out of range, or there are two.
+            InvalidTask: a limit is invalid, or limits are both of the function and per key.
         """
         check_name(name, "task")
         self._warn_of_unknown(name)
         unique_key, unique_for_s = options.unique(None, payload)
-        limits = task_options({"max_running": max_running, "max_running_per_key": max_running_per_key})
-        limit_key, max_running = limits.limit(options.key)
+        limits = task_options(
+            {
+                "max_running": max_running,
+                "max_running_per_key": max_running_per_key,
+                "rate_limit": rate_limit,
+                "rate_limit_per_key": rate_limit_per_key,
+            }
+        )
         task_id = options.task_id or self._flakes.next()
         head = Head(
             id=task_id,
@@ -324,8 +330,7 @@ class Producer(OpenQueue):
             timeout_s=timeout_s,
             unique_key=unique_key,
             unique_for_s=unique_for_s,
-            limit_key=limit_key,
-            max_running=max_running,
+            **limits.limit(options.key),
         )
         return self._placed(head, payload, options)
 

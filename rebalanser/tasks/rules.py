@@ -64,6 +64,8 @@ class Reason(StrEnum):
     """The slot for which it was to be claimed is not free any more (SK-20)."""
     PAUSED = "paused"
     """The queue is paused: nothing is claimed (SK-23)."""
+    RATE_MOVED = "rate_moved"
+    """The mark of its rate limit is not the one that was read (SK-23)."""
     GONE = "gone"
     """There is no such task, or it was collected (SK-14)."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Write
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import LimitId, TaskId
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -50,6 +50,13 @@ class ReadPayloads:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRates:
+    """Read the marks of rate limits; the answer has those that exist, by limit."""
+
+    limits: Sequence[LimitId]
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Submit asks to the ledger; answered at once."""
 
@@ -70,7 +77,7 @@ class Sleep:
     seconds: float
 
 
-Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | Submit | Await | Sleep
+Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | ReadRates | Submit | Await | Sleep
 Script: TypeAlias = Generator[Request, Any, ResultT]
 _NO_LOCK: Final = nullcontext()
 

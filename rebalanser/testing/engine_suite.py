@@ -1865,6 +1865,67 @@ class EngineSuite:
         (following,) = index.claim(request(*"ef", now=over), TIMEOUT_S).claimed
         assert following[0].head.id == task_id(4)
 
+    @pytest.mark.rule("SK-5", "SK-23")
+    def test_an_index_makes_claims_no_more_often_than_a_rate_allows(self, engine: Engine) -> None:
+        """Holds: "Claims of a ``rate_limit`` are made as :class:`~rebalanser.tasks.model.Rate` says"."""
+        index = index_of(engine)
+        rate: dict[str, Any] = {"limit_key": "a", "rate_limit": "1/s burst 3"}
+        applied(
+            engine, *(make(number, **rate) for number in range(1, 8)), make(8), make(9, priority=9, **rate)
+        )
+
+        def claimed(now: float, wall: float = 0.0, *holders: str) -> list[int]:
+            names = holders or [f"{now} {wall} {each}" for each in "abcdef"]
+            answer = index.claim(request(*names, now=now, wall=wall), TIMEOUT_S)
+            return [int(task.head.id, 16) for task, _ in answer.claimed]
+
+        assert claimed(100.0) == [9, 1, 2, 8]
+        for holder in "xy":
+            assert index.claim(request(holder, now=100.9), TIMEOUT_S) == ClaimAnswer((), None, 101.0)
+        assert claimed(101.0) == [3]
+        applied(engine, make(10, priority=5, **rate))
+        assert claimed(101.9, 1e9) == [], "the wall clock lets nothing through"
+        assert claimed(102.0, -1e9) == [10], "the best one first"
+        assert claimed(110.0) == [4, 5, 6], "after a rest the burst, and no more"
+        (mark,) = engine.rates(QUEUE, [("send", "a"), ("send", "b")], TIMEOUT_S).values()
+        assert (mark.debt_s, mark.at_s) == (3.0, 110.0)
+
+    @pytest.mark.rule("SK-15", "SK-23")
+    def test_an_index_counts_each_try_for_a_rate_and_what_becomes_dead_not(self, engine: Engine) -> None:
+        """Holds: "those made again too"."""
+        index = index_of(engine)
+        rate: dict[str, Any] = {"rate_limit": "1/h"}
+        applied(engine, make(1, retries=1, **rate), make(2, name="other", **rate))
+        names = ("send", "other")
+        first = index.claim(request("a", "b", names=names), TIMEOUT_S).claimed
+        assert [int(task.head.id, 16) for task, _ in first] == [1, 2], "each function has its own"
+        over = OWN_TERM.ends_at_s + BUFFER_S
+        assert not index.claim(request("c", now=over), TIMEOUT_S).claimed, "it is over, and must wait"
+        assert read(engine, task_id(1)).state.status is Status.CLAIMED
+        (again,) = index.claim(request("d", now=3600.0), TIMEOUT_S).claimed
+        assert again[0].state.failures == 1
+        applied(engine, make(3, **rate))
+        assert not index.claim(request("e", now=3600.0 + over), TIMEOUT_S).claimed
+        assert read(engine, task_id(1)).state.status is Status.DEAD, "that needs no room"
+        assert index.claim(request("f", now=7200.0), TIMEOUT_S).claimed
+
+    @pytest.mark.rule("SK-18", "SK-23")
+    def test_an_index_counts_the_marks_of_other_clocks_from_when_it_saw_them(self, connect: Connect) -> None:
+        """Holds: "from when this engine object first saw it"."""
+        rate: dict[str, Any] = {"rate_limit": "1/m"}
+        engine = connect()
+        applied(engine, *(make(number, **rate) for number in range(1, 4)))
+        assert index_of(engine).claim(request("a", now=5_000.0), TIMEOUT_S).claimed
+        other = Term(OWN_TERM.ttl_s, "another boot", OWN_TERM.ends_at_s)
+        index = index_of(connect())
+        for now in (100.0, 130.0, 159.0):
+            assert not index.claim(request("b", now=now, term=other, wall=1e9), TIMEOUT_S).claimed
+        assert index.claim(request("c", now=160.0, term=other), TIMEOUT_S).claimed
+        nameless = Term(OWN_TERM.ttl_s, "", OWN_TERM.ends_at_s)
+        index = index_of(connect())
+        assert not index.claim(request("d", now=9_000.0, term=nameless), TIMEOUT_S).claimed
+        assert index.claim(request("e", now=9_060.0, term=nameless), TIMEOUT_S).claimed
+
     @pytest.mark.rule("SK-5")
     def test_an_index_hands_out_tasks_of_functions_that_are_asked_for(self, engine: Engine) -> None:
         """Holds: "names are the functions whose tasks are wanted, None for any"."""

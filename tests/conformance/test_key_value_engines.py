@@ -12,10 +12,22 @@ from rebalanser_etcd import open_etcd
 
 from rebalanser.errors import LeaseNotFound
 from rebalanser.registry.urls import parse_url
-from rebalanser.tasks.engine import Applied, Conflict, Epoch, Lost, Move, SharesSlots, SlotGone, TakeOver
+from rebalanser.tasks.engine import (
+    Applied,
+    Conflict,
+    Epoch,
+    Lost,
+    Move,
+    Paused,
+    RateMoved,
+    RateStart,
+    SharesSlots,
+    SlotGone,
+    TakeOver,
+)
 from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value import KeyValueEngine, values
-from rebalanser.tasks.model import ClaimState, State, Status, Stored
+from rebalanser.tasks.model import ClaimState, RateMark, State, Status, Stored
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.engine_suite import (
     OTHER_QUEUE,
@@ -224,13 +236,49 @@ class SlotSuite:
         assert [each for each in told._told if not isinstance(each, Lost)] == [slot]
 
 
-class TestMemory(SlotSuite, EngineSuite):
+class RateSuite:
+    """What :class:`~rebalanser.tasks.engine.Move` promises of rate limits, on an engine with owners."""
+
+    @pytest.mark.rule("SK-23")
+    def test_a_start_is_written_over_the_mark_that_it_follows(self, connect: Connect) -> None:
+        engine = connect()
+        limit, epoch = ("send", "größe \0"), Epoch(0, 5)
+        applied(engine, TakeOver(QUEUE, epoch), *(make(number) for number in range(1, 5)))
+        claim = State(Status.CLAIMED, ClaimState(0, "h", "w", TERM))
+        mark = RateMark(0.25, "boot", 1e6 + 0.125, 1.7e9)
+
+        def started(number: int, before: int) -> Move:
+            of = read(engine, task_id(number))
+            return replace(move(of, claim, epoch=epoch), start=RateStart(limit, before, mark))
+
+        assert engine.rates(QUEUE, [limit], TIMEOUT_S) == {}
+        (first,) = applied(engine, started(1, 0))
+        assert connect().rates(QUEUE, [limit, ("send", "")], TIMEOUT_S) == {
+            limit: replace(mark, revision=first)
+        }
+        assert engine.rates(OTHER_QUEUE, [limit], TIMEOUT_S) == {}
+        for before in (0, first - 1):
+            assert apply(engine, started(2, before)) == [RateMoved()]
+        assert read(engine, task_id(2)).state.status is Status.WAITING
+        answers = apply(engine, started(2, first), started(3, first))
+        assert [type(answer) for answer in answers] == [Applied, RateMoved]
+        (after,) = engine.rates(QUEUE, [limit], TIMEOUT_S).values()
+        assert after.revision == read(engine, task_id(2)).revision
+        engine.put_pause(QUEUE, "", b"pause", TIMEOUT_S)
+        assert apply(engine, started(3, after.revision)) == [Paused()]
+        engine.put_pause(QUEUE, "", None, TIMEOUT_S)
+        applied(engine, TakeOver(QUEUE, Epoch(0, 6)))
+        assert apply(engine, started(3, after.revision)) == [Conflict()]
+        assert engine.rates(QUEUE, [limit], TIMEOUT_S) == {limit: after}
+
+
+class TestMemory(RateSuite, SlotSuite, EngineSuite):
     @pytest.fixture
     def harness(self) -> EngineHarness:
         return MemoryHarness()
 
 
-class TestEtcd(SlotSuite, EngineSuite):
+class TestEtcd(RateSuite, SlotSuite, EngineSuite):
     @pytest.fixture
     def harness(self, etcd: EtcdCluster) -> EngineHarness:
         return EtcdHarness(etcd)

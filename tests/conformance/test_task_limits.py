@@ -45,6 +45,14 @@ class Stage:
         def export(claim: Claim, name: str) -> None:
             self._run("export", name)
 
+        @queue.task(rate_limit_per_key="1/h", retries=1, backoff_s=0.01)
+        def call(claim: Claim, customer: str, name: str) -> None:
+            self._run(customer, name)
+
+        @queue.task(rate_limit="1/h burst 3")
+        def mail(claim: Claim, name: str) -> None:
+            self._run("mail", name)
+
         @queue.task
         def free(claim: Claim, name: str) -> None:
             self._run("free", name)
@@ -67,7 +75,7 @@ class Stage:
 
     def enqueue(self, name: str, function: str, key: str | None = None) -> TaskId:
         queue = self.queues[0]
-        arguments = (key, name) if function == "bill" else (name,)
+        arguments = (name,) if key is None else (key, name)
         from rebalanser.tasks.functions import EnqueueOptions
 
         options = EnqueueOptions(key=key)
@@ -77,6 +85,12 @@ class Stage:
     def start(self) -> None:
         for queue in self.queues:
             queue.start(concurrency=4)
+
+    def restart(self) -> None:
+        for queue in self.queues:
+            queue.close()
+        self.queues = [self.open() for _ in range(2)]
+        self.start()
 
     def wait(self, *tasks: TaskId) -> None:
         for task in tasks:
@@ -151,6 +165,26 @@ def test_a_cancelled_one_makes_room_for_the_next(stage: Stage) -> None:
     stage.wait(slow)
 
 
+@pytest.mark.rule("SK-18", "SK-23")
+def test_no_more_start_than_a_rate_allows_also_after_a_restart(stage: Stage) -> None:
+    calls = [stage.enqueue(f"{key} {number}", "call", key) for number in range(3) for key in "ab"]
+    mails = [stage.enqueue(f"mail {number}", "mail") for number in range(5)]
+    broken = stage.enqueue("broken", "call", "c")
+    free = [stage.enqueue(f"free {number}", "free") for number in range(5)]
+    stage.start()
+    stage.wait(*calls[:2], *mails[:3], *free)
+    wait_until(lambda: stage.queues[0].get(broken).state.failures == 1)
+    stage.restart()
+    stage.wait(stage.enqueue("a later one", "free"), stage.enqueue("first of its key", "call", "d"))
+    names = {name for name in stage.began if not name.startswith("free")}
+    assert names == {
+        *("a 0", "b 0", "mail 0", "mail 1", "mail 2", "broken", "a later one", "first of its key")
+    }
+    assert stage.began.count("broken") == 1, "a retry is a start, too"
+    assert stage.queues[0].count()[Status.WAITING] == 4 + 2 + 1
+    stage.queues[0].cancel(broken)
+
+
 @pytest.mark.rule("SK-23")
 def test_a_task_without_a_key_has_no_limit(stage: Stage) -> None:
     stage.gates["x"] = threading.Event()
@@ -171,9 +205,13 @@ def test_what_can_not_be_a_limit_is_refused_where_it_is_said(tmp_path: Path) -> 
             {"max_running": 1001},
             {"max_running_per_key": "x"},
             {"max_running": 1, "max_running_per_key": 1},
+            {"max_running": 1, "rate_limit_per_key": "1/s"},
         ):
             with pytest.raises(InvalidTask, match="max_running"):
                 queue.task(**options)
+        for rate in ("10", "0/s", "1/d", "1.5/s", "10/s burst 0", "1/h burst 25", "10/s, burst 2", 5):
+            with pytest.raises(InvalidTask, match="rate_limit"):
+                queue.task(rate_limit=rate)  # type: ignore[call-overload]
 
         @queue.task(max_running_per_key=1)
         def bill(claim: Claim) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks import claiming, dependencies, rules
+from rebalanser.tasks import claiming, dependencies, ready_index, rules
 from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.batches import Batches, Settlement
@@ -23,7 +23,7 @@ from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.ready_index import Offers
+from rebalanser.tasks.ready_index import Offers, Pace, ReadyByName
 from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
@@ -79,6 +79,10 @@ def _by_its_id(_: Any) -> Any:
     return lambda head, partitions: partition_of(head.id, partitions)
 
 
+def _at_once(_: Any) -> Any:
+    return ReadyByName.add
+
+
 def _only_in_its_time(original: Callable[..., bool]) -> Any:
     return lambda task, other, unique_for_s, _status: original(task, other, unique_for_s, None)
 
@@ -127,8 +131,8 @@ def _counted_from_arrival(_: Any) -> Any:
 
 
 def _without_epoch(original: Callable[..., Any]) -> Any:
-    def ask_of(owner: Owner, task: Any, claimant: Any, slot: Any = None) -> ClaimAsk:
-        ask = original(owner, task, claimant, slot)
+    def ask_of(*given: Any, **named: Any) -> ClaimAsk:
+        ask = original(*given, **named)
         ask._epoch = None
         return ask  # type: ignore[no-any-return] # the original's
 
@@ -320,6 +324,68 @@ MUTANTS = (
         "all tasks of one limit lie in one partition",
         (Switch(producing, "place_of", _by_its_id),),  # type: ignore[arg-type]
         frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "starts that count for a rate",
+        "a start keeps the next one of its rate limit waiting",
+        (Switch(Pace, "start", edited("rate_of(head.rate_limit).every_s", "0.0")),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "burst of a rate",
+        "no more than the burst of a rate limit starts at once",
+        (Switch(Pace, "room_at", edited("(rate.burst - 1)", "rate.burst")),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "rest of a rate",
+        "however long a rate limit has rested, it allows its burst and no more",
+        (
+            Switch(
+                Pace,
+                "start",
+                edited("max(now if self._full_at is None else self._full_at, now)", "self._full_at"),
+            ),
+        ),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "mark of a rate",
+        "whoever takes over a rate limit counts the starts before",
+        (Switch(Pace, "learn", edited("full_at(mark, now, clock)", "now")),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "clock of a rate",
+        "the mark of a rate limit is not compared with the clock of another host",
+        (Switch(ready_index, "full_at", edited("if clock and mark.clock == clock else latest", "")),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "rate of what is over",
+        "a task whose claim is over waits for its rate limit, too",
+        (Switch(Offers, "add_claimed", _at_once),),
+        frozenset({"SK-23"}),
+    ),
+    Mutant(
+        "mark that was read",
+        "a start is written only over the mark that it follows",
+        (Switch(SimulatedEngine, "_is_next", always(True)),),
+        frozenset({"SK-23"}),
+        "lost requests",
+    ),
+    Mutant(
+        "start whose outcome is not known",
+        "after it the mark of the rate limit is read",
+        (Switch(Pace, "ended", edited("self._full_at = None", "pass")),),
+        frozenset({"SK-17"}),
+        "lost requests",
+    ),
+    Mutant(
+        "room in time",
+        "what a rate limit holds back is claimed once its time has come",
+        (Switch(Offers, "wake", edited("self._rooms.pop_due(now)", "()")),),
+        frozenset({"SK-17"}),
     ),
     Mutant(
         "count of an outbox",

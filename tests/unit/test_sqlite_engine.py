@@ -642,7 +642,15 @@ def test_a_process_of_the_first_version_can_write_no_more(path: Path) -> None:
             old.execute(begin)
 
 
+def turn_into_fourth_version(connection: sqlite3.Connection) -> None:
+    for table in ("collections", "collected", "settled", "rates"):
+        connection.execute(f"DROP TABLE skuld_{table}")
+    connection.execute("ALTER TABLE skuld_tasks DROP COLUMN rate_limit")
+    connection.execute("UPDATE skuld_meta SET version = 4")
+
+
 def turn_into_third_version(connection: sqlite3.Connection) -> None:
+    turn_into_fourth_version(connection)
     connection.execute("DROP INDEX skuld_tasks_unique")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN unique_key")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN unique_for_s")
@@ -651,14 +659,7 @@ def turn_into_third_version(connection: sqlite3.Connection) -> None:
     connection.execute("DROP INDEX skuld_tasks_admitted")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN limit_key")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN max_running")
-    turn_into_fourth_version(connection)
     connection.execute("UPDATE skuld_meta SET version = 3")
-
-
-def turn_into_fourth_version(connection: sqlite3.Connection) -> None:
-    for table in ("collections", "collected", "settled"):
-        connection.execute(f"DROP TABLE skuld_{table}")
-    connection.execute("UPDATE skuld_meta SET version = 4")
 
 
 def turn_into_second_version(connection: sqlite3.Connection) -> None:
@@ -710,18 +711,28 @@ def test_a_file_of_the_third_version_is_turned_into_one_of_this(
         assert answers[1] == Duplicate(task_id(3))
 
 
+@pytest.mark.rule("SK-23")
 def test_a_file_of_the_fourth_version_is_turned_into_one_of_this(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
 ) -> None:
-    engine.apply([enqueue(1)], PATIENCE_S)
+    engine.apply([enqueue(1), enqueue(2)], PATIENCE_S)
     before = engine.page(QUEUE, PATIENCE_S).items
     engine.close()
-    schema = "SELECT name, sql FROM sqlite_master WHERE name LIKE 'skuld%'"
+    schema = "SELECT name, sql FROM sqlite_master WHERE name LIKE 'skuld%' AND name != 'skuld_tasks'"
     tables = set(own.execute(schema))
     turn_into_fourth_version(own)
+    own.execute("DROP INDEX skuld_tasks_admitted")
+    own.execute(
+        "CREATE INDEX skuld_tasks_admitted ON skuld_tasks "
+        "(queue, name, limit_key, status, priority, id DESC) "
+        "WHERE limit_key IS NOT NULL AND (ready = 1 OR status = 1)"
+    )
     with closing(SqliteEngine(path)) as again:
         assert set(own.execute(schema)) == tables
         assert again.page(QUEUE, PATIENCE_S).items == before
+        head = Head(task_id(3), QUEUE, "send", limit_key="k", rate_limit="1/h")
+        again.apply([Enqueue(Task(head, b""), 0)], PATIENCE_S)
+        assert again.read(QUEUE, [task_id(3)], PATIENCE_S)[task_id(3)].head == head
 
 
 def test_tasks_of_a_newer_version_are_refused(

@@ -67,6 +67,22 @@ def test_all_that_is_ready_runs_in_the_calling_thread_by_priority(tasks: Queue) 
     assert tasks.count()[Status.WAITING] == 2
 
 
+@pytest.mark.rule("SK-23")
+def test_a_rate_limit_lets_tasks_through_as_the_clock_is_moved(tasks: Queue, clock: FakeClock) -> None:
+    at: list[float] = []
+    began = clock.now()
+
+    @tasks.task(rate_limit="1/m burst 2", max_running=1)
+    def call(claim: Claim) -> None:
+        at.append(clock.now() - began)
+
+    for _ in range(5):
+        call.enqueue()
+    assert tasks.run_until_idle() == 2
+    assert tasks.run_until_idle(advance_s=120.0) == 2
+    assert at == pytest.approx([0.0, 0.0, 60.0, 120.0], abs=2 * SHORTEST_STEP_S)
+
+
 @pytest.mark.rule("SK-15")
 def test_a_test_moves_delays_and_retries_forward(tasks: Queue, clock: FakeClock) -> None:
     at: list[float] = []

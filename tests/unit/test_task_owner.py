@@ -17,8 +17,19 @@ from rebalanser.tasks.claiming import ASIDE_S, Claimant, ClaimAsk, Claiming, ask
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.dependencies import Dependencies
-from rebalanser.tasks.engine import Applied, Conflict, Epoch
-from rebalanser.tasks.model import OPEN, AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.engine import Applied, Conflict, Epoch, RateStart
+from rebalanser.tasks.model import (
+    OPEN,
+    AfterFailure,
+    ClaimState,
+    Head,
+    RateMark,
+    State,
+    Status,
+    Stored,
+    TaskId,
+    Term,
+)
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.ready_index import Ready
 from rebalanser.tasks.rules import FailedDependency, Reason, Refused
@@ -703,6 +714,79 @@ def test_what_a_limit_holds_back_costs_a_claim_nothing() -> None:
     owner = whole(limited(0, Status.CLAIMED, claim=held()), *(limited(each) for each in range(1, 1001)))
     assert not owner._ready.has(None)
     assert owner.next_wakeup(0.0, 0.0) == TTL_S + BUFFER_S
+
+
+def paced(number: int, status: Status = Status.WAITING, *, rate: str = "1/m", **fields: Any) -> Stored:
+    found = stored(number, status, **fields)
+    return replace(found, head=replace(found.head, limit_key="k", rate_limit=rate))
+
+
+def started(owner: Owner, now: float, *, revision: int | None = None) -> list[int]:
+    """Claim and complete all that is offered, one after the other; the claims are written at ``revision``."""
+    numbers: list[int] = []
+    while (best := owner.best(now, 0.0)) is not None:
+        ask = ask_of(owner, best[1], CLAIMANTS[0])
+        assert owner.best(now, 0.0) is None, "one start of a limit is written at a time"
+        ask.write()
+        ask.answered(Conflict() if revision is None else Applied(revision))
+        if revision is None:
+            ask.found(None)
+        Claiming(owner).settled(ask, now)
+        owner.completed(best[1], 0, 99)
+        numbers.append(int(best[1], 16))
+    return numbers
+
+
+@pytest.mark.rule("SK-5", "SK-23")
+def test_of_a_rate_limit_as_many_are_offered_as_it_allows() -> None:
+    owner = whole(*(paced(number, rate="1/m burst 2") for number in (1, 2, 3)), paced(4, priority=5))
+    assert (offered(owner), owner.unread_rates(9)) == ([], [("f", "k")])
+    owner.learn_rate(("f", "k"), None, 100.0)
+    assert started(owner, 100.0, revision=7) == [4, 1]
+    assert owner.next_wakeup(100.0, 0.0) == 160.0
+    assert started(owner, 159.9, revision=8) == []
+    assert started(owner, 160.0, revision=8) == [2]
+
+
+@pytest.mark.rule("SK-18", "SK-23")
+@pytest.mark.parametrize(("clock", "room_at"), [(HERE, 130.0), (ELSEWHERE, 160.0), ("", 160.0)])
+def test_a_new_owner_counts_the_starts_before(clock: str, room_at: float) -> None:
+    owner = whole(paced(1))
+    assert offered(owner, now=100.0) == []
+    owner.learn_rate(("f", "k"), RateMark(60.0, clock, 70.0, 0.0, 9), 100.0)
+    assert offered(owner, now=100.0) == []
+    assert owner.next_wakeup(100.0, 0.0) == room_at
+    assert offered(owner, now=room_at) == [1]
+    write = asks_of(owner, CLAIMANTS[:1], room_at)[0].write()
+    assert write is not None
+    assert write.start == RateStart(("f", "k"), 9, RateMark(60.0, HERE, room_at, 60.0))
+
+
+@pytest.mark.rule("SK-23")
+def test_after_a_start_whose_outcome_is_unknown_the_mark_is_read() -> None:
+    owner = whole(paced(1), paced(2))
+    owner.best(0.0, 0.0)
+    owner.learn_rate(("f", "k"), None, 0.0)
+    assert started(owner, 0.0) == [1]
+    assert (offered(owner, now=500.0), owner.unread_rates(9)) == ([], [("f", "k")])
+    owner.learn_rate(("f", "k"), RateMark(60.0, HERE, 0.0, 0.0, 9), 500.0)
+    assert offered(owner, now=500.0) == [2]
+
+
+@pytest.mark.rule("SK-8", "SK-15", "SK-23")
+def test_what_is_over_waits_for_its_rate_and_what_becomes_dead_is_no_start() -> None:
+    owner = whole(paced(1, Status.CLAIMED, claim=held(), retries=0), paced(2))
+    owner.best(0.0, 0.0)
+    owner.learn_rate(("f", "k"), RateMark(60.0, HERE, 0.0, 0.0, 9), 0.0)
+    assert offered(owner, now=59.0) == []
+    assert offered(owner, now=60.0, limit=1) == [1]
+    (ask,) = asks_of(owner, CLAIMANTS[:1], 60.0)
+    write = ask.write()
+    assert write is not None
+    assert (write.state.status, write.start) == (Status.DEAD, None)
+    ask.answered(Applied(10))
+    Claiming(owner).settled(ask, 60.0)
+    assert offered(owner, now=60.0) == [2]
 
 
 CLAIMANTS = [Claimant(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(number))) for number in range(3)]

@@ -521,6 +521,13 @@ def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
     assert "limit: at most 2 of its name run at once\n" in stage.cli("show", "work", few).out
     refused(stage.cli(*made, "--max-running", "2"), 3, "not both")
     refused(stage.cli("enqueue", "work", "send", "--max-running", "0"), 3, "max_running")
+    rate = ("enqueue", "work", "call", "--rate-limit-per-key", "100/m burst 20", "--key", "customer 7")
+    called = stage.cli(*rate).out.strip()
+    assert (
+        "rate limit: 100/m burst 20 of its name with key customer 7\n"
+        in stage.cli("show", "work", called).out
+    )
+    refused(stage.cli("enqueue", "work", "call", "--rate-limit", "100/d"), 3, "invalid rate '100/d'")
 
 
 @pytest.mark.rule("SK-23")

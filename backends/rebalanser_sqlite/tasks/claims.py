@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from rebalanser.errors import InternalError
 from rebalanser.tasks import rules
-from rebalanser.tasks.model import State, Status, Stored
-from rebalanser_sqlite.tasks.rows import COLUMNS, READY, RUNNING, Row, code_of, state_row, stored_of
-from rebalanser_sqlite.tasks.schema import CLAIMED, FAIL, HELD
+from rebalanser.tasks.clocks import full_at
+from rebalanser.tasks.model import MAX_FILL_S, Head, LimitId, RateMark, State, Status, Stored, rate_of
+from rebalanser_sqlite.tasks.rows import (
+    COLUMNS,
+    MARK,
+    NEXT_ROOM,
+    READY,
+    RUNNING,
+    Row,
+    code_of,
+    state_row,
+    stored_of,
+)
+from rebalanser_sqlite.tasks.schema import ADMITTED, CLAIMED, FAIL, HELD, PACED
 from rebalanser_sqlite.tasks.writing import MOVE, Writing
 
 if TYPE_CHECKING:
@@ -46,6 +58,31 @@ _CLAIM = (
     "FROM json_each(?)) AS new WHERE skuld_tasks.number = new.number"
 )
 """Claims all waiting tasks in one statement: between two, another thread may hold the interpreter."""
+_PUT_MARK = (
+    "INSERT INTO skuld_rates (queue, name, limit_key, debt_s, clock, at_s, wall, revision) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, name, limit_key) DO UPDATE SET "
+    "debt_s = excluded.debt_s, clock = excluded.clock, at_s = excluded.at_s, wall = excluded.wall, "
+    "revision = excluded.revision, waits_clock = NULL, waits_until = NULL"
+)
+_FORGET_MARKS = (
+    "DELETE FROM skuld_rates WHERE rowid IN (SELECT rowid FROM skuld_rates INDEXED BY skuld_rates_old "
+    "WHERE wall < ? AND NOT (clock = ? AND at_s + debt_s > ?) AND waits_until IS NULL ORDER BY wall LIMIT 2)"
+)
+"""As many a start as needed that not more and more of them are kept: each start adds at most one."""
+_PACE = f"UPDATE skuld_tasks SET ready = {PACED} WHERE number = ?"  # noqa: S608
+_WAIT_FOR_RATE = (
+    "UPDATE skuld_rates SET waits_clock = ?, waits_until = ? WHERE queue = ? AND name = ? AND limit_key = ?"
+)
+_HAVE_ROOM = (
+    "UPDATE skuld_rates SET waits_clock = NULL, waits_until = NULL WHERE rowid IN (SELECT rowid "  # noqa: S608
+    "FROM skuld_rates INDEXED BY skuld_rates_waiting WHERE queue = ? AND waits_until IS NOT NULL "
+    "AND (waits_clock < ? OR waits_clock > ? OR (waits_clock = ? AND waits_until <= ?)) "
+    f"LIMIT {MADE_READY}) RETURNING name, limit_key"
+)
+_END_PACE = (
+    f"UPDATE skuld_tasks SET ready = CASE status WHEN {CLAIMED} THEN 1 ELSE {HELD} END "  # noqa: S608
+    f"WHERE {ADMITTED} AND queue = ? AND name = ? AND limit_key = ? AND ready = {PACED}"
+)
 _WAITS = "UPDATE skuld_tasks SET ready = NULL WHERE number = ?"
 _SET_ASIDE = "UPDATE skuld_tasks SET ready = 0, timer = ? WHERE number = ?"
 _LIMIT_OF = "SELECT name, limit_key FROM skuld_tasks WHERE number = ?"
@@ -58,16 +95,50 @@ _ID: Final = 4
 _log = logging.getLogger("rebalanser.sqlite")
 
 
+MAX_SEEN: Final = 10_000
+"""Maximum number of marks of other clocks that are remembered: one that is forgotten counts anew."""
+
+
+class Rates:
+    """The rate limits as one engine object reads them, on the clock of this name (SK-23).
+
+    A mark of another clock counts from when it was first seen here. For one thread at a time.
+    """
+
+    def __init__(self, clock: str) -> None:
+        self.clock = clock
+        self._seen: OrderedDict[tuple[int, LimitId], tuple[int, float]] = OrderedDict()
+
+    def full_at(self, queue: int, limit: LimitId, mark: RateMark | None, now: float) -> float:
+        """Return when a limit allows its whole burst again; ``mark`` is what is stored ``now``."""
+        if mark is None or mark.clock == self.clock:
+            return full_at(mark, now, self.clock)
+        revision, seen_at = self._seen.get((queue, limit), (None, now))
+        if revision != mark.revision:
+            seen_at = now
+            self._seen[queue, limit] = (mark.revision, now)
+            self._seen.move_to_end((queue, limit))
+            if len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
+        return full_at(mark, seen_at, self.clock)
+
+
 class Claims:
     """Carries out one claim request, in a transaction that holds the write lock.
 
-    ``now`` is a time of the request's clock. ``over`` are claims that count on other clocks and are over.
+    ``clock`` gives the times of the request's clock. ``over`` are claims that count on other clocks and are
+    over, as seen at ``now``.
     """
 
-    def __init__(self, request: ClaimRequest, now: float, over: Sequence[Running]) -> None:
+    def __init__(self, request: ClaimRequest, now: float, over: Sequence[Running], rates: Rates) -> None:
         self._request = request
         self._now = now
         self._over = over
+        self._rates = rates
+        self._has_more = False
+        """True if a claim may have made others ready."""
+        self.next_room: float | None = None
+        """The first time at which a rate limit has room for a paced task, once it was carried out."""
 
     def carry_out(self, writing: Writing) -> Sequence[tuple[Stored, bytes | None]]:
         """Make tasks ready whose time has come, then claim the best; nothing while the queue is paused."""
@@ -80,15 +151,22 @@ class Claims:
             cursor.execute(_MAKE_OVER, (queue, request.term.clock, self._now - request.buffer_s))
         if self._over:
             cursor.executemany(_MAKE_FOREIGN_OVER, self._over)
+        clock, self._now = self._rates.clock, request.clock()  # what starts counts from when the lock is held
+        for name, limit_key in cursor.execute(_HAVE_ROOM, (queue, *[clock] * 3, self._now)).fetchall():
+            cursor.execute(_END_PACE, (queue, name, limit_key))
+            writing.admit(queue, [(name, limit_key)])
         names = self._ready_names(writing, queue) if request.names is None else set(request.names)
         claimed: list[tuple[Stored, bytes | None]] = []
         while True:
             wanted = len(request.holders) - len(claimed)
             best = self._best(writing, queue, names, wanted)
+            self._has_more = False
             made = self._claim(writing, queue, best, request.holders[len(claimed) :])
             claimed += made
-            if len(made) == wanted or len(made) == len(best) < wanted:
-                break  # else a task became dead, which may have made others ready
+            if len(made) == wanted or (len(made) == len(best) < wanted and not self._has_more):
+                break  # else a task became dead or started, which may have made others ready
+        row = cursor.execute(NEXT_ROOM, (queue, clock)).fetchone()
+        self.next_room = None if row is None else row[0]
         return claimed
 
     @staticmethod
@@ -119,14 +197,12 @@ class Claims:
         for _, number, payload, blocked, *row in best:
             try:
                 stored = stored_of(request.queue, tuple(row))
-                failed = None
-                if blocked and stored.state.claim is None:
-                    failed = writing.failed_dependency(queue, stored.head)
-                    if failed is None:
-                        writing.cursor.execute(_WAITS, (number,))
-                        left.append(number)
-                        continue
-                state = self._decided(stored, holders[len(claimed)], failed)
+                state = self._decided(
+                    writing, queue, number, stored, holders[len(claimed)], blocked=bool(blocked)
+                )
+                if state is None:
+                    left.append(number)
+                    continue
             except Exception:  # a bug, which must not keep all other tasks from being claimed
                 _log.exception(
                     "a task can't be claimed and is left aside", extra={"action": "task_set_aside"}
@@ -142,6 +218,8 @@ class Claims:
                 waited.append((number, state.claim.number, state.claim.holder, revision))
             if state.status is Status.CLAIMED:
                 claimed.append((Stored(stored.head, state, revision, stored.partition), payload))
+                if stored.head.rate_limit:
+                    break  # the next one of its limit may be better than the rest
             else:
                 dead.append(stored)
                 left.append(number)
@@ -153,17 +231,46 @@ class Claims:
         for each in dead:
             writing.changed_to(queue, each.head.id, each.state.status, Status.DEAD)
         # Only now: a task that is being claimed must not be held back in favour of another.
+        started = [stored.head.limit for stored, _ in claimed if stored.head.rate_limit]
+        writing.admit(queue, started)
+        self._has_more = bool(started)
         for number in left:
             writing.admit(queue, writing.cursor.execute(_LIMIT_OF, (number,)).fetchall())
         return claimed
 
-    def _decided(self, stored: Stored, holder: str, failed: rules.FailedDependency | None) -> State:
-        """The next state of a ready task."""
-        request = self._request
+    def _starts(self, writing: Writing, queue: int, number: int, head: Head) -> bool:
+        """Count a start for its rate limit (SK-23); False if there is no room yet: then the task is paced."""
+        key = (queue, *head.limit)
+        row = writing.cursor.execute(MARK, key).fetchone()
+        mark = None if row is None else RateMark(*row)
+        now, rate, clock = self._now, rate_of(head.rate_limit), self._rates.clock
+        full = max(now, self._rates.full_at(queue, head.limit, mark, now))
+        room_at = full - (rate.burst - 1) * rate.every_s
+        if room_at > now:
+            writing.cursor.execute(_PACE, (number,))
+            writing.cursor.execute(_WAIT_FOR_RATE, (clock, room_at, *key))
+            return False
+        debt_s = full + rate.every_s - now
+        wall = self._request.wall
+        writing.cursor.execute(_FORGET_MARKS, (wall - MAX_FILL_S, clock, now))
+        writing.cursor.execute(_PUT_MARK, (*key, debt_s, clock, now, wall + debt_s, writing.next_revision))
+        return True
+
+    def _decided(
+        self, writing: Writing, queue: int, number: int, stored: Stored, holder: str, *, blocked: bool
+    ) -> State | None:
+        """The next state of a ready task; None if it waits again, or for its rate limit."""
+        request, failed = self._request, None
+        if blocked and stored.state.claim is None:
+            failed = writing.failed_dependency(queue, stored.head)
+            if failed is None:
+                writing.cursor.execute(_WAITS, (number,))
+                return None
         is_over = stored.state.status is Status.CLAIMED
         state = rules.claim(
             stored.head, stored.state, holder, request.worker, request.term, over=is_over, failed=failed
         )
         if isinstance(state, rules.Refused):
             raise InternalError(f"a ready task is refused to a new holder: {state.reason}")
-        return state
+        is_start = stored.head.rate_limit and state.status is Status.CLAIMED
+        return state if not is_start or self._starts(writing, queue, number, stored.head) else None

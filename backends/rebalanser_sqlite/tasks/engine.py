@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 from collections import defaultdict
@@ -34,7 +35,7 @@ from rebalanser_sqlite.place import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store, ring
 from rebalanser_sqlite.tasks import external_transaction, schema
 from rebalanser_sqlite.tasks.change_feed import Follower
-from rebalanser_sqlite.tasks.claims import Claims
+from rebalanser_sqlite.tasks.claims import Claims, Rates
 from rebalanser_sqlite.tasks.collecting import collect
 from rebalanser_sqlite.tasks.group_commit import Action, Committer, chunks
 from rebalanser_sqlite.tasks.reading import Reader, Running
@@ -47,7 +48,15 @@ if TYPE_CHECKING:
 
     from rebalanser.registry.urls import RegistryUrl
     from rebalanser.tasks.engine import ClaimRequest
-    from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Update
+    from rebalanser.tasks.model import (
+        ClaimState,
+        LimitId,
+        RateMark,
+        Status,
+        Stored,
+        TaskId,
+        Update,
+    )
 
 CAPABILITIES = EngineCapabilities(
     max_payload_bytes=16 << 20,
@@ -98,6 +107,9 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         self._foreign: defaultdict[tuple[str, str], ForeignTerms[int]] = defaultdict(ForeignTerms)
         """By queue and clock: the claims that are counted on other clocks than that, by task."""
         self._foreign_lock = threading.Lock()
+        self._nameless_clock = secrets.token_hex(8)
+        """In the place of a clock without a name: for rates, that of this object."""
+        self._rates: dict[str, Rates] = {}
         self._follower = Follower(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
 
     def _open(self, deadline: Deadline) -> Store:
@@ -289,6 +301,11 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         action = Action(lambda writing: writing.put_pause(queue, schedule, pause))
         self._committer.submit(action, Deadline.after(timeout_s))
 
+    def rates(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, RateMark]:
+        """The marks of rate limits; see the contract."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.rates(queue, limits)
+
     def watch_pauses(
         self,
         queue: str,  # noqa: ARG002
@@ -331,6 +348,8 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
                 next_due = snapshot.next_due(request.queue)
                 next_end = snapshot.next_end(request.queue, clock) if clock else None
                 has_settled = snapshot.has_settled()
+                rates = self._rates_of(clock)
+                next_room = snapshot.next_room(request.queue, rates.clock)
                 found: Mapping[int, tuple[Running, ClaimState]] = {}
                 reads_foreign = not foreign.skips(request.clock())
                 if reads_foreign:
@@ -345,19 +364,26 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
                 over = [found[task][0] for task in foreign.learn(claims, now, request.buffer_s)]
             next_foreign = foreign.next_over()
         ends = [] if next_end is None else [next_end + request.buffer_s]
-        next_over = min([*ends, *([] if next_foreign is None else [next_foreign])], default=None)
         is_due = next_due is not None and next_due <= request.wall
         claimed: Sequence[tuple[Stored, bytes | None]] = ()
         if pause is not None:
             return ClaimAnswer((), pause=pause)
         if has_settled:
             self._committer.submit(Action(Writing.tell_dependents, weight=STEP), deadline)
-        if is_ready or is_due or over or (ends and ends[0] <= now):
-            action = Action(Claims(request, now, over).carry_out, weight=len(request.holders))
+        has_room = next_room is not None and next_room <= now
+        if is_ready or is_due or over or has_room or (ends and ends[0] <= now):
+            claiming = Claims(request, now, over, rates)
+            action = Action(claiming.carry_out, weight=len(request.holders))
             claimed = self._committer.submit(action, deadline)
+            next_room = claiming.next_room
         if has_settled and not claimed:
             return None
-        return ClaimAnswer(claimed, next_due, next_over)
+        times = [each for each in (next_foreign, next_room) if each is not None]
+        return ClaimAnswer(claimed, next_due, min([*ends, *times], default=None))
+
+    def _rates_of(self, clock: str) -> Rates:
+        name = clock or self._nameless_clock
+        return self._rates.setdefault(name, Rates(name))
 
     def ready_names(self, queue: str, timeout_s: float) -> Collection[str]:
         """The functions of which there are ready tasks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -13,10 +14,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks.engine import Note, Page
 from rebalanser.tasks.ids import is_flake, ready_since
-from rebalanser.tasks.model import ID_DIGITS, ClaimState, Status, Stored, TaskId, Term, Update
+from rebalanser.tasks.model import (
+    ID_DIGITS,
+    ClaimState,
+    LimitId,
+    RateMark,
+    Status,
+    Stored,
+    TaskId,
+    Term,
+    Update,
+)
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
+    MARK,
+    NEXT_ROOM,
     READY,
     RUNNING,
     Row,
@@ -92,6 +105,11 @@ _FOREIGN = tuple(
     f"SELECT number, revision, claim, holder, ttl_s, clock, ends_at_s FROM skuld_tasks {RUNNING} "  # noqa: S608
     f"AND clock {side} ?"
     for side in "<>="
+)
+_WAIT_ELSEWHERE = tuple(
+    "SELECT 1 FROM skuld_rates INDEXED BY skuld_rates_waiting "  # noqa: S608
+    f"WHERE waits_until IS NOT NULL AND queue = ? AND waits_clock {side} ? LIMIT 1"
+    for side in "<>"
 )
 MAX_PRIORITIES = 100
 """Maximum number of priorities of a function among which the oldest ready task is looked for."""
@@ -316,6 +334,23 @@ class Snapshot:
         """The first end of a claim whose time is counted on this clock."""
         row = self._connection.execute(_NEXT_END, (self._queue(queue)[0], clock)).fetchone()
         return None if row is None else row[0]
+
+    def next_room(self, queue: str, clock: str) -> float | None:
+        """The first time at which a rate limit has room for a task that waits for that; None without one.
+
+        Minus infinity if some were found to wait by another clock: a claim must look at them.
+        """
+        key = (self._queue(queue)[0], clock)
+        if any(self._connection.execute(each, key).fetchone() for each in _WAIT_ELSEWHERE):
+            return -math.inf
+        row = self._connection.execute(NEXT_ROOM, key).fetchone()
+        return None if row is None else row[0]
+
+    def rates(self, queue: str, limits: Collection[LimitId]) -> dict[LimitId, RateMark]:
+        """The marks of rate limits."""
+        number, _ = self._queue(queue)
+        found = {limit: self._connection.execute(MARK, (number, *limit)).fetchone() for limit in limits}
+        return {limit: RateMark(*row) for limit, row in found.items() if row is not None}
 
     def foreign_claims(self, queue: str, clock: str) -> list[tuple[Running, ClaimState]]:
         """The running claims whose time is counted on other clocks; a clock without a name is one."""

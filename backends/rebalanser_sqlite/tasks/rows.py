@@ -21,12 +21,23 @@ COLUMNS: Final = (
     "CASE dependencies WHEN 0 THEN x'' ELSE "
     "(SELECT after FROM skuld_contents WHERE task = skuld_tasks.number) END, "
     "revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, "
-    "result, coalesce(unique_key, limit_key) IS NOT NULL, unique_key, unique_for_s, limit_key, max_running"
+    "result, coalesce(unique_key, limit_key) IS NOT NULL, unique_key, unique_for_s, limit_key, max_running, "
+    "rate_limit"
 )
 """What :func:`stored_of` makes a task of; the first one is its id."""
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
+MARK: Final = (
+    "SELECT debt_s, clock, at_s, wall, revision FROM skuld_rates "
+    "WHERE queue = ? AND name = ? AND limit_key = ?"
+)
+"""The fields of a :class:`~rebalanser.tasks.model.RateMark`."""
+NEXT_ROOM: Final = (
+    "SELECT waits_until FROM skuld_rates INDEXED BY skuld_rates_waiting "
+    "WHERE waits_until IS NOT NULL AND queue = ? AND waits_clock = ? ORDER BY waits_until LIMIT 1"
+)
+"""The first time at which a rate limit has room for a task that waits for that, by one clock."""
 _REVISION: Final = 8
 _STATUS: Final = 9
 _NO_CLAIM: Final = (None,) * 7
@@ -137,12 +148,13 @@ def stored_of(queue: str, row: Row) -> Stored:
         claim = ClaimState(number, holder, worker, Term(ttl_s, clock, ends_at_s), updates)
     head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice])
     if is_limited:
-        unique_key, unique_for_s, limit_key, max_running = limits
+        unique_key, unique_for_s, limit_key, max_running, rate_limit = limits
         head = replace(
             head,
             unique_key=unique_key or "",
             unique_for_s=unique_for_s or 0.0,
             limit_key=limit_key or "",
             max_running=max_running or 0,
+            rate_limit=rate_limit or "",
         )
     return Stored(head, State(STATUSES[status], claim, due, failures, error, result), revision, partition)

@@ -15,12 +15,17 @@ timed       ``timer`` is no NULL          waiting until the wall clock shows thi
 blocked     ``blocked`` is more than 0    waiting for as many tasks that are not settled
 running     ``status`` 1, no ready      claimed; by clock and end
 held        ``ready`` is 2              limited, waiting and due: in the order of SK-5, by limit
+paced       ``ready`` is 3              the one of a rate limit that is next, until ``skuld_rates`` has room
 aside       ``ready`` is 0                timed as well: a claim of it has failed
 ==========  ============================  ==================================================================
 
-**Limits.** Of the tasks of one limit, those that are claimed or ready are *admitted*; the others that could
-be ready are held. Whatever changes one of them admits the best held ones for which there is room, and lets a
-better one take the place of one that is ready. So a claim looks at no held task, and exceeds no limit.
+**Limits.** Of the tasks of one limit, those that are claimed, ready or paced are *admitted*; the others that
+could be ready are held. Whatever changes one of them admits the best held ones for which there is room, and
+lets a better one take the place of one that is ready. So a claim looks at no held task, and exceeds no limit.
+
+**Rates.** Of the tasks of one rate limit at most one that waits is admitted. The claim reads the limit's mark
+in ``skuld_rates`` and writes the next one. If there is no room yet, it paces the task, and notes beside the
+mark (``waits_clock``, ``waits_until``) when a claim must look again. Times are those of the boot's clock.
 
 A ready task that was never claimed may be ``blocked`` too: one that fails with a dependency, or of which a
 dependency was requeued. The claim looks at what it depends on, and the task becomes dead, or waits again.
@@ -53,7 +58,9 @@ CHOICES: Final = (AfterFailure.WAIT, AfterFailure.RUN, AfterFailure.FAIL)
 FAIL: Final = CHOICES.index(AfterFailure.FAIL)
 HELD: Final = 2
 """Value of the column ``ready``: held back by the task's limit."""
-ADMITTED: Final = f"limit_key IS NOT NULL AND (ready = 1 OR status = {CLAIMED})"
+PACED: Final = 3
+"""Value of the column ``ready``: its rate limit has no room yet."""
+ADMITTED: Final = f"limit_key IS NOT NULL AND (ready IN (1, {PACED}) OR status = {CLAIMED})"
 """Condition of limited tasks that are or may be claimed: never more than their limit allows."""
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
@@ -106,7 +113,8 @@ CREATE TABLE skuld_tasks (
     unique_key TEXT,
     unique_for_s REAL,
     limit_key TEXT,
-    max_running INTEGER
+    max_running INTEGER,
+    rate_limit TEXT
 );
 CREATE TABLE skuld_contents (
     task INTEGER PRIMARY KEY,
@@ -196,6 +204,25 @@ CREATE TABLE skuld_settled (
 soon as it is ``decided`` (:mod:`rebalanser_sqlite.tasks.collecting`). ``skuld_settled`` has the tasks whose
 dependents are not all told of its end: those up to ``told`` are, those after ``last`` were enqueued later.
 """
+_RATES: Final = """
+CREATE TABLE skuld_rates (
+    queue INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    limit_key TEXT NOT NULL,
+    debt_s REAL NOT NULL,
+    clock TEXT NOT NULL,
+    at_s REAL NOT NULL,
+    wall REAL NOT NULL,
+    revision INTEGER NOT NULL,
+    waits_clock TEXT,
+    waits_until REAL
+);
+CREATE UNIQUE INDEX skuld_rates_by_limit ON skuld_rates (queue, name, limit_key);
+CREATE INDEX skuld_rates_waiting ON skuld_rates (queue, waits_clock, waits_until)
+    WHERE waits_until IS NOT NULL;
+CREATE INDEX skuld_rates_old ON skuld_rates (wall);
+"""
+"""The marks of rate limits (:class:`rebalanser.tasks.model.RateMark`)."""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;
@@ -223,7 +250,7 @@ INSERT INTO skuld_outboxes SELECT queue, outbox, number, skipped FROM first_outb
 INSERT INTO skuld_tasks SELECT number, queue, id, partition, name, priority, dependencies, retries, timeout_s,
     (SELECT payload FROM first_contents WHERE task = number AND length(payload) <= {INLINE_BYTES}),
     revision, {_STATUS_OF_TEXT}, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures,
-    error, result, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL FROM first_tasks ORDER BY number;
+    error, result, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL FROM first_tasks ORDER BY number;
 """  # noqa: S608 - of constants
 _INCOMPLETE: Final = f"""
 UPDATE skuld_tasks SET blocked = (
@@ -259,15 +286,27 @@ ALTER TABLE skuld_tasks ADD COLUMN unique_key TEXT;
 ALTER TABLE skuld_tasks ADD COLUMN unique_for_s REAL;
 ALTER TABLE skuld_tasks ADD COLUMN limit_key TEXT;
 ALTER TABLE skuld_tasks ADD COLUMN max_running INTEGER;
+ALTER TABLE skuld_tasks ADD COLUMN rate_limit TEXT;
 {_LIMITING_INDEXES};
 """
 """A process of version 3 that still runs goes on: it ignores pauses, and its tasks are not unique."""
-_FROM_FOURTH = f"{_STEPS} UPDATE skuld_meta SET version = {VERSION};"  # noqa: S608 - of constants
-"""A process of version 4 that still runs goes on; what it requeues while it is collected is deleted."""
+_FROM_FOURTH = f"""
+ALTER TABLE skuld_tasks ADD COLUMN rate_limit TEXT;
+DROP INDEX skuld_tasks_admitted;
+{_LIMITING_INDEXES[_LIMITING_INDEXES.index("CREATE INDEX skuld_tasks_admitted") :]};
+"""
+"""A process of version 4 that still runs goes on: it ignores rates, and a task that it requeues while that is
+collected is deleted.
+"""
+_FINALLY = f"""
+{_STEPS.strip().rstrip(";")};
+{_RATES.strip().rstrip(";")};
+UPDATE skuld_meta SET version = {VERSION};
+"""  # noqa: S608 - of constants
 _INTO_PRESENT: Final = {
-    2: _NOTES + _FROM_SECOND + _FROM_THIRD + _FROM_FOURTH,
-    3: _NOTES + _FROM_THIRD + _FROM_FOURTH,
-    4: _FROM_FOURTH,
+    2: _NOTES + _FROM_SECOND + _FROM_THIRD + _FINALLY,
+    3: _NOTES + _FROM_THIRD + _FINALLY,
+    4: _NOTES + _FROM_FOURTH + _FINALLY,
 }
 """Statements that turn the tables of a version into the current ones."""
 
@@ -287,7 +326,7 @@ def prepare(store: Store, deadline: Deadline) -> None:
         with store.writing(deadline, ends_within_s=MIGRATION_S):
             version = _version(store)
             if version is None:
-                _run(store.connection, SCHEMA + _NOTES + _STEPS + INDEXES)
+                _run(store.connection, SCHEMA + _NOTES + _STEPS + _RATES + INDEXES)
                 store.connection.execute(_BEGIN, (VERSION,))
             elif version == 1:
                 _turn_first_into_present(store.connection)
@@ -320,7 +359,7 @@ def _turn_first_into_present(connection: sqlite3.Connection) -> None:
     tables = (*_FIRST_TABLES, "outboxes")
     for table in tables:
         connection.execute(f"ALTER TABLE skuld_{table} RENAME TO first_{table}")
-    _run(connection, SCHEMA + _NOTES + _STEPS + _FROM_FIRST)
+    _run(connection, SCHEMA + _NOTES + _STEPS + _RATES + _FROM_FIRST)
     connection.execute("CREATE INDEX first_by_task ON first_dependents (task)")
     for index in ("by_id", "by_status", "by_revision"):
         connection.execute(f"DROP INDEX skuld_tasks_{index}")

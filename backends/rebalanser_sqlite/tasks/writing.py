@@ -82,8 +82,8 @@ _ADD = (
     "INSERT INTO skuld_tasks (number, queue, id, partition, name, priority, dependencies, retries, "
     "timeout_s, payload, revision, status, claim, holder, worker, ttl_s, clock, ends_at_s, updates, due, "
     "failures, error, result, blocked, ready, timer, after_failure, unique_key, unique_for_s, "
-    "limit_key, max_running) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "limit_key, max_running, rate_limit) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
@@ -133,7 +133,7 @@ _BLOCK = (
 )
 _OF_LIMIT = f"WHERE {ADMITTED} AND queue = ? AND name = ? AND limit_key = ?"
 _HELD_BEST = (
-    "SELECT number, max_running, priority, id FROM skuld_tasks INDEXED BY skuld_tasks_held "  # noqa: S608
+    "SELECT number, max_running, rate_limit, priority, id FROM skuld_tasks INDEXED BY skuld_tasks_held "  # noqa: S608
     f"WHERE ready = {HELD} AND queue = ? AND name = ? AND limit_key = ? ORDER BY priority DESC, id LIMIT 1"
 )
 _ADMITTED = f"SELECT count(*) FROM skuld_tasks INDEXED BY skuld_tasks_admitted {_OF_LIMIT}"  # noqa: S608
@@ -213,6 +213,11 @@ class Writing:
     def changed(self) -> bool:
         """True if any write took effect."""
         return self._revision > self._before
+
+    @property
+    def next_revision(self) -> int:
+        """The revision that the next change takes."""
+        return self._revision + 1
 
     def define(self, queue: str, partitions: int) -> int:
         """Define a queue if it is new, and return its number of partitions."""
@@ -367,7 +372,7 @@ class Writing:
         waits = blocked > 0 and state.claim is None and not any(fails(status, choice) for _, status in found)
         row = state_row(state)
         where = place(row[0], state.due, blocked=waits)
-        where = held_back(where) if head.max_running else where
+        where = held_back(where) if head.is_limited else where
         self.cursor.execute(
             _ADD,
             (
@@ -375,7 +380,11 @@ class Writing:
                 *(len(head.after), head.retries, head.timeout_s, None if is_large else payload, number),
                 *(*row, blocked, *where, CHOICES.index(choice)),
                 *((head.unique_key, head.unique_for_s) if head.unique_key else (None, None)),
-                *((head.limit_key, head.max_running) if head.max_running else (None, None)),
+                *(
+                    (head.limit_key, head.max_running, head.rate_limit or None)
+                    if head.is_limited
+                    else (None, None, None)
+                ),
             ),
         )
         if not self.cursor.rowcount:
@@ -390,7 +399,7 @@ class Writing:
             self.cursor.executemany(_ADD_DEPENDENT, dependents)
         if state.status not in OPEN:
             self.changed_to(queue, head.id, None, state.status)
-        if head.max_running:
+        if head.is_limited:
             self.admit(queue, [(head.name, head.limit_key)])
         return Applied(number)
 
@@ -497,14 +506,15 @@ class Writing:
         best = self.cursor.execute(_HELD_BEST, key).fetchone()
         if best is None:
             return False
-        number, max_running, priority, task = best
+        number, max_running, rate_limit, priority, task = best
         (admitted,) = self.cursor.execute(_ADMITTED, key).fetchone()
-        if admitted >= max_running:
-            worst = self.cursor.execute(_ADMITTED_WORST, key).fetchone()
+        worst = self.cursor.execute(_ADMITTED_WORST, key).fetchone()
+        is_full = bool(max_running) and admitted >= max_running
+        if is_full or (rate_limit is not None and worst is not None):
             if worst is None or (-worst[1], worst[2]) < (-priority, task):
                 return False
             self.cursor.execute(_SET_READY, (HELD, worst[0]))
-            if admitted > max_running:
+            if max_running and admitted > max_running:
                 return True
         self.cursor.execute(_SET_READY, (1, number))
         return True

@@ -26,6 +26,7 @@ from rebalanser.tasks.functions import (
     MaxRunning,
     PositiveSeconds,
     Priority,
+    RateLimit,
     Seconds,
 )
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
@@ -158,12 +159,20 @@ class NewTask(Asked):
         default=None,
         description="And for this many seconds from when it was enqueued; without a key, the payload is it.",
     )
-    key: Key | None = Field(default=None, description="By what `max_running_per_key` counts.")
+    key: Key | None = Field(default=None, description="By what limits per key count.")
     max_running: MaxRunning | None = Field(
         default=None, description="How many tasks of this name with such a limit are claimed at once (SK-23)."
     )
     max_running_per_key: MaxRunning | None = Field(
-        default=None, description="How many of those with its `key` are; not together with `max_running`."
+        default=None, description="How many of those with its `key` are; not together with limits by name."
+    )
+    rate_limit: RateLimit | None = Field(
+        default=None,
+        description="How often tasks of this name with such a limit are claimed, as `10/s` or "
+        "`100/m burst 20` (SK-23).",
+    )
+    rate_limit_per_key: RateLimit | None = Field(
+        default=None, description="How often those with its `key` are; not together with limits by name."
     )
 
 

@@ -52,6 +52,8 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
         timeout_s=task.timeout_s,
         max_running=task.max_running,
         max_running_per_key=task.max_running_per_key,
+        rate_limit=task.rate_limit,
+        rate_limit_per_key=task.rate_limit_per_key,
     )
 
 

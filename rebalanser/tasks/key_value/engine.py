@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from rebalanser.errors import InternalError, InvalidState, OutcomeUnknown, RebalanserError
+from rebalanser.errors import InternalError, InvalidState, LeaseNotFound, OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
     Capabilities,
@@ -56,8 +57,8 @@ from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
 from rebalanser.tasks.key_value.outbox_batches import outbox_batches
 from rebalanser.tasks.key_value.reading import StatesTold
 from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, limits_of
-from rebalanser.tasks.key_value.values import dump_definition, load_definition
-from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.key_value.values import dump_definition, load_definition, load_rate
+from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
 
 BESIDE_A_COLLECTION: Final = 2
 """Operations of the transaction in which a collection is nested: itself, and the witness."""
@@ -66,6 +67,8 @@ IN_FLIGHT: Final = 2
 
 On one member on this host that gains nothing. With 10 ms to each answer a worker does half as much again.
 """
+RATE_LEASE_S: Final = 2 * MAX_FILL_S
+"""Seconds that the mark of a rate limit is kept at least half of: longer than its debt (SK-23)."""
 TASKS: Final = "+tasks"
 """Under the registry's root beside the groups, none of which can be named like this there."""
 
@@ -93,6 +96,8 @@ class KeyValueEngine(Engine, SharesSlots):
         self._epochs = Epochs()
         self._keys: dict[str, QueueKeys] = {}
         self._partitions: dict[str, int] = {}
+        self._rate_lease = (0, float("-inf"))
+        """The lease of marks of rate limits, and when it was granted, in seconds of the monotonic clock."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -125,6 +130,8 @@ class KeyValueEngine(Engine, SharesSlots):
 
     def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
         """Carry out writes, each for itself, in few transactions; see the contract."""
+        if any(isinstance(write, Move) and write.start is not None for write in writes):
+            self._grant_rate_lease(timeout_s)
         steps = [self._step(write) for write in writes]
         answers: list[Answer] = []
         for batch in outbox_batches(EngineCall(self._registry, timeout_s), steps):
@@ -132,6 +139,9 @@ class KeyValueEngine(Engine, SharesSlots):
                 answers += batch.answers()
             except OutcomeUnknown:
                 raise
+            except LeaseNotFound as error:
+                self._rate_lease = (0, float("-inf"))  # this host was suspended for a day, or it was revoked
+                raise OutcomeUnknown(f"the lease of rate limits has ended: {error}") from error
             except RebalanserError as error:
                 if any(isinstance(answer, Applied) for answer in answers):
                     raise OutcomeUnknown(
@@ -232,6 +242,12 @@ class KeyValueEngine(Engine, SharesSlots):
         operation = Delete(key) if pause is None else Put(key, pause)
         EngineCall(self._registry, timeout_s).execute(Transaction(then=(operation,)))
 
+    def rates(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, RateMark]:
+        """The marks of rate limits; one whose debt is over may be missing, as its lease has ended."""
+        keys = {self._keys_of(queue).rate(limit): limit for limit in limits}
+        found = EngineCall(self._registry, timeout_s).get(keys)
+        return {keys[key]: load_rate(item) for key, item in found.items()}
+
     def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
         """Call ``wake`` after each change of a queue's pauses, or where some may have been missed."""
         target = Target(self._keys_of(queue).pause, prefix=True)
@@ -313,10 +329,18 @@ class KeyValueEngine(Engine, SharesSlots):
             self._partitions[queue] = load_definition(definition)
         return self._partitions[queue]
 
+    def _grant_rate_lease(self, timeout_s: float) -> None:
+        """Have a lease that lasts longer than the debt of a rate limit."""
+        granted_at = self._rate_lease[1]
+        now = time.monotonic()
+        if now - granted_at > RATE_LEASE_S - MAX_FILL_S:
+            self._rate_lease = (self.grant_slots(RATE_LEASE_S, timeout_s), now)
+
     def _step(self, write: Write) -> Step:
         match write:
             case Move():
-                return MoveStep(write, self._keys_of(write.queue), self._epochs, self._limits)
+                lease = self._rate_lease[0]
+                return MoveStep(write, self._keys_of(write.queue), self._epochs, self._limits, lease)
             case Enqueue():
                 return EnqueueStep(write, self._keys_of(write.task.head.queue), self._limits)
             case EnqueueAll():

@@ -11,6 +11,7 @@ Under ``ROOT/q/QUEUE/``, the queue's name percent-encoded:
 ``n/TASK``             put whenever something is enqueued that depends on the task
 ``e/PARTITION``        the epoch
 ``k/KEY``              the last task that was enqueued with a unique key, by a digest of name and key
+``l/LIMIT``            the mark of a rate limit, by a digest of function and key, under a lease
 ``o/OUTBOX``           the tally of an outbox: which of its entries was taken last
 ``c/COLLECTION``       a collection under way that is too large for one transaction
 ``m/TASK``             the collection that has marked the task
@@ -34,7 +35,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from rebalanser.registry.keys import check_name
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import LimitId, TaskId
 
 NUMBER_DIGITS: Final = 10
 """Numbers of claims and updates are padded, so that the order of keys is theirs."""
@@ -63,6 +64,7 @@ class QueueKeys:
         self._epochs = f"{prefix}e/"
         self._outboxes = f"{prefix}o/"
         self._unique = f"{prefix}k/"
+        self._rates = f"{prefix}l/"
         self.slots = f"{prefix}f/"
         self.workers = f"{prefix}i/"
 
@@ -144,6 +146,10 @@ class QueueKeys:
     def unique(self, name: str, key: str) -> str:
         """The last task of this function that was enqueued with a unique key; both have any length."""
         return self._unique + hashlib.sha256(f"{name}\0{key}".encode()).hexdigest()
+
+    def rate(self, limit: LimitId) -> str:
+        """The mark of a rate limit; the function and the key have any length."""
+        return self._rates + hashlib.sha256("\0".join(limit).encode()).hexdigest()
 
     def slots_of(self, process: str) -> str:
         """The prefix of all slots of a worker's process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rebalanser.registry.contract import Absent, Get, Guard, Outcome, Put, Transaction, Unchanged
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, Paused, SlotGone, TakeOver
+from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, Paused, RateMoved, SlotGone, TakeOver
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     Epochs,
@@ -19,6 +19,7 @@ from rebalanser.tasks.key_value.steps import (
 )
 from rebalanser.tasks.key_value.values import (
     dump_head,
+    dump_rate,
     dump_state,
     dump_task,
     dump_token,
@@ -34,7 +35,10 @@ class MoveStep(Step):
 
     moves = True
 
-    def __init__(self, write: Move, keys: QueueKeys, epochs: Epochs, limits: Limits) -> None:
+    def __init__(
+        self, write: Move, keys: QueueKeys, epochs: Epochs, limits: Limits, rate_lease: int = 0
+    ) -> None:
+        """``rate_lease`` is the lease of the mark of a rate limit, if the move puts one."""
         self.keys = keys
         self._write = write
         self._epochs = epochs
@@ -44,6 +48,8 @@ class MoveStep(Step):
         """At which revision this move's epoch was written, as it was known when its reads were asked for."""
         slot = write.slot
         self._slot_key = None if slot is None else keys.slot(slot.process, slot.holder)
+        self._rate_key = None if write.start is None else keys.rate(write.start.limit)
+        self._rate_lease = rate_lease
         self._head = None if write.head is None else dump_head(write.head)
         self._state = dump_state(write.state)
         check_bytes("a result", len(write.state.result or b""), limits.update)
@@ -63,7 +69,7 @@ class MoveStep(Step):
         return reads
 
     def plan(self, found: Found) -> Planned:
-        """Put the state if neither the task nor the epoch nor the slot has changed, and it may be claimed."""
+        """Put the state if neither task, epoch, mark nor slot has changed, and it may be claimed."""
         if self._head is None:
             item = found.items.get(self._state_key)
             if item is None or self._meets_other(item.value, item.mod_revision):
@@ -77,13 +83,17 @@ class MoveStep(Step):
                 return Conflict()
             guards = (*guards, Unchanged(self._epoch_key, revision), Absent(self.keys.pause))
             reads = (*reads, Get(self.keys.pause, keys_only=True))
+        if self._write.start is not None and self._rate_key is not None:
+            before = self._write.start.before
+            guards = (*guards, Unchanged(self._rate_key, before) if before else Absent(self._rate_key))
+            reads = (*reads, Get(self._rate_key, keys_only=True))
         if self._write.slot is not None and self._slot_key is not None:
             guards = (*guards, Unchanged(self._slot_key, self._write.slot.revision))
             reads = (*reads, Get(self._slot_key, keys_only=True))
         return Transaction(guards, self._puts(self._head), reads)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Applied, no slot, paused, or a conflict; a mark that caused it is remembered."""
+        """Applied, no slot, paused, another rate, or a conflict; a collection's mark is remembered."""
         if outcome.succeeded:
             return Applied(outcome.revision)
         if self._write.slot is not None:
@@ -92,6 +102,10 @@ class MoveStep(Step):
                 return SlotGone()
         if self._epoch_key is not None and read_item(outcome.results[1]) is not None:
             return Paused()
+        if self._write.start is not None:
+            mark = read_item(outcome.results[1 if self._epoch_key is None else 2])
+            if (0 if mark is None else mark.mod_revision) != self._write.start.before:
+                return RateMoved()
         item = read_item(outcome.results[0])
         if item is not None:
             self._meets_other(item.value, item.mod_revision)
@@ -105,6 +119,8 @@ class MoveStep(Step):
         if write.update is not None:
             update = write.update
             puts.append(Put(self.keys.update(write.id, update.claim, update.sequence), update.content))
+        if write.start is not None and self._rate_key is not None:
+            puts.append(Put(self._rate_key, dump_rate(write.start.mark), self._rate_lease))
         if write.slot is not None and self._slot_key is not None:
             puts.append(Put(self._slot_key, dump_used_slot(write.id), write.slot.lease))
         return tuple(puts)

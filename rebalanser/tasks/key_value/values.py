@@ -18,7 +18,17 @@ from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
-from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.tasks.model import (
+    AfterFailure,
+    ClaimState,
+    Head,
+    RateMark,
+    State,
+    Status,
+    Stored,
+    TaskId,
+    Term,
+)
 
 SCHEMA_VERSION: Final = 1
 SHORT_PAYLOAD_BYTES: Final = 8192
@@ -109,12 +119,26 @@ def load_last(entry: KeyValue) -> Last:
         return Last(str(loaded["task"]), int(loaded["partition"]), float(loaded["unique_for_s"]))
 
 
+def dump_rate(mark: RateMark) -> bytes:
+    """The mark of a rate limit."""
+    value = {"debt_s": mark.debt_s, "clock": mark.clock, "at_s": mark.at_s, "wall": mark.wall}
+    return _dump({"v": SCHEMA_VERSION, **value}).encode()
+
+
+def load_rate(entry: KeyValue) -> RateMark:
+    """The mark of a rate limit from its key; its revision is the key's."""
+    with _reading(entry.key):
+        loaded = _load(entry.key, entry.value)
+        debt_s, at_s, wall = (float(loaded[each]) for each in ("debt_s", "at_s", "wall"))
+        return RateMark(debt_s, str(loaded["clock"]), at_s, wall, entry.mod_revision)
+
+
 def dump_head(head: Head) -> str:
     """A head, as a part of the value of its task; the id and the queue stand in the key."""
-    if head.after or head.unique_key or head.max_running or head.after_failure is not AfterFailure.WAIT:
+    if head.after or head.unique_key or head.is_limited or head.after_failure is not AfterFailure.WAIT:
         return _dump_head(
             *(head.name, head.priority, head.after, head.retries, head.timeout_s, head.after_failure),
-            *(head.unique_key, head.unique_for_s, head.limit_key, head.max_running),
+            *(head.unique_key, head.unique_for_s, head.limit_key, head.max_running, head.rate_limit),
         )
     return _dump_lone_head(head.name, head.priority, head.retries, head.timeout_s)
 
@@ -130,6 +154,7 @@ def _dump_head(
     unique_for_s: float = 0.0,
     limit_key: str = "",
     max_running: int = 0,
+    rate_limit: str = "",
 ) -> str:
     value: dict[str, Any] = {"name": name}
     if priority:
@@ -144,8 +169,10 @@ def _dump_head(
         value["after_failure"] = after_failure.value
     if unique_key:
         value["unique"] = [unique_key, unique_for_s]
-    if max_running:
+    if max_running or rate_limit:
         value["limit"] = [limit_key, max_running]
+    if rate_limit:
+        value["rate"] = rate_limit
     return _dump(value)
 
 
@@ -227,6 +254,8 @@ def load_task(queue: str, partition: int, task: TaskId, key: str, value: bytes, 
 
 def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
     get = value.get
+    unique_key, unique_for_s = get("unique", ("", 0.0))
+    limit_key, max_running = get("limit", ("", 0))
     return Head(
         task,
         queue,
@@ -236,8 +265,11 @@ def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
         get("retries", 0),
         get("timeout_s"),
         AfterFailure(value["after_failure"]) if "after_failure" in value else AfterFailure.WAIT,
-        *get("unique", ("", 0.0)),
-        *get("limit", ()),
+        unique_key,
+        unique_for_s,
+        limit_key,
+        max_running,
+        get("rate", ""),
     )
 
 

@@ -20,6 +20,8 @@ from rebalanser.tasks.engine import (
     Exists,
     Forwarded,
     Move,
+    RateMoved,
+    RateStart,
     Skip,
     SlotGone,
     Taken,
@@ -29,7 +31,7 @@ from rebalanser.tasks.engine import (
     Write,
 )
 from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
-from rebalanser.tasks.model import OPEN, Head, Stored, TaskId, Update
+from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, Stored, TaskId, Update
 from rebalanser.tasks.rules import Held, is_duplicate
 from rebalanser.testing.tasks_simulation.oracle import Oracle
 from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
@@ -49,6 +51,7 @@ class SimulatedEngine:
         self.logs: dict[TaskId, dict[tuple[int, int], bytes]] = {}
         self.epochs: dict[int, int] = {}
         self.tallies: dict[str, Tally] = {}
+        self.rates: dict[LimitId, RateMark] = {}
         self.followers: list[Follower] = []
         self.slots: dict[str, FreeSlot | UsedSlot] = {}
         self.slot_followers: list[SlotFollower] = []
@@ -103,6 +106,10 @@ class SimulatedEngine:
     def update_at(self, task: TaskId, claim: int, sequence: int) -> bytes | None:
         """What stands in a log, None for nothing."""
         return self.logs.get(task, {}).get((claim, sequence))
+
+    def read_rates(self, limits: Iterable[LimitId]) -> Mapping[LimitId, RateMark]:
+        """Read the marks of rate limits; the result has those that exist."""
+        return {limit: self.rates[limit] for limit in limits if limit in self.rates}
 
     def publish(self, slot: FreeSlot) -> None:
         """Publish a slot; a holder is published once."""
@@ -187,7 +194,12 @@ class SimulatedEngine:
         before = self.tasks.get(write.id)
         if before is None or not self._is_unchanged(before, write) or not self._is_in_epoch(write):
             return Conflict()
+        if write.start is not None and not self._is_next(write.start):
+            self.oracle.counts["refused: rate moved"] += 1
+            return RateMoved()
         self.revision += 1
+        if write.start is not None:
+            self.rates[write.start.limit] = replace(write.start.mark, revision=self.revision)
         after = replace(before, state=write.state, revision=self.revision)
         self.oracle.moved(before, after, write, author)
         if write.update is not None:
@@ -246,6 +258,10 @@ class SimulatedEngine:
 
     def _is_in_epoch(self, write: Move) -> bool:
         return write.epoch is None or self.epochs.get(write.epoch.partition) == write.epoch.token
+
+    def _is_next(self, start: RateStart) -> bool:
+        mark = self.rates.get(start.limit)
+        return start.before == (0 if mark is None else mark.revision)
 
     def _is_free(self, slot: FreeSlot) -> bool:
         return self.slots.get(slot.holder) == slot

@@ -22,14 +22,16 @@ from rebalanser.tasks.model import (
     AfterFailure,
     ClaimState,
     Head,
+    LimitId,
     Status,
     Stored,
     Task,
     TaskId,
+    rate_of,
 )
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.simulation.oracle import Violation
-from rebalanser.testing.tasks_simulation.scenario import RETENTION
+from rebalanser.testing.tasks_simulation.scenario import DRIFT_RATIO, RETENTION
 
 _KEPT_S = {status: RETENTION.seconds(status) for status in Status}
 _ROUNDED_S = 1e-6
@@ -50,8 +52,12 @@ class Oracle:
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
     _closed_at: dict[TaskId, float] = field(default_factory=dict)
     """True time at which a task was closed that is."""
-    _running: dict[tuple[str, str], set[TaskId]] = field(default_factory=dict)
+    _running: dict[LimitId, set[TaskId]] = field(default_factory=dict)
     """The claimed tasks of each limit."""
+    _requested_at: dict[str, float] = field(default_factory=dict)
+    """True time at which a claim was requested, by its holder."""
+    _full_at: dict[LimitId, float] = field(default_factory=dict)
+    """True time at which a rate limit allows its whole burst again."""
     _gone: set[TaskId] = field(default_factory=set)
     """The tasks that were deleted."""
     _last_of_key: dict[tuple[str, str], Head] = field(default_factory=dict)
@@ -120,7 +126,7 @@ class Oracle:
         head = after.head
         if not head.max_running:
             return
-        running = self._running.setdefault((head.name, head.limit_key), set())
+        running = self._running.setdefault(head.limit, set())
         if after.state.status is not Status.CLAIMED:
             running.discard(head.id)
             return
@@ -128,6 +134,25 @@ class Oracle:
         self.counts["claims of limited tasks"] += 1
         if len(running) > head.max_running:
             raise Violation("SK-23", f"{_told(after)} is claimed as number {len(running)} of its limit")
+
+    def requested(self, holders: Iterable[str]) -> None:
+        """Claims in the names of these holders are requested now."""
+        for holder in holders:
+            self._requested_at.setdefault(holder, self.now())
+
+    def _judge_rate(self, after: Stored, claim: ClaimState) -> None:
+        """Judge that a rate limit allows a start when it was requested, by the fastest clock (SK-23)."""
+        head = after.head
+        if not head.rate_limit:
+            return
+        rate = rate_of(head.rate_limit)
+        every_s = rate.every_s / (1 + 2 * DRIFT_RATIO)
+        at = self._requested_at[claim.holder]
+        full_at = max(self._full_at.get(head.limit, at), at)
+        self.counts["starts of rate limits"] += 1
+        if full_at - at > (rate.burst - 1) * every_s + _ROUNDED_S:
+            raise Violation("SK-23", f"{_told(after)} starts {full_at - at:.3f} s too soon for its rate")
+        self._full_at[head.limit] = full_at + every_s
 
     def _judge_unique(self, head: Head) -> None:
         """Judge that no open task keeps a new one out by its unique key, nor one within its time (SK-23)."""
@@ -299,6 +324,7 @@ class Oracle:
         if missing:
             raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is settled")
         self._holders[key] = after.state.claim.holder
+        self._judge_rate(after, after.state.claim)
         self.counts["claims"] += 1
         if before.state.status is Status.CLAIMED:
             self.counts["claims of what was over"] += 1

@@ -14,7 +14,7 @@ from rebalanser.tasks.engine import Change, Epoch, Page, TakeOver
 from rebalanser.tasks.free_slots import FreeSlot, FreeSlots, SlotNews
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadTasks, Request, Submit
+from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Request, Submit
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script
 from rebalanser.testing.tasks_simulation.scenario import BUFFER_S, TTL_S
@@ -206,6 +206,8 @@ class OwnerProcess(Process):
                     raise found.error
                 items, revision = found
                 answer = Page(tuple(items), items[-1].head.id if len(items) == _PAGE else None, revision)
+            case ReadRates(limits=limits):
+                answer = yield network.request(self, lambda: engine.read_rates(limits))
             case ReadPayloads(ids=ids):
                 known = engine.payloads
                 answer = yield network.request(
@@ -213,7 +215,9 @@ class OwnerProcess(Process):
                 )
                 answer = {} if isinstance(answer, Unanswered) else answer
             case Submit(asks=asks):
-                self._judge([ask for ask in asks if isinstance(ask, ClaimAsk) and ask.slot is None])
+                claims = [ask for ask in asks if isinstance(ask, ClaimAsk)]
+                self.world.oracle.requested([ask.claimant.holder for ask in claims])
+                self._judge([ask for ask in claims if ask.slot is None])
                 answer = self._writer.submit_all(asks)  # type: ignore[func-returns-value]
             case Await(asks=asks):
                 answer = yield self._writer.settled(asks)
@@ -327,5 +331,5 @@ def _rank(stored: Stored) -> tuple[int, TaskId]:
 def _limit_lets(better: Stored, chosen: Stored) -> bool:
     """False if a task may be held back by its limit: of one limit the best comes first, if none is over."""
     head, other = better.head, chosen.head
-    is_same = (head.name, head.limit_key) == (other.name, other.limit_key)
-    return not head.max_running or (is_same and chosen.state.status is Status.WAITING)
+    is_same = head.limit == other.limit
+    return not head.is_limited or (is_same and chosen.state.status is Status.WAITING)

@@ -123,9 +123,11 @@ class Producer(Process):
         return [enqueue, *later]
 
     def _limited(self, enqueue: Enqueue) -> Enqueue:
-        """The same task, as one of which few are claimed at once."""
-        key = self.world.random.choice("ab")
-        head = replace(enqueue.task.head, limit_key=key, max_running=1 if key == "a" else 2)
+        """The same task, as one of which few are claimed at once, or not too often."""
+        key = self.world.random.choice("abcd")
+        most = {"a": 1, "b": 2, "c": 0, "d": 1}[key]
+        rate = {"c": "4/s burst 3", "d": "2/s"}.get(key, "")
+        head = replace(enqueue.task.head, limit_key=key, max_running=most, rate_limit=rate)
         partition = place_of(head, self.world.scenario.partitions)
         return replace(enqueue, task=replace(enqueue.task, head=head), partition=partition)
 
