@@ -156,7 +156,10 @@ class IndexClaims(ClaimSource):
         self._far_clocks = FarClocks()
         self._holder = secrets.token_hex(8)
         self._claims = itertools.count()
+        self._unused: list[str] = []
+        """Holders that no claim has, whatever has become of the requests that had them."""
         self._wakeup: float | None = -math.inf
+        self._others_ready = True
         self._watch: Watch | None = None
 
     def open(self) -> None:
@@ -171,9 +174,10 @@ class IndexClaims(ClaimSource):
         context = self._context
         sent_at = context.clock.now()
         wall = context.clock.wall()
+        holders = self._new_holders(min(limit, MAX_CLAIMS))
         request = ClaimRequest(
             context.queue,
-            [f"{self._holder}-{next(self._claims):x}" for _ in range(min(limit, MAX_CLAIMS))],
+            holders,
             worker or self._worker,
             context.term(),
             names,
@@ -183,16 +187,29 @@ class IndexClaims(ClaimSource):
         )
         answer = self._engine.claim(request, context.timeout_s)
         self._learn_pause(answer.pause)
+        self._others_ready = answer.others_ready
         claimed: list[Claimed] = []
         for stored, payload in answer.claimed:
             claim = stored.state.claim
             assert claim is not None
             claimed.append(Claimed(stored, Held(claim.number, claim.holder), sent_at, payload))
+        used = {each.held.holder for each in claimed}
+        self._unused += [each for each in holders if each not in used] if used else holders
         times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
         times += [] if answer.next_over is None else [answer.next_over]
         self._wakeup = -math.inf if claimed else min(times, default=None)
         self._look_at_clocks(claimed, sent_at, wall)
         return claimed
+
+    def _new_holders(self, number: int) -> list[str]:
+        """Return names that no claim has: most looks find nothing and leave theirs for the next one.
+
+        Those of a request that has failed are not used again, as its outcome may be unknown.
+        """
+        while len(self._unused) < number:
+            self._unused.append(f"{self._holder}-{next(self._claims):x}")
+        holders, self._unused = self._unused[:number], self._unused[number:]
+        return holders
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """See :meth:`ClaimSource.next_wakeup`; as of the last claim, and so of the functions of that one."""
@@ -220,7 +237,9 @@ class IndexClaims(ClaimSource):
         self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
 
     def report_strange(self, names: Collection[str]) -> None:
-        """See :meth:`ClaimSource.report_strange`."""
+        """See :meth:`ClaimSource.report_strange`; none is ready if the last claim has told so."""
+        if not self._others_ready:
+            return
         ready = self._engine.ready_names(self._context.queue, self._context.timeout_s)
         self._report_strange(set(ready).difference(names))
 

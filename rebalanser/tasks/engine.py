@@ -619,6 +619,8 @@ class ClaimAnswer:
     next_over: float | None = None
     pause: bytes | None = None
     """The pause of the queue if it is paused: then there is nothing to claim until a commit ends it."""
+    others_ready: bool = True
+    """False if there is certainly no ready task of any function."""
 
 
 class ClaimsFromIndex(ABC):

@@ -1933,7 +1933,9 @@ class EngineSuite:
         applied(engine, *(make(number, name=name) for number, name in enumerate("abcab")))
         assert set(index.ready_names(QUEUE, TIMEOUT_S)) == {"a", "b", "c"}
         assert not index.claim(request("x", names=()), TIMEOUT_S).claimed
-        assert not index.claim(request("x", names=("d", "")), TIMEOUT_S).claimed
+        nothing = index.claim(request("x", names=("d", "")), TIMEOUT_S)
+        assert not nothing.claimed
+        assert nothing.others_ready
         some = index.claim(request(*"uvwxyz", names=("c", "a", "c")), TIMEOUT_S).claimed
         assert [task.head.id for task, _ in some] == [task_id(number) for number in (0, 2, 3)]
         assert set(index.ready_names(QUEUE, TIMEOUT_S)) == {"b"}
@@ -1948,6 +1950,7 @@ class EngineSuite:
         applied(engine, make(1, state=State(due=20.0)), make(2, state=State(due=10.0)))
         early = index.claim(request("a", wall=9.5), TIMEOUT_S)
         assert (early.claimed, early.next_due) == ((), 10.0)
+        assert index.claim(request("a", wall=10.0, names=("other",)), TIMEOUT_S).others_ready
         (claimed,) = index.claim(request("a", "b", wall=10.0), TIMEOUT_S).claimed
         assert claimed[0].head.id == task_id(2)
         released = replace(claimed[0].state, status=Status.WAITING, due=15.0)

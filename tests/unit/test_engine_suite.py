@@ -371,6 +371,11 @@ class ClaimsWhatNobodyKnows(Asks):
     changes: ClassVar[dict[str, Any]] = {"names": None}
 
 
+class KeepsOthersToItself(SqliteEngine):
+    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+        return replace(super().claim(request, timeout_s), others_ready=False)
+
+
 class ClaimsBeforeItIsDue(Asks):
     changes: ClassVar[dict[str, Any]] = {"wall": 1e12}
 
@@ -454,6 +459,8 @@ FAULTS = [
     (ForgetsTheTime, "test_a_task_keeps_others_out_for_its_time"),
     (PutsNotesUnseen, "test_a_note_is_put_in_place_of_the_one_that_was_read"),
     (ClaimsWhatNobodyKnows, "test_an_index_hands_out_tasks_of_functions_that_are_asked_for"),
+    (KeepsOthersToItself, "test_an_index_hands_out_tasks_of_functions_that_are_asked_for"),
+    (KeepsOthersToItself, "test_an_index_hands_out_what_is_due"),
     (ClaimsBeforeItIsDue, "test_an_index_hands_out_what_is_due"),
     (ClaimsWithoutBuffer, "test_an_index_hands_out_a_claim_that_is_over_once"),
     (HandsOutBackwards, "test_an_index_hands_out_the_best_first"),

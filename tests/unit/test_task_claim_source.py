@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.errors import OutcomeUnknown
 from rebalanser.tasks.claim_source import IndexClaims
 from rebalanser.tasks.claiming import MAX_CLAIMS
 from rebalanser.tasks.clocks import PAUSE_S, ForeignTerms
@@ -26,11 +27,18 @@ class FakeIndex(ClaimsFromIndex):
     def __init__(self) -> None:
         self.requests: list[ClaimRequest] = []
         self.answer = ClaimAnswer(())
+        self.claims = 0
+        """Number of claims that each request makes."""
+        self.error: Exception | None = None
         self.wakes: list[Callable[[], None]] = []
         self.ready = {"send"}
 
     def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
         self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        if self.claims:
+            return ClaimAnswer([(stored(0, holder), b"") for holder in request.holders[: self.claims]])
         return self.answer
 
     def ready_names(self, queue: str, timeout_s: float) -> set[str]:
@@ -64,15 +72,53 @@ def stored(number: int = 0, holder: str = "h") -> Stored:
 @pytest.mark.rule("SK-6", "SK-8")
 def test_each_claim_has_a_holder_of_its_own() -> None:
     stand = Stand()
-    for _ in range(3):
-        stand.claims.claim(MAX_CLAIMS + 1, {"send"})
-    stand.claims.claim(2, None, "a client")
-    holders = [holder for each in stand.index.requests for holder in each.holders]
-    assert len(holders) == len(set(holders)) == 3 * MAX_CLAIMS + 2
+    stand.index.claims = 2
+    held = [each.held.holder for _ in range(3) for each in stand.claims.claim(MAX_CLAIMS + 1, {"send"})]
+    assert len(held) == len(set(held)) == 6
+    stand.index.claims = 0
+    for limit in (MAX_CLAIMS, 2):
+        stand.claims.claim(limit, None, "a client")
+    for each in stand.index.requests:
+        assert len(each.holders) == len(set(each.holders)) <= MAX_CLAIMS
+    for number, each in enumerate(stand.index.requests[:3]):
+        assert each.holders[:2] == held[2 * number : 2 * number + 2]
+        assert len(each.holders) == MAX_CLAIMS
+    assert not set(held) & set(stand.index.requests[-2].holders)
     first, last = stand.index.requests[0], stand.index.requests[-1]
     assert (first.queue, first.names, first.worker, first.buffer_s) == ("work", {"send"}, "here", 3.0)
     assert (last.names, last.worker) == (None, "a client")
     assert first.clock() == stand.clock.now()
+
+
+@pytest.mark.rule("SK-6")
+def test_no_claim_has_a_holder_of_a_request_that_has_failed() -> None:
+    """Its outcome may be unknown, so that a task may have one of its holders."""
+    stand = Stand()
+    stand.claims.claim(4, None)
+    stand.index.error = OutcomeUnknown("the disk failed")
+    with pytest.raises(OutcomeUnknown):
+        stand.claims.claim(3, None)
+    stand.index.error = None
+    stand.claims.claim(4, None)
+    nothing, failed, last = (set(each.holders) for each in stand.index.requests)
+    assert not failed & last
+    assert len(nothing & last) == 1, "a holder that no claim has is left for the next one"
+
+
+@pytest.mark.rule("SK-20")
+def test_functions_are_not_read_where_the_claim_has_told_that_no_other_is_ready(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stand = Stand()
+    stand.index.ready = {"other"}
+    stand.index.answer = ClaimAnswer((), others_ready=False)
+    stand.claims.claim(1, {"send"})
+    stand.claims.report_strange({"send"})
+    assert caplog.records == []
+    stand.index.answer = ClaimAnswer(())
+    stand.claims.claim(1, {"send"})
+    stand.claims.report_strange({"send"})
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.rule("SK-5", "SK-8")

@@ -345,6 +345,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             with self._reader.snapshot(deadline) as snapshot:
                 pause = snapshot.pause(request.queue)
                 is_ready = snapshot.is_ready(request.queue, request.names)
+                others_ready = is_ready or snapshot.is_ready(request.queue, None)
                 next_due = snapshot.next_due(request.queue)
                 next_end = snapshot.next_end(request.queue, clock) if clock else None
                 has_settled = snapshot.has_settled()
@@ -376,10 +377,12 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             action = Action(claiming.carry_out, weight=len(request.holders))
             claimed = self._committer.submit(action, deadline)
             next_room = claiming.next_room
+            others_ready = True  # it may have made some ready
         if has_settled and not claimed:
             return None
         times = [each for each in (next_foreign, next_room) if each is not None]
-        return ClaimAnswer(claimed, next_due, min([*ends, *times], default=None))
+        next_over = min([*ends, *times], default=None)
+        return ClaimAnswer(claimed, next_due, next_over, others_ready=others_ready)
 
     def _rates_of(self, clock: str) -> Rates:
         name = clock or self._nameless_clock

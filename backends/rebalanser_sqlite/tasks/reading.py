@@ -6,6 +6,7 @@ import math
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from functools import cached_property
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -151,7 +152,7 @@ class Reader:
                 raise RegistryUnavailable("this engine is closed")
             with self._store.reading(deadline):
                 snapshot = Snapshot(self._store)
-                if snapshot.revision < at_least:
+                if at_least and snapshot.revision < at_least:
                     raise UnusableStore(
                         f"{self._store.path} is at revision {snapshot.revision} and {at_least} was seen "
                         "in it before: it was put back to an earlier state"
@@ -173,11 +174,29 @@ class Snapshot:
 
     def __init__(self, store: Store) -> None:
         self._connection = store.connection
-        self.revision, self._counted, self.forgotten = latest(self._connection)
+        self._queues: dict[str, tuple[int, int]] = {}
+
+    @cached_property
+    def _latest(self) -> tuple[int, int, int]:
+        return latest(self._connection)
+
+    @property
+    def revision(self) -> int:
+        """The latest revision."""
+        return self._latest[0]
+
+    @property
+    def forgotten(self) -> int:
+        """The last revision whose changes are deleted."""
+        return self._latest[2]
 
     def _queue(self, name: str) -> tuple[int, int]:
         """The queue's number, 0 for none, and its partitions."""
-        return self._connection.execute(_QUEUE, (name,)).fetchone() or (0, 0)
+        found = self._queues.get(name)
+        if found is None:
+            row = self._connection.execute(_QUEUE, (name,)).fetchone()
+            found = self._queues[name] = row or (0, 0)
+        return found
 
     def queues(self) -> Mapping[str, int]:
         """Read all queues and their numbers of partitions."""
@@ -254,7 +273,7 @@ class Snapshot:
         """Count the tasks in each status."""
         number, _ = self._queue(queue)
         counts = Counter(dict(self._connection.execute(_COUNTS, (number,))))
-        for (of_queue, status), more in counts_since(self._connection, self._counted).items():
+        for (of_queue, status), more in counts_since(self._connection, self._latest[1]).items():
             if of_queue == number:
                 counts[status] += more
         return {STATUSES[status]: tasks for status, tasks in counts.items() if tasks > 0}
