@@ -5,7 +5,7 @@
     execute ──► Store (one connection, a lock) ──► groups.db, groups.db-wal, groups.db-shm
                   │ after COMMIT                                   ▲
                   ▼                                                │ reads what is new
-                 bell: the file's times are touched ──inotify──► Watcher thread of every process
+                 bell: the log is opened ──inotify──► Watcher thread of every process
 
 **Transactions.** A transaction that may write runs under ``BEGIN IMMEDIATE``, so that the host has one writer
 and transactions are linearizable. One that only reads takes a snapshot and never waits. Guards and reads come

@@ -1,7 +1,8 @@
 """A wake-up across processes: a writer rings after its commit, and every watcher of the file is woken up.
 
-Ringing touches the times of the database file. SQLite only writes to that file and never changes its
-attributes, so that an attribute event always means the bell.
+Ringing opens the write-ahead log and closes it again, which changes nothing on the disk: to touch the times
+of a file would make the next commit write its inode too. SQLite opens the log only with a connection, so that
+few events mean anything else, and has no lock on it that closing it would drop.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from rebalanser_sqlite.place import log_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +64,9 @@ class PollingBell(Bell):
 
 
 class InotifyBell(Bell):
-    """Hears the bell by inotify.
+    """Hears the bell of a database file by inotify, also once its log was made anew.
+
+    The last connection of the host removes the log as it is closed, which a fork may do.
 
     Raises:
         OSError: the user has no inotify instance or watch left.
@@ -71,9 +76,11 @@ class InotifyBell(Bell):
         # inotify_simple would search the C library by running ldconfig, which takes 25 ms.
         if inotify_simple._libc is None:  # noqa: SLF001
             inotify_simple._libc = ctypes.CDLL(None, use_errno=True)  # noqa: SLF001
+        self._log = log_of(path)
         self._inotify = inotify_simple.INotify(nonblocking=True)
+        self._is_deaf = True
         try:
-            self._inotify.add_watch(path, inotify_simple.flags.ATTRIB)
+            self._listen()
             self._wake_reader, self._wake_writer = os.pipe()
         except BaseException:
             self._inotify.close()
@@ -91,12 +98,22 @@ class InotifyBell(Bell):
             os.write(self._wake_writer, b"\0")
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the bell rings, when woken, or on a timeout."""
+        """Return when the bell rings, when woken, or on a timeout; at once if it may have missed a ring."""
+        if self._is_deaf and self._listen():
+            return
         for descriptor, _ in self._poll.poll(_milliseconds(timeout_s)):
             if descriptor == self._wake_reader:
                 self._silence()
             else:
-                self._inotify.read(timeout=0)
+                ended = inotify_simple.flags.IGNORED
+                self._is_deaf |= any(event.mask & ended for event in self._inotify.read(timeout=0))
+
+    def _listen(self) -> bool:
+        """Begin to hear the bell; False if there is no log now."""
+        with suppress(FileNotFoundError):
+            self._inotify.add_watch(self._log, inotify_simple.flags.OPEN)
+            self._is_deaf = False
+        return not self._is_deaf
 
     def close(self) -> None:
         """Give all descriptors back."""

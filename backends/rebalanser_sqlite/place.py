@@ -51,6 +51,11 @@ def file_of(url: RegistryUrl) -> Path:
     return Path(name)
 
 
+def log_of(path: Path) -> Path:
+    """Return the write-ahead log of a file: SQLite follows symbolic links, so that all links share it."""
+    return Path(f"{path.resolve()}-wal")
+
+
 def file_mode_from(url: RegistryUrl) -> int:
     """Return the mode of new files, from the URL's ``file_mode=0640``; by default for the user alone.
 

@@ -28,7 +28,7 @@ from rebalanser.registry.store import check_transaction
 from rebalanser_sqlite import history, leases, transactions
 from rebalanser_sqlite.clock import Clock, HostClock, host_boot_id
 from rebalanser_sqlite.place import file_mode_from, file_of
-from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class SqliteRegistry(Registry):
             keys_went = leases.end_those_over(self._store)
             history.trim(self._store)
         if keys_went:
-            ring(self._path)
+            self._store.ring()
 
     def _write(self, request: Request, deadline: Deadline) -> Reply:
         with self._store.writing(deadline):
@@ -218,7 +218,7 @@ class SqliteRegistry(Registry):
             if after > before:
                 history.trim(self._store)
         if after > before or isinstance(request, Grant):
-            ring(self._path)
+            self._store.ring()
         self._store.checkpoint_if_due()
         if isinstance(reply, LeaseNotFound):
             raise reply

@@ -17,7 +17,7 @@ from rebalanser import forks
 from rebalanser.errors import QuotaExceeded, RegistryUnavailable, UnusableStore
 from rebalanser.folders import make_file
 from rebalanser_sqlite.failures import commit_failure, failure, is_busy
-from rebalanser_sqlite.place import check_place
+from rebalanser_sqlite.place import check_place, log_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,8 +145,8 @@ class Store:
         self.unsafe_reasons = check_place(path)
         """Warnings about the file's place, one sentence each."""
         self.path = path
-        # SQLite follows symbolic links, so that all links to a file share the files beside it.
-        self._beside = tuple(Path(f"{path.resolve()}{suffix}") for suffix in ("-wal", "-shm"))
+        self._log = log_of(path)
+        self._beside = (self._log, self._log.with_name(f"{path.resolve().name}-shm"))
         self.boot_id = boot_id
         self.clock = clock
         self._commits = 0
@@ -452,6 +452,11 @@ class Store:
                 extra={"action": "log_pinned"},
             )
 
+    def ring(self) -> None:
+        """Wake up the watchers of all processes after a commit; see :mod:`rebalanser_sqlite.bell`."""
+        with suppress(OSError):
+            os.close(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
+
     def close(self) -> None:
         """Close the connection; the host's last one also empties the write-ahead log."""
         with forks.postponed:
@@ -464,10 +469,3 @@ class Store:
             self._checkpointer.close()
             self._checkpointer = None
         self.connection.close()
-
-
-def ring(path: Path) -> None:
-    """Wake up the watchers of all processes after a commit; see :mod:`rebalanser_sqlite.bell`."""
-    # By its path: closing a descriptor of the file would drop SQLite's locks on it.
-    with suppress(OSError):
-        os.utime(path)

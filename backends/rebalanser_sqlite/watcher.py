@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, WatchEvent
 from rebalanser_sqlite import history, leases
 from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
-from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.store import Deadline, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ class Watcher(Listener[FileWatch]):
             keys_went = leases.end_those_over(store)
             history.trim(store)
         if keys_went:
-            ring(self._path)
+            store.ring()
 
     @staticmethod
     def _deliver(watches: list[FileWatch], changes: list[Changed], forgotten: int, last: int) -> None:

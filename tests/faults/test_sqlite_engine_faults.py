@@ -89,8 +89,9 @@ from pathlib import Path
 from rebalanser.tasks.engine import *
 from rebalanser.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
-from rebalanser_sqlite.tasks import SqliteEngine, group_commit
-group_commit.ring = lambda path: None
+from rebalanser_sqlite import store
+from rebalanser_sqlite.tasks import SqliteEngine
+store.Store.ring = lambda self: None
 engine = SqliteEngine(Path(sys.argv[1]))
 engine.apply([Enqueue(Task(Head(f"{2:040x}", "mail", "send"), b""), 0)], PATIENCE_S)
 print("done", flush=True)

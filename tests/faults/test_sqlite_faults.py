@@ -256,7 +256,7 @@ def test_a_lock_of_another_process_is_waited_for(tmp_path: Path, *, stopped: boo
 @pytest.mark.rule("RB-28")
 def test_a_commit_whose_writer_died_before_it_rang_is_seen(tmp_path: Path) -> None:
     path, told = tmp_path / "groups.db", Told()
-    silent = "import rebalanser_sqlite.registry as r; r.ring = lambda path: None\n"
+    silent = "import rebalanser_sqlite.store as s; s.Store.ring = lambda self: None\n"
     script = silent + "print('ready', flush=True); sys.stdin.readline(); commit(Put('k', b'v'))"
     with running(script, path) as writer, closing(SqliteRegistry(path)) as registry:
         line(writer)

@@ -7,12 +7,13 @@ import errno
 import os
 import resource
 import sqlite3
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry, bell, history, store, transactions, watcher
+from rebalanser_sqlite import SqliteRegistry, bell, history, place, store, transactions, watcher
 from rebalanser_sqlite.failures import commit_failure, failure
 from rebalanser_sqlite.tasks.engine import SqliteEngine
 
@@ -596,6 +597,30 @@ def test_the_bell_alone_wakes_a_watch(
         for number in range(1, 20):
             commit(registry, Put("k", b"%d" % number))
             recorder.wait_for(Changed("k", number, b"%d" % number))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bell is heard by inotify")
+def test_the_bell_changes_nothing_on_the_disk_and_is_heard_at_a_new_log(
+    path: Path, registry: SqliteRegistry
+) -> None:
+    """The last connection removes the log, as before a fork: who listens then hears of the next one."""
+    with contextlib.closing(bell.InotifyBell(path)) as heard:
+        before = path.stat()
+        registry._store.ring()
+        assert heard._poll.poll(0)
+        assert path.stat() == before
+        registry._store._suspend()
+        registry._bulk._suspend()
+        assert not place.log_of(path).exists()
+        for _ in range(3):
+            heard.wait(0.0)
+        assert heard._is_deaf
+        commit(registry, Put("k", b""))
+        heard.wait(None)
+        assert not heard._is_deaf
+        assert not heard._poll.poll(0)
+        registry._store.ring()
+        assert heard._poll.poll(0)
 
 
 def test_a_sink_that_raises_does_not_end_the_others(registry: SqliteRegistry) -> None:

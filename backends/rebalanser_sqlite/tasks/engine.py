@@ -32,7 +32,7 @@ from rebalanser.tasks.engine import (
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
 from rebalanser_sqlite.place import file_mode_from, file_of
-from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks import external_transaction, schema
 from rebalanser_sqlite.tasks.change_feed import Follower
 from rebalanser_sqlite.tasks.claims import Claims, Rates
@@ -201,7 +201,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
 
     def ring(self) -> None:
         """Wake all watches of the file, in every process: something was committed beside the engine."""
-        ring(self._path)
+        self._committer.ring()
 
     def read(
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge
 from rebalanser.tasks.engine import Answer, Collect, EngineCapabilities, Enqueue, EnqueueAll, Move, Write
 from rebalanser_sqlite import history
-from rebalanser_sqlite.store import Deadline, Store, ring
+from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.writing import Writing
 
 if TYPE_CHECKING:
@@ -204,6 +204,10 @@ class Committer:
                 self._leave(job, group)
         return job.result()
 
+    def ring(self) -> None:
+        """Wake all watches of the file, in every process."""
+        self._store.ring()
+
     def close(self) -> None:
         """Refuse waiting actions, wait for the current commit, and close the connection."""
         with self._changed:
@@ -296,5 +300,5 @@ class Committer:
 
     def _after_commit(self, changed: bool) -> None:
         if changed:
-            ring(self._store.path)
+            self._store.ring()
             self._store.checkpoint_if_due()
