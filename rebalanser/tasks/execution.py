@@ -7,7 +7,7 @@ worker carries that out in threads, and the simulator in simulated time.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -199,7 +199,7 @@ class Begin(Generic[ClaimT]):
 
     tries: Sequence[tuple[Try[ClaimT], bytes]]
     changes: Sequence[Change]
-    """Changes of late, of which each may have ended one of these claims before it came."""
+    """Recent changes of these tasks, each of which may have ended its claim before that came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +317,8 @@ class Execution(Generic[ClaimT]):
         self._is_shared = is_shared
         self._ahead: dict[str, Try[ClaimT]] = {}
         """Tries that no thread has begun, the oldest first."""
-        self._recent: deque[Change] = deque(maxlen=RECENT_CHANGES)
-        """The last changes that end a claim, as the news may come before the claim does."""
+        self._recent: OrderedDict[TaskId, Change] = OrderedDict()
+        """The last changes that end a claim, by task, as the news may come before the claim does."""
         self._unrenewed: set[str] = set()
         """The holders of claims whose last renewal has failed."""
 
@@ -468,7 +468,10 @@ class Execution(Generic[ClaimT]):
         """Take a change of a task; return the claim that it may have ended, None if there is none."""
         if change.status not in ENDS_CLAIM:
             return None
-        self._recent.append(change)  # a claim that comes now looks here
+        self._recent[change.task] = change  # a claim that comes now looks here
+        self._recent.move_to_end(change.task)
+        if len(self._recent) > RECENT_CHANGES:
+            self._recent.popitem(last=False)
         return self.claim_of.get(change.task)
 
     def missed(self) -> None:
@@ -498,7 +501,8 @@ class Execution(Generic[ClaimT]):
             yield GiveBack(tries)
             return
         self.hold(tries)
-        yield Begin([(each, payloads[each.head.id]) for each in tries], [*self._recent])
+        recent = [self._recent[each.head.id] for each in tries if each.head.id in self._recent]
+        yield Begin([(each, payloads[each.head.id]) for each in tries], recent)
 
     def made(self, claimed: Claimed, claim: ClaimT) -> Try[ClaimT]:
         """Return the try of a claim. One for a slot was made earlier: a part of its time is over (SK-20)."""

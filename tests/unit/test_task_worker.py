@@ -22,7 +22,7 @@ from rebalanser.tasks.bodies import Bodies, ThreadCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
-from rebalanser.tasks.execution import AHEAD_S, PAUSE_S, RENEWALS, TOGETHER, Try
+from rebalanser.tasks.execution import AHEAD_S, PAUSE_S, RECENT_CHANGES, RENEWALS, TOGETHER, Try
 from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
@@ -471,6 +471,25 @@ def test_a_body_hears_that_its_claim_was_over_before_it_came() -> None:
     stand.worker._hear(Change(renewed.stored.head.id, 0, Status.CLAIMED, 2))
     stand.worker._decide(stand.worker.execution._hand_out([cancelled, other, renewed]))
     assert [each.claim.is_over for each in stand.tries] == [True, False, False]
+
+
+@pytest.mark.rule("SK-7", "SK-10")
+def test_news_of_other_tasks_is_looked_at_by_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last news of each task is kept, of a bounded number of tasks: each claim looks up its own."""
+    stand, source = Stand(claims=0), FakeSource()
+    stand.worker._source = cast("Any", source)
+    cancelled, forgotten = source._claimed(), source._claimed()
+    for each in (cancelled, forgotten):
+        stand.worker._hear(Change(each.stored.head.id, 0, Status.CANCELLED, 2))
+    for number in range(10**6, 10**6 + RECENT_CHANGES - 2):
+        stand.worker._hear(Change(f"{number:040x}", 0, Status.WAITING, 3))
+    stand.worker._hear(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4))
+    stand.worker._hear(Change("f" * 40, 0, Status.WAITING, 5))
+    looked: list[Change] = []
+    monkeypatch.setattr(stand.worker, "_tell", looked.append)
+    stand.worker._decide(stand.worker.execution._hand_out([cancelled, forgotten]))
+    assert looked == [Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4)]
+    assert len(stand.worker.execution._recent) == RECENT_CHANGES
 
 
 class FakeBodies:
