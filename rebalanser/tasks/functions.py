@@ -452,12 +452,12 @@ class TaskBody:
         Without a return type, or with None or one that pydantic does not know, it is parsed as plain JSON.
 
         Raises:
-            InvalidTask: the result does not fit the type.
+            InvalidTask: the result does not fit the type, or is no JSON.
         """
         if result is None:
             return None
         if self._returned is None:
-            return from_json(result)
+            return plain_value(self.name, result)
         try:
             return self._returned.validate_json(result)
         except ValidationError as error:
@@ -498,6 +498,18 @@ class TaskBody:
             kind = OtherArguments if all(each["loc"] for each in problems) else InvalidTask
             raise kind(f"{self.name}: {problems_of(error)}") from error
         return {name: getattr(values, field) for field, name in self._fields.items()}
+
+
+def plain_value(name: str, result: bytes) -> Any:
+    """Parse the result of a task of a function as plain JSON.
+
+    Raises:
+        InvalidTask: it is none, as a client in another language may have sent it.
+    """
+    try:
+        return from_json(result)
+    except ValueError as error:
+        raise InvalidTask(f"{name}: the result is no JSON: {error}") from error
 
 
 def is_coroutine_function(function: object) -> bool:

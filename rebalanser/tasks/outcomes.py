@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import pydantic
 from pydantic_core import from_json, to_json
 
 from rebalanser.errors import InvalidArgument
@@ -21,9 +22,22 @@ MAX_ERROR: Final = 4000
 MAX_MESSAGE: Final = 1000
 """The most characters of its message."""
 MAX_SUMMARY: Final = 500
+MAX_LEVELS: Final = 200
+"""The most arrays and objects within each other that a reader of JSON takes."""
 _TYPE_AND_MESSAGE: Final = re.compile(r"([^\W\d][\w.<>]*)(?:: (.*))?")
+_BEFORE_AN_ERROR: Final = re.compile(
+    r"Traceback \(most recent call last\):\n"
+    r"|^The above exception was the direct cause of the following exception:\n"
+    r"|^During handling of the above exception, another exception occurred:\n",
+    re.MULTILINE,
+)
+"""The line before an error's frames; where it has none, the line between it and the error it comes from."""
 _NOT_THE_USERS: Final = tuple(
-    f"{folder}/" for folder in (Path(__file__).resolve().parents[1], Path(asyncio.__file__).resolve().parent)
+    f"{folder}/"
+    for folder in (
+        Path(__file__).resolve().parents[1],
+        *(Path(package.__path__[0]).resolve() for package in (asyncio, pydantic)),
+    )
 )
 """Folders of the frames that say how a body is called, and nothing of what it did."""
 
@@ -139,7 +153,7 @@ def split_error(told: str) -> tuple[str, str]:
 
     The name is empty where no body has raised it.
     """
-    lines = told.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    lines = _BEFORE_AN_ERROR.split(told)[-1].splitlines()
     first = next((line for line in lines if line and not line[0].isspace()), told.strip().partition("\n")[0])
     found = _TYPE_AND_MESSAGE.fullmatch(first)
     kind, message = (found[1], found[2] or "") if found else ("", first)
@@ -159,17 +173,22 @@ def _without_callers(shown: traceback.TracebackException) -> traceback.Traceback
 
 
 def returned(value: object) -> Returned | Raised:
-    """The outcome of a body that returned this; one that is no JSON can't be stored, ever."""
+    """The outcome of a body that returned this; what is no JSON that can be read again is never stored."""
     if value is None:
         return Returned(None)
     try:
         result = to_json(value)
     except Exception as error:  # whatever a class does when it is serialized
         return raised(GiveUp(f"the result is no JSON: {summary_of(error)}"))
-    if b"NaN" in result or b"Infinity" in result:
+    may_be_deep = result.count(b"[") + result.count(b"{") > MAX_LEVELS
+    if may_be_deep or b"NaN" in result or b"Infinity" in result:
         try:
             from_json(result, allow_inf_nan=False)
-        except ValueError:
+        except ValueError as error:
+            if "recursion limit" in str(error):
+                return raised(
+                    GiveUp(f"the result is no JSON that can be read: it has over {MAX_LEVELS} levels")
+                )
             return raised(GiveUp("the result is no JSON, which has no word for NaN and infinities"))
     return Returned(result)
 

@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from rebalanser.errors import NotSettled, TaskFailed
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Lost, Watch
-from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.functions import TaskBody, plain_value
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.outcomes import split_error
 
@@ -153,7 +151,7 @@ def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
 
     Raises:
         TaskFailed: it is dead or cancelled.
-        InvalidTask: the result does not fit the function's return type.
+        InvalidTask: the result does not fit the function's return type, or is no JSON.
     """
     state = stored.state
     if state.status is not Status.COMPLETED:
@@ -169,4 +167,4 @@ def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
     body = functions.get(stored.head.name)
     if body is not None:
         return body.value(state.result)
-    return None if state.result is None else from_json(state.result)
+    return None if state.result is None else plain_value(stored.head.name, state.result)

@@ -16,8 +16,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pydantic_core import from_json
 
-from rebalanser.errors import Fenced, InvalidArgument, InvalidHandlers, InvalidState, RequestTooLarge
+from rebalanser.errors import (
+    Fenced,
+    InvalidArgument,
+    InvalidHandlers,
+    InvalidState,
+    InvalidTask,
+    RequestTooLarge,
+)
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
 from rebalanser.tasks.aio.loop_caller import Supervisor
@@ -220,6 +228,28 @@ def test_a_number_that_json_has_no_word_for_is_refused_by_its_name(value: object
     assert returned("NaN, Infinity") == Returned(b'"NaN, Infinity"')
 
 
+def nested(levels: int) -> Any:
+    """An array and an object in each other by turns."""
+    value: Any = 1
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+@pytest.mark.rule("SK-15", "SK-19")
+@pytest.mark.parametrize("levels", [201, 250, 300])
+def test_a_result_that_could_not_be_read_again_is_refused(levels: int) -> None:
+    """Else the task would be complete, and everybody who wants its result would fail."""
+    outcome = returned(nested(levels))
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.error, GiveUp)
+    assert str(outcome.error).startswith("the result is no JSON")
+    outcome = returned(nested(200))
+    assert isinstance(outcome, Returned)
+    assert from_json(outcome.result or b"") == nested(200)
+    assert returned([[]] * 300) == Returned(b"[" + b",".join([b"[]"] * 300) + b"]")
+
+
 @pytest.mark.rule("SK-15")
 @pytest.mark.parametrize("delay_s", [-1.0, float("inf"), float("nan"), 1e300, "5", None])
 def test_a_pause_that_no_clock_can_wait_for_is_refused(delay_s: Any) -> None:
@@ -265,6 +295,13 @@ def test_an_error_is_split_into_its_type_and_its_message() -> None:
         chained()
     kind, message = split_error(raised(caught.value).told)
     assert (kind.rpartition(".")[2], message) == ("Strange", "second: third")
+    with pytest.raises(InvalidTask) as refused:
+        job_of().body.arguments(b"{")
+    told = raised(refused.value.with_traceback(None)).told
+    assert 'File "' not in told, "no frame is the user's"
+    kind, message = split_error(told)
+    assert kind == "rebalanser.errors.InvalidTask", "and not that of the error that it comes from"
+    assert "Invalid JSON" in message
     assert split_error(raised(KeyboardInterrupt()).told) == ("KeyboardInterrupt", "")
     assert split_error(raised(TimeoutError("too late")).told) == ("TimeoutError", "too late")
     assert split_error("the last try was cut off: it is over") == ("", "the last try was cut off: it is over")

@@ -45,6 +45,7 @@ from rebalanser.tasks.functions import (
 from rebalanser.tasks.http.messages import Failure, NewTask
 from rebalanser.tasks.model import AfterFailure, Head, State, Status, Stored
 from rebalanser.tasks.results import Filled, filled, sources_in, with_sources, without_sources
+from rebalanser.tasks.waiting import value_of
 from rebalanser.testing import FakeClock
 
 
@@ -633,6 +634,19 @@ def test_a_result_that_does_not_fit_the_return_type_is_told() -> None:
 
     with pytest.raises(InvalidTask, match="the result does not fit its type"):
         body(function, "it").value(b'"many"')
+
+
+@pytest.mark.rule("SK-19")
+def test_a_result_that_is_no_json_is_told() -> None:
+    """As a client in another language may have sent; whether the function is known here or not."""
+
+    def untyped(claim: Claim): ...  # type: ignore[no-untyped-def]
+
+    state = State(Status.COMPLETED, result=b"\xff")
+    stored = Stored(Head("0" * 40, "mail", "untyped"), state, 1, 0)
+    for functions in ({}, {"untyped": body(untyped, "untyped")}):
+        with pytest.raises(InvalidTask, match=r"^untyped: the result is no JSON: "):
+            value_of(stored, functions)
 
 
 @pytest.mark.rule("SK-5")
