@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 
 from rebalanser.errors import InvalidArgument, QuotaExceeded, RegistryUnavailable, UnknownTask
-from rebalanser.tasks import Queue, Retention, Status, rules
+from rebalanser.tasks import AsyncQueue, Queue, Retention, Status, rules
 from rebalanser.tasks.engine import Applied, Move
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import first_of
@@ -394,6 +394,15 @@ def test_nobody_waits_for_a_sweeper_that_is_late_or_whose_clock_was_ahead() -> N
     assert record.wait_s(900.0, "me") == 0.0
     ended = Record(swept_at=1000.0, next_at=1600.0)
     assert [ended.wait_s(now, "me") for now in (999.0, 1000.0, 1599.0, 1600.0)] == [0.0, 600.0, 1.0, 0.0]
+
+
+@pytest.mark.rule("SK-22")
+def test_workers_delete_closed_tasks_unless_they_are_told_otherwise() -> None:
+    assert Retention() == WEEK
+    with Queue("memory://") as queue:
+        assert (queue.retention, AsyncQueue("memory://").retention) == (WEEK, WEEK)
+    with Queue("memory://", retention=None) as queue:
+        assert (queue.retention, AsyncQueue("memory://", retention=None).retention) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -698,6 +698,31 @@ def complete(client: Client, claim: dict[str, Any], result: dict[str, Any] | Non
     assert client.send("POST", path, body).status == 200
 
 
+@pytest.mark.rule("SK-16", "SK-19")
+def test_what_is_too_large_is_written_with_nothing_of_others(
+    queue: Queue, lent: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the store would refuse all that is written together, again and again as the client wishes."""
+    lent.send("POST", TASKS, '{"name": "count", "payload": {}}')
+    (claim,) = claims_of(lent)
+    engine, written = queue.context.engine, list[object]()
+    apply = engine.apply
+
+    def noted(writes: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+        written.extend(writes)
+        return apply(writes, timeout_s)
+
+    monkeypatch.setattr(engine, "apply", noted)
+    large = {"value": "x" * queue.context.max_bytes}
+    for verb, content in (("complete", {"result": large}), ("update", {"sequence": 0, "content": large})):
+        path = f"{TASKS}/{claim['task']}/claims/{claim['number']}/{verb}"
+        reply = lent.send("POST", path, json.dumps({"holder": claim["holder"], **content}))
+        assert (reply.status, reply.json["type"]) == (413, "/problems/too-large")
+    assert written == []
+    complete(lent, claim, {"value": 1})
+    assert len(written) == 1
+
+
 @pytest.mark.rule("SK-5", "SK-16")
 def test_a_claim_has_the_results_that_its_task_gets(queue: Queue, lent: Client) -> None:
     ids = [lent.send("POST", "/v1/queues/work/ids").json["ids"][0] for _ in range(3)]

@@ -29,8 +29,8 @@ class Holding:
 
     Every method raises :class:`~rebalanser.errors.UnknownTask` where there is no such task,
     :class:`~rebalanser.tasks.http.problems.Refusal` where a rule refuses it,
-    :class:`~rebalanser.errors.RegistryUnavailable` where nothing was done, and
-    :class:`~rebalanser.errors.OutcomeUnknown` where nobody knows.
+    :class:`~rebalanser.errors.RequestTooLarge` or :class:`~rebalanser.errors.RegistryUnavailable` where
+    nothing was done, and :class:`~rebalanser.errors.OutcomeUnknown` where nobody knows.
     """
 
     def __init__(self, queue: Queue, telling: Telling, task: TaskId, number: int, holder: str) -> None:
@@ -49,6 +49,7 @@ class Holding:
 
     def update(self, sequence: int, content: bytes) -> Stored:
         """Add to the claim's log (SK-9)."""
+        content = self._context.check("an update", content)
         rule = partial(self._updated, sequence=sequence, content=content)
         stored = self._settled(rule, Update(self._held.number, sequence, content))
         self._telling.updated(stored, self._held, self._token, sequence)
@@ -62,6 +63,7 @@ class Holding:
 
     def complete(self, result: bytes | None) -> Stored:
         """Complete the task for good (SK-10)."""
+        result = None if result is None else self._context.check("a result", result)
         self._telling.completing(self._task, self._held)
         stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result), ends=True)
         self._telling.completed(stored, self._held, self._token)
