@@ -18,6 +18,7 @@ PROFILE ?= all
 STATES ?= 1000000
 SIZES ?= 1,5,20
 WAITING ?= 10,1000
+DRAINED ?= 20000,130000
 NODES ?= 1000
 RESOURCES ?= 100000
 
@@ -178,8 +179,8 @@ $(QUEUES)/installed: pyproject.toml | $(INSTALLED)
 	@touch $@
 
 .PHONY: bench-tasks
-bench-tasks: etcd queues ## Tasks beside other queues, deep queues, dependencies: WAITING=10,1000,1000000
-	@QUEUES_PYTHON=$(QUEUES)/bin/python $(PYTHON) benchmarks/tasks.py --waiting $(WAITING)
+bench-tasks: etcd queues ## Tasks beside other queues, deep queues: WAITING=10,1000,1000000 DRAINED=20000,130000,1000000
+	@QUEUES_PYTHON=$(QUEUES)/bin/python $(PYTHON) benchmarks/tasks.py --waiting $(WAITING) --drained $(DRAINED)
 
 .PHONY: bench-crash
 bench-crash: etcd queues ## What Skuld and other queues make of workers that are killed or paused

@@ -1,7 +1,7 @@
 """Tasks: how many are enqueued and run in a second, how soon one starts, and other queues beside it.
 
-``python benchmarks/tasks.py [--tasks N] [--waiting N,N] [--queues NAME,NAME]`` prints tables. Nothing is
-asserted here.
+``python benchmarks/tasks.py [--tasks N] [--waiting N,N] [--drained N,N] [--queues NAME,NAME]`` prints tables.
+Nothing is asserted here.
 
 All queues do the same: every transition is durable (fsynced on SQLite; synced by the one member of etcd;
 ``appendfsync always`` on Redis; the defaults of PostgreSQL). Tasks are enqueued one by one by one thread and,
@@ -10,9 +10,9 @@ an idle queue with one worker it is measured how long it is from the call of enq
 A rate is measured for 15 s at most.
 
 Of Skuld alone it is measured what one call of enqueue costs its process; what a deep queue costs, with
-``--waiting`` tasks that may all be claimed (a million take minutes to enqueue); and what dependencies do: a
-chain of 1,000 tasks, each after the one before, and a fan: 10,000 tasks after one, and one after all of
-these.
+``--waiting`` tasks that may all be claimed (a million take minutes to enqueue), in time and in memory for
+each; how many a second are drained of ``--drained`` tasks, to the last one; and what dependencies do: a chain
+of 1,000 tasks, each after the one before, and a fan: 10,000 tasks after one, and one after all of these.
 
 The packages of the other queues may be in an environment of their own, whose interpreter is
 ``QUEUES_PYTHON``; ``make bench-tasks`` sees to that. Redis and PostgreSQL are started where they are
@@ -95,7 +95,7 @@ def one_producer(peers: Iterable[Peer], tasks: int) -> Table:
 def deep(peers: Iterable[Peer], depths: list[int]) -> Table:
     """What it costs that many tasks wait."""
     table = Table(
-        "queue", "waiting", "held after", "owner's memory", "claims/s", "claim to start p50, p99",
+        "queue", "waiting", "held after", "owner's memory", "a task", "claims/s", "claim to start p50, p99",
         title="Tasks waiting, one worker",
     )  # fmt: skip
     for peer in peers:
@@ -103,7 +103,24 @@ def deep(peers: Iterable[Peer], depths: list[int]) -> Table:
             if (found := told(peer, "waiting", depth, DEEP_S)) is not None:
                 table.add_row(
                     peer.name, f"{depth:,}", f"{found['held after s']:.1f} s", f"{found['owner MB']:,.0f} MB",
-                    per_second(found["claims"]), milliseconds(found["seconds"]),
+                    f"{found['bytes a task']:,.0f} B", per_second(found["claims"]),
+                    milliseconds(found["seconds"]),
+                )  # fmt: skip
+    return table
+
+
+def drained(peers: Iterable[Peer], counts: list[int]) -> Table:
+    """How many tasks a second are drained, of few and of very many."""
+    table = Table(
+        "queue", "tasks", "1,000 at a time", "drain/s", "the last tenth", "workers' CPU a task",
+        title="Drained to the last task, two workers",
+    )  # fmt: skip
+    for peer in peers:
+        for count in counts:
+            if (found := told(peer, "drained", count, DEEP_S)) is not None:
+                table.add_row(
+                    peer.name, f"{count:,}", per_second(found["enqueue"]), per_second(found["drain"]),
+                    per_second(found["last tenth"]), f"{found['cpu us']:.0f} us",
                 )  # fmt: skip
     return table
 
@@ -133,8 +150,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--tasks", type=int, default=20_000)
     options.add_argument("--waiting", default="10,1000", help="numbers of waiting tasks, as 10,1000,1000000")
+    options.add_argument("--drained", default="20000,130000", help="numbers of tasks, as 130000,1000000")
     options.add_argument("--queues", default="skuld,huey,rq,celery,dramatiq,procrastinate")
-    options.add_argument("--parts", default="side-by-side,producer,deep,dependent")
+    options.add_argument("--parts", default="side-by-side,producer,deep,drained,dependent")
     given = options.parse_args()
     peers = list(chosen(given.queues))
     own = [each for each in peers if each.module == "on_skuld"]
@@ -147,6 +165,8 @@ def main() -> None:
         console.print(one_producer(own, min(given.tasks, PRODUCED)))
     if "deep" in parts:
         console.print(deep(own, [int(each) for each in given.waiting.split(",")]))
+    if "drained" in parts:
+        console.print(drained(own, [int(each) for each in given.drained.split(",")]))
     if "dependent" in parts:
         console.print(dependent(own))
     console.print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")

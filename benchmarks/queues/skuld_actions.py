@@ -27,9 +27,12 @@ WARM = 200
 def waiting(app: Any, count: int) -> dict[str, Any]:
     """One worker takes over so many waiting tasks and some more, holds them all, and then claims those.
 
-    How long it takes to hold them, its memory then, tasks begun in a second, and for each how long it was
-    from asking for its claim to its beginning.
+    How long it takes to hold them, its memory then, also beyond that of an idle one for each task, tasks
+    begun in a second, and for each how long it was from asking for its claim to its beginning.
     """
+    with workers(app, CONCURRENCY) as idle:
+        idle.await_idle(LONGEST_S)
+        idle_mb = idle.resident_mb
     left = count + CLAIMS
     while left > 0:
         app.enqueue_many("asked", min(BATCH, left))
@@ -47,8 +50,37 @@ def waiting(app: Any, count: int) -> dict[str, Any]:
     return {
         "held after s": held_at - began,
         "owner MB": owner_mb,
+        "bytes a task": (owner_mb - idle_mb) * 1e6 / (count + CLAIMS),
         "claims": (last - first) / (last_at - first_at),
         "seconds": bodies.asked(),
+    }
+
+
+def drained(app: Any, count: int) -> dict[str, float]:
+    """So many tasks are enqueued in batches and drained by two workers.
+
+    How many a second are enqueued, drained, and drained in the last tenth; and the processor time of the
+    workers for each.
+    """
+    began = time.monotonic()
+    for _ in range(0, count, BATCH):
+        app.enqueue_many("nothing", BATCH)
+    count = -(-count // BATCH) * BATCH
+    enqueued_s = time.monotonic() - began
+    with ExitStack() as stack:
+        started = [stack.enter_context(workers(app, CONCURRENCY)) for _ in range(WORKERS)]
+        await_that(lambda: bodies.ticks() >= count // 100, LONGEST_S)
+        first, first_at, busy_s = bodies.ticks(), time.monotonic(), sum(each.busy_s for each in started)
+        await_that(lambda: bodies.ticks() >= count * 9 // 10, LONGEST_S)
+        late, late_at = bodies.ticks(), time.monotonic()
+        await_that(lambda: bodies.ticks() >= count, LONGEST_S)
+        last, last_at = bodies.ticks(), time.monotonic()
+        busy_s = sum(each.busy_s for each in started) - busy_s
+    return {
+        "enqueue": count / enqueued_s,
+        "drain": (last - first) / (last_at - first_at),
+        "last tenth": (last - late) / (last_at - late_at),
+        "cpu us": busy_s / max(1, last - first) * 1e6,
     }
 
 
@@ -109,4 +141,4 @@ def _run(app: Any, tasks: int) -> dict[str, float]:
         return {"run": tasks / (time.monotonic() - began)}
 
 
-ACTIONS = {"producing": producing, "waiting": waiting, "chain": chain, "fan": fan}
+ACTIONS = {"producing": producing, "waiting": waiting, "drained": drained, "chain": chain, "fan": fan}
