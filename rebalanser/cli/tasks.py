@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import time
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Final
 
 import typer
@@ -32,6 +32,7 @@ from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDoc
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.ids import is_flake
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
+from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.results import Source, with_sources
@@ -233,9 +234,12 @@ def list_tasks(
         page = 1000 if limit is None else min(limit, 1000)
         found = chosen.newest(tasks, limit or NEWEST) if newest else islice(chosen.tasks(tasks, page), limit)
         document = None
-        for stored, blockers in tasks.with_blockers(found):
-            document = TaskDocument.of(stored, blockers)
-            face.answer(document, task_line(document))
+        left = iter(found)
+        first = list(islice(left, MAX_ROOMS))
+        rooms = tasks.rooms(first)
+        for stored, blockers in tasks.with_blockers(chain(first, left)):
+            document = TaskDocument.of(stored, blockers, rooms.get(stored.head.id))
+            face.answer(document, task_line(document, time.time()))
         if document is None:
             face.remark("no such tasks" if chosen != Selection.of(None, None, None) else "no tasks")
 
@@ -248,8 +252,9 @@ def show(
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         ((stored, blockers),) = tasks.with_blockers([tasks.get(task)])
-        document = FullTaskDocument.with_payload(stored, tasks.payload(task), blockers)
-    face.answer(document, *shown(document))
+        room = tasks.rooms([stored]).get(task)
+        document = FullTaskDocument.with_payload(stored, tasks.payload(task), blockers, room)
+    face.answer(document, *shown(document, time.time()))
 
 
 @app.command()

@@ -13,8 +13,8 @@ from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.status import QueueStatus
 
 
-def task_line(task: TaskDocument) -> str:
-    """Return a task in one line."""
+def task_line(task: TaskDocument, wall: float) -> str:
+    """Return a task in one line; ``wall`` is seconds since 1970."""
     parts: list[str] = [task.status]
     if task.priority:
         parts.append(f"priority {task.priority}")
@@ -24,8 +24,7 @@ def task_line(task: TaskDocument) -> str:
         parts.append(f"failed {task.failures} of {task.retries + 1} tries")
     if task.after:
         parts.append(f"after {len(task.after)}{_choice(task)}")
-    if task.max_running and task.status is Status.WAITING:
-        parts.append(f"held back while {_limit(task)} run")
+    parts += _room(task, wall)
     if task.blocked_by:
         first, *more = task.blocked_by
         others = f", and {len(more)} more" if more else ""
@@ -33,9 +32,9 @@ def task_line(task: TaskDocument) -> str:
     return f"{task.id} {printable(task.name)}: {', '.join(parts)}"
 
 
-def shown(task: FullTaskDocument) -> Iterator[str]:
-    """Return a task in several lines."""
-    yield task_line(task)
+def shown(task: FullTaskDocument, wall: float) -> Iterator[str]:
+    """Return a task in several lines; ``wall`` is seconds since 1970."""
+    yield task_line(task, wall)
     if is_flake(task.id):
         yield f"enqueued: {_time(born_at(task.id))}, by the clock of the host that made the id"
     if task.due:
@@ -79,6 +78,20 @@ def _choice(task: TaskDocument) -> str:
 def _limit(task: TaskDocument) -> str:
     of_key = f" with key {printable(task.limit_key)}" if task.limit_key else ""
     return f"{task.max_running:,} of its name{of_key}"
+
+
+def _room(task: TaskDocument, wall: float) -> Iterator[str]:
+    """What its limits say of a waiting task."""
+    room = task.room
+    if task.status is not Status.WAITING or not (task.max_running or task.rate_limit):
+        return
+    is_full = bool(task.max_running) and (room is None or room.running >= task.max_running)
+    if is_full:
+        yield f"held back while {_limit(task)} run"
+    if room is not None and room.at > wall:
+        yield f"held back by its rate limit for {room.at - wall:.1f} s"
+    elif room is not None and not is_full:
+        yield "its limit has room"
 
 
 def _limits(task: TaskDocument) -> Iterator[str]:

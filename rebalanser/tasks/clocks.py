@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from rebalanser.tasks.ids import born_at, is_flake
-from rebalanser.tasks.model import ClaimState, RateMark, TaskId
+from rebalanser.tasks.model import ClaimState, Head, RateMark, TaskId, rate_of
 
 _MIN_GARBAGE: Final = 64
 
@@ -105,6 +105,14 @@ def full_at(mark: RateMark | None, now: float, clock: str) -> float:
         return now
     latest = now + mark.debt_s
     return min(latest, mark.at_s + mark.debt_s) if clock and mark.clock == clock else latest
+
+
+def room_at(head: Head, mark: RateMark | None) -> float:
+    """Return when a task's rate has room by the mark's wall clock, in seconds since 1970, for people only."""
+    if mark is None or not head.rate_limit:
+        return 0.0
+    rate = rate_of(head.rate_limit)
+    return mark.wall - (rate.burst - 1) * rate.every_s
 
 
 def is_same_term(claim: ClaimState, other: ClaimState | None) -> bool:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from rebalanser.errors import InvalidTask
-from rebalanser.tasks.model import AfterFailure, ClaimState, Status, Stored, Task, Update
+from rebalanser.tasks.model import AfterFailure, ClaimState, Room, Status, Stored, Task, Update
 from rebalanser.tasks.results import sources_in, without_sources
 
 
@@ -65,6 +65,23 @@ class BlockerDocument(BaseModel):
         return cls(id=stored.head.id, name=stored.head.name, status=stored.state.status)
 
 
+class RoomDocument(BaseModel):
+    """The room that the limit of a waiting task leaves."""
+
+    model_config = ConfigDict(frozen=True)
+
+    running: int = Field(description="How many tasks of its limit are claimed.")
+    at: float = Field(
+        description="Seconds since 1970 from which its rate lets the next one start, by the clock of the "
+        "host of the last one; 0 for now."
+    )
+
+    @classmethod
+    def of(cls, room: Room) -> Self:
+        """The document of a room."""
+        return cls(running=room.running, at=room.at)
+
+
 class TaskDocument(BaseModel):
     """A task and what has become of it, its payload aside."""
 
@@ -103,10 +120,13 @@ class TaskDocument(BaseModel):
         description="Dead and cancelled tasks that it waits for, also by way of others; at most 10. "
         "It waits until those are requeued and complete."
     )
+    room: RoomDocument | None = Field(
+        description="What its limits leave now; null if it does not wait, has none, or that is not known."
+    )
 
     @classmethod
-    def of(cls, stored: Stored, blockers: Sequence[Stored] = ()) -> Self:
-        """The document of a task, and of what it waits for in vain."""
+    def of(cls, stored: Stored, blockers: Sequence[Stored] = (), room: Room | None = None) -> Self:
+        """The document of a task, of what it waits for in vain, and of the room that its limits leave."""
         head, state = stored.head, stored.state
         return cls(
             id=head.id,
@@ -131,6 +151,7 @@ class TaskDocument(BaseModel):
             partition=stored.partition,
             revision=stored.revision,
             blocked_by=tuple(map(BlockerDocument.of, blockers)),
+            room=None if room is None else RoomDocument.of(room),
         )
 
 
@@ -143,14 +164,16 @@ class FullTaskDocument(TaskDocument):
     )
 
     @classmethod
-    def with_payload(cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = ()) -> Self:
-        """The document of a task, its payload, and what it waits for in vain."""
+    def with_payload(
+        cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = (), room: Room | None = None
+    ) -> Self:
+        """The document of a task, its payload, and what :meth:`of` says."""
         try:
             results = sources_in(payload)
         except InvalidTask:  # then the payload is shown as it is
             results = {}
         shown = Content.of(without_sources(payload) if results else payload)
-        return cls(**dict(TaskDocument.of(stored, blockers)), payload=shown, results=results)
+        return cls(**dict(TaskDocument.of(stored, blockers, room)), payload=shown, results=results)
 
 
 class SpooledDocument(BaseModel):

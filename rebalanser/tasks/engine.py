@@ -504,6 +504,10 @@ class Engine(ABC):
         """The marks of rate limits; one whose debt is long over may be missing (SK-23)."""
 
     @abstractmethod
+    def running(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, int]:
+        """Count the claimed tasks of limits, for people; one that takes long to count may be missing."""
+
+    @abstractmethod
     def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
         """Call ``wake``, from a thread of the engine's, soon after a pause changed after ``from_revision``.
 

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from rebalanser.tasks.model import ID_DIGITS, Head, TaskId
+from rebalanser.tasks.model import ID_DIGITS, Head, LimitId, TaskId
 
 MAX_HOST: Final = 2**48 - 1
 MAX_PROCESS: Final = 2**16 - 1
@@ -106,9 +106,12 @@ def place_of(head: Head, partitions: int) -> int:
 
     So all tasks of one limit have one owner, which knows those that are claimed (SK-23).
     """
-    if head.is_limited:
-        return zlib.crc32(f"{head.name}\0{head.limit_key}".encode()) % partitions
-    return partition_of(head.id, partitions)
+    return place_of_limit(head.limit, partitions) if head.is_limited else partition_of(head.id, partitions)
+
+
+def place_of_limit(limit: LimitId, partitions: int) -> int:
+    """Return the partition of all tasks of a limit."""
+    return zlib.crc32("\0".join(limit).encode()) % partitions
 
 
 def partition_of(task: TaskId, partitions: int) -> int:

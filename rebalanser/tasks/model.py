@@ -100,6 +100,18 @@ class RateMark:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Room that the limit of a waiting task leaves, for people: ``running`` tasks of it are claimed.
+
+    Its rate lets the next one start ``at`` seconds since 1970, by the wall clock of the host of the last
+    start; 0 for now.
+    """
+
+    running: int
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """All of a task but its payload; nothing of it ever changes (SK-2).
 

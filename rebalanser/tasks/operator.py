@@ -13,15 +13,18 @@ from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.clocks import room_at
 from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.ids import born_at, first_of
-from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.retention import Record
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.status import QueueStatus, workers_of
 
+MAX_ROOMS: Final = 500
+"""Maximum number of listed tasks, the first ones, that say what room their limits leave."""
 CHANGED_AT_ONCE: Final = 500
 """Number of tasks that are cancelled or requeued together."""
 NEWEST_S: Final = 1.0
@@ -125,6 +128,24 @@ class Operator(OpenQueue):
         Until those are requeued and complete, or it is cancelled, it waits.
         """
         return with_blockers(tasks, self.context.read)
+
+    def rooms(self, tasks: Iterable[Stored]) -> dict[TaskId, Room]:
+        """Find the room that limits leave to those of these tasks that wait, as it is now (SK-23).
+
+        A task is missing if it has no limit, or, on etcd, if its partition has more tasks than are counted.
+        """
+        limited = [each for each in tasks if each.head.is_limited and each.state.status is Status.WAITING]
+        limits = {each.head.limit for each in limited}
+        if not limits:
+            return {}
+        engine = self.context.engine
+        running = engine.running(self.name, limits, self._timeout_s)
+        marks = engine.rates(self.name, limits, self._timeout_s)
+        return {
+            each.head.id: Room(running[limit], room_at(each.head, marks.get(limit)))
+            for each in limited
+            if (limit := each.head.limit) in running
+        }
 
     def count(self) -> Mapping[Status, int]:
         """Count the tasks in each status (SK-12)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from rebalanser import Settings
 from rebalanser.errors import InvalidTask
 from rebalanser.tasks import Claim, Queue, Status
 from rebalanser.tasks.checking import Check
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import Room, TaskId
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
@@ -142,6 +143,8 @@ def test_what_a_limit_holds_back_keeps_nothing_else_waiting(stage: Stage) -> Non
     others += [stage.enqueue(f"free {number}", "free") for number in range(10)]
     others += [stage.enqueue(f"none {number}", "bill") for number in range(0)]
     stage.wait(*others)
+    queue = stage.queues[0]
+    assert queue.rooms([queue.get(each) for each in (slow, *held)]) == {each: Room(1) for each in held}
     assert not any(name.startswith("held") for name in stage.began)
     cancelled, first, *rest = held
     stage.queues[0].cancel(cancelled)
@@ -181,7 +184,11 @@ def test_no_more_start_than_a_rate_allows_also_after_a_restart(stage: Stage) -> 
         *("a 0", "b 0", "mail 0", "mail 1", "mail 2", "broken", "a later one", "first of its key")
     }
     assert stage.began.count("broken") == 1, "a retry is a start, too"
-    assert stage.queues[0].count()[Status.WAITING] == 4 + 2 + 1
+    queue = stage.queues[0]
+    assert queue.count()[Status.WAITING] == 4 + 2 + 1
+    rooms = queue.rooms(map(queue.get, (*calls, *mails, *free)))
+    assert list(rooms) == [*calls[2:], *mails[3:]]
+    assert all(room.running == 0 and time.time() < room.at < time.time() + 3601 for room in rooms.values())
     stage.queues[0].cancel(broken)
 
 

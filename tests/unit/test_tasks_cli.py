@@ -507,7 +507,7 @@ def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
     made = ("enqueue", "work", "send", "--max-running-per-key", "1", "--key", "customer 7")
     task = stage.cli(*made).out.strip()
     listed = stage.cli("list", "work").out
-    assert listed == f"{task} send: waiting, held back while 1 of its name with key customer 7 run\n"
+    assert listed == f"{task} send: waiting, its limit has room\n"
     shown = stage.cli("show", "work", task).out
     assert "limit: at most 1 of its name with key customer 7 run at once\n" in shown
     (told,) = stage.cli("list", "work", "--json").documents
@@ -516,8 +516,15 @@ def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
     assert faults(stage) == {}
     stage.claim(task)
     assert "held back" not in stage.cli("list", "work").out
+    following = stage.cli(*made).out.strip()
+    held = f"{following} send: waiting, held back while 1 of its name with key customer 7 run\n"
+    assert held in stage.cli("list", "work").out
+    assert held in stage.cli("show", "work", following).out
+    told = operations.full(stage.queue, following).room
+    assert told is not None
+    assert (told.running, told.at) == (1, 0.0)
     few = stage.cli("enqueue", "work", "send", "--max-running", "2").out.strip()
-    assert "held back while 2 of its name run\n" in stage.cli("list", "work").out
+    assert f"{few} send: waiting, its limit has room\n" in stage.cli("list", "work").out
     assert "limit: at most 2 of its name run at once\n" in stage.cli("show", "work", few).out
     refused(stage.cli(*made, "--max-running", "2"), 3, "not both")
     refused(stage.cli("enqueue", "work", "send", "--max-running", "0"), 3, "max_running")
@@ -527,6 +534,7 @@ def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
         "rate limit: 100/m burst 20 of its name with key customer 7\n"
         in stage.cli("show", "work", called).out
     )
+    assert f"{called} call: waiting, its limit has room\n" in stage.cli("list", "work").out
     refused(stage.cli("enqueue", "work", "call", "--rate-limit", "100/d"), 3, "invalid rate '100/d'")
 
 

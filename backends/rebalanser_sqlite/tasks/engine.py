@@ -306,6 +306,11 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.rates(queue, limits)
 
+    def running(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, int]:
+        """Count the claimed tasks of limits; see the contract."""
+        with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
+            return snapshot.running(queue, limits)
+
     def watch_pauses(
         self,
         queue: str,  # noqa: ARG002

@@ -42,7 +42,7 @@ from rebalanser_sqlite.tasks.rows import (
     revision_of,
     stored_of,
 )
-from rebalanser_sqlite.tasks.schema import FEW, STATUSES
+from rebalanser_sqlite.tasks.schema import ADMITTED, CLAIMED, FEW, STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -106,6 +106,10 @@ _FOREIGN = tuple(
     f"SELECT number, revision, claim, holder, ttl_s, clock, ends_at_s FROM skuld_tasks {RUNNING} "  # noqa: S608
     f"AND clock {side} ?"
     for side in "<>="
+)
+_RUNNING_OF_LIMIT = (
+    "SELECT count(*) FROM skuld_tasks INDEXED BY skuld_tasks_admitted "  # noqa: S608
+    f"WHERE {ADMITTED} AND queue = ? AND name = ? AND limit_key = ? AND status = {CLAIMED}"
 )
 _WAIT_ELSEWHERE = tuple(
     "SELECT 1 FROM skuld_rates INDEXED BY skuld_rates_waiting "  # noqa: S608
@@ -370,6 +374,12 @@ class Snapshot:
         number, _ = self._queue(queue)
         found = {limit: self._connection.execute(MARK, (number, *limit)).fetchone() for limit in limits}
         return {limit: RateMark(*row) for limit, row in found.items() if row is not None}
+
+    def running(self, queue: str, limits: Collection[LimitId]) -> dict[LimitId, int]:
+        """Count the claimed tasks of limits, from the index."""
+        number, _ = self._queue(queue)
+        execute = self._connection.execute
+        return {limit: execute(_RUNNING_OF_LIMIT, (number, *limit)).fetchone()[0] for limit in limits}
 
     def foreign_claims(self, queue: str, clock: str) -> list[tuple[Running, ClaimState]]:
         """The running claims whose time is counted on other clocks; a clock without a name is one."""

@@ -53,7 +53,7 @@ from rebalanser.tasks.functions import (
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.middleware import Middleware
-from rebalanser.tasks.model import Enqueued, Status, Stored, TaskId, Update
+from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import IN_MEMORY, PARTITIONS, name_and_url
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
@@ -416,6 +416,11 @@ class AsyncQueue:
         """The newest tasks, the newest first; as :meth:`Queue.newest`."""
         queue = await self._opened()
         return await self._threads.run(queue.newest, limit, statuses, name=name, older_than_s=older_than_s)
+
+    async def rooms(self, tasks: Sequence[Stored]) -> dict[TaskId, Room]:
+        """Find the room that limits leave to those of these tasks that wait; as :meth:`Queue.rooms`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.rooms, tasks)
 
     async def with_blockers(self, tasks: Sequence[Stored]) -> list[tuple[Stored, tuple[Stored, ...]]]:
         """Tasks, each with the dead and cancelled ones that it waits for; as :meth:`Queue.with_blockers`."""

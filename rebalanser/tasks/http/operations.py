@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -15,6 +15,7 @@ from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.messages import Changed, NewTask, Selected
 from rebalanser.tasks.http.problems import INVALID, Refusal
 from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
+from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.results import with_sources
 
@@ -60,7 +61,8 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
 def full(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:
     """A task with its payload, not older than revision ``at_least`` (SK-11)."""
     ((stored, blockers),) = queue.with_blockers([queue.get(task, at_least=at_least)])
-    return FullTaskDocument.with_payload(stored, queue.payload(task), blockers)
+    room = queue.rooms([stored]).get(task)
+    return FullTaskDocument.with_payload(stored, queue.payload(task), blockers, room)
 
 
 def listed(
@@ -104,8 +106,11 @@ def newest(
 
 
 def _documents(queue: Queue, tasks: Iterable[Stored]) -> Iterator[TaskDocument]:
-    for stored, blockers in queue.with_blockers(tasks):
-        yield TaskDocument.of(stored, blockers)
+    left = iter(tasks)
+    first = list(islice(left, MAX_ROOMS))
+    rooms = queue.rooms(first)
+    for stored, blockers in queue.with_blockers(chain(first, left)):
+        yield TaskDocument.of(stored, blockers, rooms.get(stored.head.id))
 
 
 def cancel(queue: Queue, selected: Selected) -> Changed:

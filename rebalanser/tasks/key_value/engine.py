@@ -248,6 +248,11 @@ class KeyValueEngine(Engine, SharesSlots):
         found = EngineCall(self._registry, timeout_s).get(keys)
         return {keys[key]: load_rate(item) for key, item in found.items()}
 
+    def running(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, int]:
+        """Count the claimed tasks of limits by reading their partitions, unless these are large."""
+        call = EngineCall(self._registry, timeout_s)
+        return reading.running(call, self._keys_of(queue), limits, self._number_of_partitions(queue, call))
+
     def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
         """Call ``wake`` after each change of a queue's pauses, or where some may have been missed."""
         target = Target(self._keys_of(queue).pause, prefix=True)

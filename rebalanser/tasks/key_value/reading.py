@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -15,7 +15,7 @@ from rebalanser.tasks.engine import Change, Lost, Page, Sink, Wants
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import EngineCall
 from rebalanser.tasks.key_value.values import is_marked, load_place, load_task, status_of
-from rebalanser.tasks.model import Status, Stored, TaskId, Update
+from rebalanser.tasks.model import LimitId, Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import settles
 
 
@@ -70,6 +70,8 @@ class StatesTold:
         return entry.stored
 
 
+COUNTED: Final = 10_000
+"""Maximum number of tasks of a partition that are read to count those of a limit."""
 STATES_AT_ONCE: Final = 500
 """Keys that one range reads at most: what is held in memory at once."""
 LONG_PAYLOADS_AT_ONCE: Final = 8
@@ -155,6 +157,23 @@ def page(
     more = len(items) > limit
     del items[limit:]
     return Page(tuple(items), items[-1].head.id if more and items else None, call.seen)
+
+
+def running(
+    call: EngineCall, keys: QueueKeys, limits: Collection[LimitId], partitions: int
+) -> dict[LimitId, int]:
+    """Count the claimed tasks of limits, but for those in partitions of more than :data:`COUNTED` tasks."""
+    wanted: dict[int, list[LimitId]] = {}
+    for limit in limits if partitions else ():
+        wanted.setdefault(ids.place_of_limit(limit, partitions), []).append(limit)
+    counts: Counter[LimitId] = Counter()
+    for partition, of_partition in wanted.items():
+        found = page(call, keys, [partition], None, None, COUNTED)
+        if found.next is None:
+            claimed = (each for each in found.items if each.state.status is Status.CLAIMED)
+            counted = Counter(each.head.limit for each in claimed if each.head.is_limited)
+            counts.update({limit: counted[limit] for limit in of_partition})
+    return dict(counts)
 
 
 def ready_since(call: EngineCall, keys: QueueKeys, partitions: Sequence[int], wall: float) -> float | None:
