@@ -984,6 +984,24 @@ def test_a_collection_that_is_killed_between_two_steps_is_none_or_is_ended(
 
 
 @pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-14", "SK-23")
+@pytest.mark.parametrize(("crash_at", "is_decided"), [(7, False), (8, True), (9, True)])
+def test_a_task_that_is_as_good_as_deleted_keeps_no_key(
+    engine: SqliteEngine, crash_at: int, *, is_decided: bool
+) -> None:
+    component(engine)
+    head = Head(task_id(MANY + 1), QUEUE, "send", unique_key="k", unique_for_s=1e6, after=(task_id(1),))
+    engine.apply([Enqueue(Task(head, b""), 0, State(Status.COMPLETED))], PATIENCE_S)
+    with pytest.MonkeyPatch.context() as crashing:
+        Commits(crashing, crash_at)
+        with pytest.raises(Crash):
+            engine.apply([collection_of(engine)], PATIENCE_S)
+    new = replace(head, id=task_id(MANY + 2), after=())
+    (answer,) = engine.apply([Enqueue(Task(new, b""), 0)], PATIENCE_S)
+    assert isinstance(answer, Applied) if is_decided else answer == Duplicate(head.id)
+
+
+@pytest.mark.usefixtures("small_steps")
 @pytest.mark.rule("SK-14")
 @pytest.mark.parametrize("needed", ["changed", "depended on", "collected", "another"])
 def test_a_collection_is_given_up_for_a_task_that_is_needed(
