@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -17,7 +19,17 @@ from rebalanser.settings import Settings
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
-from rebalanser.tasks.engine import Conflict, Engine, Move, MovesInTransactions, Sink, Wants, Watch
+from rebalanser.tasks.engine import (
+    Change,
+    Conflict,
+    Engine,
+    Lost,
+    Move,
+    MovesInTransactions,
+    Sink,
+    Wants,
+    Watch,
+)
 from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
@@ -107,6 +119,83 @@ class TaskHistory:
 ResultT = TypeVar("ResultT")
 
 
+class SharedWatch:
+    """Tells all sinks of a process the changes of a queue, by one watch of the engine while there are any.
+
+    May be used from any thread.
+    """
+
+    def __init__(self, engine: Engine, queue: str, timeout_s: float, errors: ErrorPolicy) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._timeout_s = timeout_s
+        self._errors = errors
+        self._lock = threading.Lock()
+        self._readers: tuple[_Reader, ...] = ()
+        self._watch: Watch | None = None
+
+    def join(self, sink: Sink, wants: Wants | None) -> Watch:
+        """Tell a sink all changes from now on; raises what the engine does."""
+        reader = _Reader(self, sink, wants)
+        with self._lock:
+            self._readers = (*self._readers, reader)
+            if self._watch is None:
+                try:
+                    revision = self._engine.page(self._queue, self._timeout_s, limit=1).revision
+                    self._watch = self._engine.watch(self._queue, revision, self._told, self._wants)
+                except BaseException:
+                    self._readers = ()
+                    raise
+        return reader
+
+    def leave(self, reader: _Reader) -> None:
+        """Tell a sink nothing more; what is under way may still be told."""
+        with self._lock:
+            self._readers = tuple(each for each in self._readers if each is not reader)
+            if not self._readers and self._watch is not None:
+                self._watch.close()
+                self._watch = None
+
+    def _wants(self, change: Change) -> bool:
+        wanted = False
+        for each in self._readers:
+            try:
+                if each.wants is None or each.wants(change):
+                    each.wanted.add(change.task)
+                    wanted = True
+            except Exception as error:  # the other sinks must hear of it
+                self._errors.ignored("a watch", error)
+                self._tell(each, Lost(change.revision))
+        return wanted
+
+    def _told(self, news: Sequence[Stored] | Lost) -> None:
+        for each in self._readers:
+            theirs = news if isinstance(news, Lost) else [one for one in news if one.head.id in each.wanted]
+            each.wanted.clear()
+            if theirs:
+                self._tell(each, theirs)
+
+    def _tell(self, reader: _Reader, news: Sequence[Stored] | Lost) -> None:
+        try:
+            reader.sink(news)
+        except Exception as error:
+            self._errors.ignored("a watch", error)
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    """One sink of a shared watch. ``wanted`` are the tasks of changes that it is to be told next."""
+
+    shared: SharedWatch
+    sink: Sink
+    wants: Wants | None
+    wanted: set[TaskId] = field(default_factory=set)
+
+    def close(self) -> None:
+        """Tell the sink nothing more. Closing twice does nothing."""
+        self.shared.leave(self)
+
+
 class Context:
     """One queue in one process. May be used from any thread, but not in a forked child.
 
@@ -142,6 +231,7 @@ class Context:
         """Maximum bytes of an update or a result, by the engine."""
         self.is_inherited = False
         """True in a forked child, whose claims are the parent's."""
+        self._changes = SharedWatch(engine, queue, timeout_s, errors)
         forks.in_child(self._forked)
 
     def refuse_fork(self) -> None:
@@ -196,11 +286,13 @@ class Context:
     def watch(self, sink: Sink, wants: Wants | None = None) -> Watch:
         """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
 
+        What is read after this returns has all changes that the sink is not told. All watches of a process
+        share one of the engine's: etcd sends each of them every state of the queue.
+
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        revision = self.engine.page(self.queue, self.timeout_s, limit=1).revision
-        return self.engine.watch(self.queue, revision, sink, wants)
+        return self._changes.join(sink, wants)
 
     def complete_in(
         self, connection: sqlite3.Connection, stored: Stored, held: Held, result: bytes | None

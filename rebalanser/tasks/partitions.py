@@ -237,10 +237,7 @@ class Partitions(ClaimSource):
 
     def _follow(self) -> None:
         if self._watch is None:
-            revision = self._context.engine.page(
-                self._context.queue, self._context.timeout_s, limit=1
-            ).revision
-            self._watch = self._context.engine.watch(self._context.queue, revision, self._told, self._wants)
+            self._watch = self._context.watch(self._told, self._wants)
 
     def _wants(self, change: Change) -> bool:
         """True if the task of a change must be read; see :meth:`OwnedIndex.wants`."""

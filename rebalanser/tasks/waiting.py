@@ -13,7 +13,7 @@ from rebalanser.errors import NotSettled, TaskFailed
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Lost, Watch
+from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.functions import TaskBody, plain_value
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.outcomes import split_error
@@ -52,8 +52,7 @@ class Bell:
             if self._watch is not None:
                 return
             try:
-                revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
-                self._watch = context.engine.watch(context.queue, revision, self._told)
+                self._watch = context.watch(self._told, self._is_awaited)
             except BaseException:
                 self._forget(task, changed)
                 raise
@@ -71,6 +70,9 @@ class Bell:
             self._listeners[task].remove(changed)
             if not self._listeners[task]:
                 del self._listeners[task]
+
+    def _is_awaited(self, change: Change) -> bool:
+        return change.task in self._listeners
 
     def _told(self, news: Sequence[Stored] | Lost) -> None:
         with self._lock:

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.tasks.engine import Lost
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.tasks.context import SharedWatch
+from rebalanser.tasks.engine import Change, Lost, Wants
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, State, Status, Stored
 from rebalanser.tasks.waiting import REPORT_S, Bell, WaitingBodies, waiting_for
 
@@ -20,23 +23,38 @@ class FakeEngine:
     """Has watches, and may be away."""
 
     def __init__(self) -> None:
-        self.watches: list[Callable[[Sequence[Stored] | Lost], None]] = []
+        self.watches: list[tuple[Callable[[Sequence[Stored] | Lost], None], Wants]] = []
         self.is_away = False
+        self.errors = ErrorPolicy("mail", SystemClock(), lambda: None)
+
+    def shared(self) -> SharedWatch:
+        return SharedWatch(self, "mail", 1.0, self.errors)  # type: ignore[arg-type]
 
     def page(self, _queue: str, _timeout_s: float, *, limit: int) -> Any:
         assert limit == 1
         return SimpleNamespace(revision=5)
 
-    def watch(self, queue: str, revision: int, told: Callable[[Sequence[Stored] | Lost], None]) -> Any:
+    def watch(
+        self, queue: str, revision: int, told: Callable[[Sequence[Stored] | Lost], None], wants: Wants
+    ) -> Any:
         assert (queue, revision) == ("mail", 5)
         if self.is_away:
             raise RegistryUnavailable("away")
-        self.watches.append(told)
-        return SimpleNamespace(close=lambda: self.watches.remove(told))
+        watch = (told, wants)
+        self.watches.append(watch)
+        return SimpleNamespace(close=lambda: self.watches.remove(watch))
 
-    def tell(self, news: Sequence[Stored] | Lost) -> None:
-        (told,) = self.watches
-        told(news)
+    def tell(self, news: Sequence[Stored] | Lost) -> list[str]:
+        """Tell what is wanted of the news; the tasks of that."""
+        ((told, wants),) = self.watches
+        if isinstance(news, Lost):
+            told(news)
+            return []
+        changes = [(Change(each.head.id, 0, each.state.status, each.revision), each) for each in news]
+        wanted = [each for change, each in changes if wants(change)]
+        if wanted:
+            told(wanted)
+        return [each.head.id for each in wanted]
 
 
 def news_of(*tasks: str) -> list[Stored]:
@@ -46,7 +64,7 @@ def news_of(*tasks: str) -> list[Stored]:
 @pytest.mark.rule("SK-12")
 def test_all_who_wait_share_a_watch_that_ends_with_the_last() -> None:
     engine = FakeEngine()
-    context: Any = SimpleNamespace(engine=engine, queue="mail", timeout_s=1.0)
+    context: Any = SimpleNamespace(watch=engine.shared().join)
     bell = Bell(lambda: context)
     heard: list[str] = []
     first, second, third = (lambda: heard.append("1")), (lambda: heard.append("2")), lambda: heard.append("3")
@@ -67,9 +85,39 @@ def test_all_who_wait_share_a_watch_that_ends_with_the_last() -> None:
     assert heard[-1] == "1"
 
 
+def test_sinks_share_one_watch_and_each_is_told_what_it_wants() -> None:
+    engine = FakeEngine()
+    shared = engine.shared()
+    told: list[tuple[str, object]] = []
+
+    def sink(name: str) -> Callable[[Sequence[Stored] | Lost], None]:
+        return lambda news: told.append(
+            (name, news if isinstance(news, Lost) else [each.head.id for each in news])
+        )
+
+    def broken(_news: object) -> None:
+        raise ValueError
+
+    everything = shared.join(sink("all"), None)
+    only_a = shared.join(sink("a"), lambda change: change.task == "a")
+    shared.join(broken, lambda change: change.task == "a")
+    unsure = shared.join(sink("?"), lambda _: 1 // 0 == 0)
+    assert engine.tell(news_of("b", "a")) == ["b", "a"]
+    assert told == [("?", Lost(6)), ("?", Lost(6)), ("all", ["b", "a"]), ("a", ["a"])]
+    told.clear()
+    unsure.close()
+    everything.close()
+    assert engine.tell(news_of("b")) == []
+    engine.tell(Lost(9))
+    assert told == [("a", Lost(9))]
+    only_a.close()
+    only_a.close()
+    assert len(engine.watches) == 1
+
+
 def test_who_could_not_be_heard_is_forgotten() -> None:
     engine = FakeEngine()
-    context: Any = SimpleNamespace(engine=engine, queue="mail", timeout_s=1.0)
+    context: Any = SimpleNamespace(watch=engine.shared().join)
     bell = Bell(lambda: context)
     heard: list[str] = []
     engine.is_away = True

@@ -43,12 +43,9 @@ class Stand:
         clock = SimpleNamespace(now=lambda: self.now)
         history: Any = SimpleNamespace(is_written=self.is_written, write=self._write)
         clock.wall = lambda: self.now + 1e9
-        engine: Any = SimpleNamespace(
-            page=lambda *_, limit: SimpleNamespace(revision=limit), watch=self._watched
-        )
         context: Any = SimpleNamespace(
             clock=clock, clock_name="here", history=history, ttl_s=TTL_S, timeout_s=5.0, queue="work",
-            engine=engine, read=lambda tasks: self.read(tasks),
+            watch=self._watched, read=lambda tasks: self.read(tasks),
         )  # fmt: skip
         self.telling = Telling(context, self.woken.set)
 
@@ -58,10 +55,7 @@ class Stand:
         assert task == TASK
         self.written.append((kind.value, token, value))
 
-    def _watched(
-        self, queue: str, revision: int, told: Callable[[Any], None], wants: Callable[[Change], bool]
-    ) -> Any:
-        assert (queue, revision) == ("work", 1)
+    def _watched(self, told: Callable[[Any], None], wants: Callable[[Change], bool]) -> Any:
         self.told, self.wants = told, wants
         return SimpleNamespace(close=lambda: setattr(self, "closed", self.closed + 1))
 

@@ -86,9 +86,7 @@ class Telling:
         """
         if not self._context.history.is_written:
             return
-        engine, queue = self._context.engine, self._context.queue
-        revision = engine.page(queue, self._context.timeout_s, limit=1).revision
-        self._watch = engine.watch(queue, revision, self._told, self._is_lent)
+        self._watch = self._context.watch(self._told, self._is_lent)
 
     def close(self) -> None:
         """Hear nothing any more. Closing twice does nothing."""
