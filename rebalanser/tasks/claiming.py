@@ -6,7 +6,7 @@ Pure: :class:`OwnedIndex` decides. :mod:`~rebalanser.tasks.partitions` and the s
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.clocks import FarClock, FarClocks
+from rebalanser.tasks.dependencies import Completions
 from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart
 from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.loops import ErrorKind, kind_of
@@ -258,6 +259,8 @@ class OwnedIndex:
         self._slots = slots
         self._owners: dict[int, Claiming] = {}
         self._far_clocks = FarClocks()
+        self._complete = Completions()
+        self._awaited: list[tuple[Owner, Container[TaskId]]] = []
         self._aside: dict[TaskId, float] = {}
         """Tasks whose claims can't be written, with the time at which each is offered again."""
         self._lost = False
@@ -287,12 +290,16 @@ class OwnedIndex:
 
     def add(self, partition: int, token: int) -> None:
         """Add a partition whose epoch is stored. :meth:`read` it once the watch has begun."""
-        owner = Owner(partition, token, buffer_s=self._buffer_s, clock=self._clock_name)
+        owner = Owner(
+            partition, token, buffer_s=self._buffer_s, clock=self._clock_name, complete=self._complete
+        )
         self._owners[partition] = Claiming(owner)
+        self._awaited = [(each, each.awaited) for each in self.owners]
 
     def remove(self, partition: int) -> None:
         """Claim no more in a partition; existing claims last on."""
         self._owners.pop(partition, None)
+        self._awaited = [(each, each.awaited) for each in self.owners]
 
     def ready_since(self, wall: float) -> float | None:
         """Return since when the oldest ready task waits, in seconds since 1970; None if none is ready."""
@@ -337,15 +344,22 @@ class OwnedIndex:
         A completed task is not read: its status is all that matters. A claim that is being written here is
         not read either: its outcome says all. Other tasks of the owned partitions are read.
         """
-        if change.status is Status.COMPLETED:
-            for each in self._owners.values():
-                self.news.wakes |= each.owner.completed(change.task, change.partition, change.revision)
-            return False
-        for each in self._owners.values():
-            self.news.wakes |= each.owner.heard(change.task, change.status)
         claiming = self._owners.get(change.partition)
+        task = change.task
+        if change.status is Status.COMPLETED:
+            self._complete.add(task)
+            if claiming is not None:
+                self.news.wakes |= claiming.owner.completed(task, change.partition, change.revision)
+            for owner, awaited in self._awaited:
+                if task in awaited:
+                    self.news.wakes |= owner.completed(task, change.partition, change.revision)
+            return False
+        for owner, awaited in self._awaited:
+            if task in awaited:
+                self.news.wakes |= owner.heard(task, change.status)
         return claiming is not None and not (
-            change.status is Status.CLAIMED and claiming.owner.is_taken(change.task)
+            claiming.owner.knows(task, change.revision)
+            or (change.status is Status.CLAIMED and claiming.owner.is_taken(task))
         )
 
     def learn(self, told: Sequence[Stored]) -> None:
@@ -540,7 +554,7 @@ class OwnedIndex:
         finally:
             partition = claiming.owner.partition
             if claiming.deposed and self._owners.get(partition) is claiming:
-                del self._owners[partition]
+                self.remove(partition)
         if stored is None or stored.state.claim is None or ask.slot is not None:
             return None
         held = Held(stored.state.claim.number, ask.claimant.holder)

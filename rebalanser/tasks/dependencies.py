@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,31 @@ class _Choice:
     passed: set[TaskId] = field(default_factory=set)
 
 
+class Completions:
+    """The tasks that were completed last; those of all partitions that a process owns are the same."""
+
+    __slots__ = ("_known", "_order")
+
+    def __init__(self) -> None:
+        self._known: set[TaskId] = set()
+        self._order: deque[TaskId] = deque(maxlen=REMEMBERED)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, task: TaskId) -> bool:
+        return task in self._known
+
+    def add(self, task: TaskId) -> None:
+        """Remember a completed task, in place of the oldest one if there are too many."""
+        if task in self._known:
+            return
+        if len(self._order) == self._order.maxlen:
+            self._known.remove(self._order[0])
+        self._order.append(task)
+        self._known.add(task)
+
+
 class Dependencies:
     """The tasks that wait, and what is known of those that they wait for.
 
@@ -40,12 +65,12 @@ class Dependencies:
         "_chosen",
         "_complete",
         "_missing",
-        "_remembered",
         "_unknown",
         "_waiting",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, complete: Completions | None = None) -> None:
+        """``complete`` is what others have learnt too."""
         self._missing: dict[TaskId, set[TaskId]] = {}
         self._waiting: dict[TaskId, set[TaskId]] = {}
         self._unknown: dict[TaskId, None] = {}
@@ -53,8 +78,7 @@ class Dependencies:
         self._chosen = 0
         self._asked: dict[TaskId, int] = {}
         """The number of the last choice when a question was asked that is not answered."""
-        self._complete: set[TaskId] = set()
-        self._remembered: deque[TaskId] = deque(maxlen=REMEMBERED)
+        self._complete = Completions() if complete is None else complete
 
     def __len__(self) -> int:
         return len(self._missing)
@@ -93,11 +117,13 @@ class Dependencies:
 
     def completed(self, needed: TaskId) -> list[TaskId]:
         """Learn that a task is complete; those come back that wait for nothing any more, oldest first."""
+        self._complete.add(needed)
+        if needed not in self._waiting:
+            return []
         self._unknown.pop(needed, None)
         self._asked.pop(needed, None)
-        self._remember(needed)
         freed = []
-        for task in self._waiting.pop(needed, ()):
+        for task in self._waiting.pop(needed):
             missing = self._missing[task]
             missing.discard(needed)
             if task in self._choices:
@@ -141,9 +167,10 @@ class Dependencies:
             return True
         return False
 
-    def is_awaited(self, needed: TaskId) -> bool:
-        """True if a task waits for this one."""
-        return needed in self._waiting
+    @property
+    def awaited(self) -> Container[TaskId]:
+        """The tasks that others wait for; it follows every change."""
+        return self._waiting
 
     def unknown(self, limit: int | None = None) -> list[TaskId]:
         """List the unknown dependencies, the longest needed first, at most ``limit``."""
@@ -177,11 +204,3 @@ class Dependencies:
             choice.passed.remove(needed)
             missing.add(needed)
         return not missing or fails(status, choice.after_failure)
-
-    def _remember(self, needed: TaskId) -> None:
-        if needed in self._complete:
-            return
-        if len(self._remembered) == self._remembered.maxlen:
-            self._complete.remove(self._remembered[0])
-        self._remembered.append(needed)
-        self._complete.add(needed)

@@ -32,11 +32,11 @@ than when its holder began to count. In both cases the stated buffer comes on to
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from typing import Final
 
 from rebalanser.tasks.clocks import Timers, is_same_term, over_at
-from rebalanser.tasks.dependencies import Dependencies
+from rebalanser.tasks.dependencies import Completions, Dependencies
 from rebalanser.tasks.engine import RateStart
 from rebalanser.tasks.ids import ready_since
 from rebalanser.tasks.model import (
@@ -62,9 +62,18 @@ class Owner:
     ``now`` is always seconds of one monotonic clock; ``clock`` is its name as it stands in a
     :class:`~rebalanser.tasks.model.Term`, empty where it has none. ``wall`` is seconds since 1970.
     ``buffer_s`` is what is waited beyond a claim's time (SK-8): more than clocks drift apart in that time.
+    ``complete`` is what the owners of a process have in common.
     """
 
-    def __init__(self, partition: int, token: int, *, buffer_s: float = 0.0, clock: str = "") -> None:
+    def __init__(
+        self,
+        partition: int,
+        token: int,
+        *,
+        buffer_s: float = 0.0,
+        clock: str = "",
+        complete: Completions | None = None,
+    ) -> None:
         self.partition = partition
         self.token = token
         self._buffer_s = buffer_s
@@ -75,7 +84,7 @@ class Owner:
         self._ready = Offers(clock)
         self._scheduled = Timers()
         self._running = Timers()
-        self._blocked = Dependencies()
+        self._blocked = Dependencies(complete)
         self._failed: dict[TaskId, FailedDependency] = {}
         """Failed dependencies of ready tasks that become dead."""
         self._taken: dict[TaskId, int] = {}
@@ -125,6 +134,11 @@ class Owner:
             return self._free(task) or has_room
         return self._free(task)
 
+    def knows(self, task: TaskId, revision: int) -> bool:
+        """True if news of an open task as of this revision, or older ones, change nothing."""
+        known = self._open.get(task)
+        return known is not None and known.revision >= revision and task not in self._doubtful
+
     def is_taken(self, task: TaskId) -> bool:
         """True if a claim of the task is being written, whose outcome tells what has become of it."""
         return task in self._taken
@@ -161,9 +175,10 @@ class Owner:
         """Return the failed dependency by which an offered task becomes dead; None if there is none."""
         return self._failed.get(task)
 
-    def awaits(self, task: TaskId) -> bool:
-        """True if a task here waits for this one to be complete."""
-        return self._blocked.is_awaited(task)
+    @property
+    def awaited(self) -> Container[TaskId]:
+        """The tasks that others here wait for; it follows every change."""
+        return self._blocked.awaited
 
     def doubt_dependencies(self) -> None:
         """Changes may have been missed: ask again about everything that is waited for.
@@ -239,7 +254,9 @@ class Owner:
         """The write was carried out not later than ``now``: this is the task since then."""
         self._taken.pop(stored.head.id, None)
         self.learn(stored, now)
-        self._place(stored.head.id, now)
+        known = self._open.get(stored.head.id)
+        if known is not None and known.revision > stored.revision:
+            self._place(stored.head.id, now)
 
     def conflicted(self, task: TaskId, now: float) -> None:
         """The store refused the claim: the task is offered again once more is known of it than then."""

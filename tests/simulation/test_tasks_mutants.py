@@ -451,6 +451,7 @@ MUTANTS = (
         "what could not be read back is unknown",
         (Switch(Settlement, "_read_back", edited("raise lost or error from error", "raise")),),
         frozenset({"SK-9"}),
+        "refused writes",
     ),
     Mutant(
         "one batch about a task",
@@ -498,8 +499,8 @@ MUTANTS = (
                 OwnedIndex,
                 "wants",
                 edited(
-                    "|= each.owner.completed",
-                    "|= each.owner.partition == change.partition and each.owner.completed",
+                    "|= owner.completed",
+                    "|= owner.partition == change.partition and owner.completed",
                 ),
             ),
         ),
@@ -584,6 +585,7 @@ MUTANTS = (
                     ("OPEN:\n        if stored.revision > known:", "OPEN:\n        if True:"),
                 ),
             ),
+            Switch(Owner, "knows", lambda _: lambda _self, _task, _revision: False),
         ),
         frozenset({"SK-11"}),
     ),

@@ -114,12 +114,12 @@ def test_a_task_waits_for_all_that_it_depends_on_wherever_that_lies() -> None:
     assert owner.unknown_dependencies() == []
     assert offered(owner) == [8]
     owner.learn(stored(8, Status.COMPLETED, revision=2), 0.0)
-    assert owner.awaits(task(9))
+    assert task(9) in owner.awaited
     owner.learn(stored(9, Status.CLAIMED, revision=3, partition=4, claim=held()), 0.0)
     assert offered(owner) == []
     owner.learn(stored(9, Status.COMPLETED, revision=4, partition=4), 0.0)
     assert offered(owner) == [1]
-    assert not owner.awaits(task(9))
+    assert task(9) not in owner.awaited
 
 
 WAIT, RUN, FAIL = AfterFailure
@@ -283,7 +283,7 @@ def test_after_lost_changes_all_that_is_waited_for_is_asked_for_again() -> None:
     assert owner.unknown_dependencies() == [task(7)]
     owner.learn(stored(1, Status.CANCELLED, revision=2, after=(7,)), 0.0)
     assert owner.unknown_dependencies() == []
-    assert not owner.awaits(task(7))
+    assert task(7) not in owner.awaited
 
 
 def test_what_was_claimed_before_has_all_it_depends_on() -> None:
