@@ -647,7 +647,7 @@ MUTANTS = (
     _mutant(
         "pause that guards no claim",
         "a registry refuses the claim of an owner that has not heard of a pause",
-        _edit(MoveStep, "plan", ", Absent(self.keys.pause)", ""),
+        _edit(MoveStep, "plan", ", self.keys.unpaused", ""),
         "conformance/test_key_value_engines.py::TestMemory::test_nothing_is_claimed_in_a_paused_queue",
         "SK-6",
     ),

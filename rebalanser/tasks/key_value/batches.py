@@ -50,15 +50,23 @@ class _Flat:
     """The guards and puts of moves that are tried all or none."""
 
     def __init__(self) -> None:
-        self.guards: dict[Guard, None] = {}
+        self.guards: dict[str, Guard] = {}
         self.puts: list[Operation] = []
 
     def takes(self, move: Transaction, max_operations: int) -> bool:
         """Add a move, if it fits. Those of one partition have the guard on its epoch in common."""
-        guards = len(self.guards) + sum(guard not in self.guards for guard in move.guards)
-        if max(guards, len(self.puts) + len(move.then)) > max_operations:
+        guards = self.guards
+        new: list[Guard] = []
+        for each in move.guards:
+            known = guards.get(each.key)
+            if known is None:
+                new.append(each)
+            elif known is not each and known != each:  # one of the two does not hold
+                return False
+        if max(len(guards) + len(new), len(self.puts) + len(move.then)) > max_operations:
             return False
-        self.guards.update(dict.fromkeys(move.guards))
+        for each in new:
+            guards[each.key] = each
         self.puts += move.then
         return True
 
@@ -98,6 +106,9 @@ class Together:
         news = self._news.union(added)
         size = bytes_of(nested) + sum(map(len, added))
         written, touched = _keys_of(nested)
+        if self._flat is not None:
+            for each in self._nested:
+                self._touched.update(*_keys_of(each))
         if self.steps and (
             len(self.steps) + 1 + len(witnesses) + len(news) + longest > self._max_operations
             or size > self._free_bytes
@@ -121,12 +132,15 @@ class Together:
     def _takes_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
         """Do what :meth:`takes` does, for a move beside moves alone: of those a batch has the most."""
         longest = max(self._longest, len(nested.guards), len(nested.then))
-        size = bytes_of(nested)
-        if self.steps and (
-            len(self.steps) + 1 + longest > self._max_operations
-            or size > self._free_bytes
-            or any(each.key in self._written for each in nested.guards)  # the task's own is among them
-        ):
+        size = 0
+        for each in nested.guards:
+            if each.key in self._written:  # the task's own is among them
+                return False
+            size += 2 * len(each.key)  # a guard that does not hold is read
+        for put in nested.then:
+            if isinstance(put, Put):
+                size += len(put.key) + len(put.value)
+        if self.steps and (len(self.steps) + 1 + longest > self._max_operations or size > self._free_bytes):
             return False
         if not flat.takes(nested, self._max_operations):
             return False
@@ -134,16 +148,14 @@ class Together:
         self._nested.append(nested)
         self._longest = longest
         self._free_bytes -= size
-        written = [each.key for each in nested.then if isinstance(each, Put)]
-        self._written.update(written)
-        self._touched.update(written, [each.key for each in nested.guards])
+        self._written.update([put.key for put in nested.then if isinstance(put, Put)])
         return True
 
     def flat(self) -> Transaction | None:
         """All of them or none, if they are moves, and more than one."""
         if self._flat is None or len(self.steps) < 2:
             return None
-        return Transaction(tuple(self._flat.guards), tuple(self._flat.puts))
+        return Transaction(tuple(self._flat.guards.values()), tuple(self._flat.puts))
 
     def alone(self) -> Transaction | None:
         """The only one, if nothing is put or deleted along with it."""
@@ -258,7 +270,7 @@ class Batch:
         It is 0 if the first must be carried out alone, None if that must read more.
         """
         for count, index in enumerate(window):
-            if together.changes(wants[count], found.added):
+            if wants[count] and together.changes(wants[count], found.added):
                 return count
             step = self._steps[index]
             planned = step.plan(found)

@@ -34,6 +34,7 @@ import hashlib
 from typing import Final
 from urllib.parse import quote, unquote
 
+from rebalanser.registry.contract import Absent, Get
 from rebalanser.registry.keys import check_name
 from rebalanser.tasks.model import LimitId, TaskId
 
@@ -55,6 +56,8 @@ class QueueKeys:
         self.witness = f"{prefix}w"
         self.note = f"{prefix}r"
         self.pause = f"{prefix}h"
+        self.unpaused = Absent(self.pause)
+        self.look_at_pause = Get(self.pause, keys_only=True)
         self._payloads = f"{prefix}p/"
         self._dependents = f"{prefix}d/"
         self._news = f"{prefix}n/"

@@ -52,7 +52,8 @@ class MoveStep(Step):
         self._rate_lease = rate_lease
         self._head = None if write.head is None else dump_head(write.head)
         self._state = dump_state(write.state)
-        check_bytes("a result", len(write.state.result or b""), limits.update)
+        if write.state.result is not None:
+            check_bytes("a result", len(write.state.result), limits.update)
         check_bytes("a state", len(self._state), limits.state)
         if write.update is not None:
             check_bytes("an update", len(write.update.content), limits.update)
@@ -81,8 +82,8 @@ class MoveStep(Step):
             revision = self._written_at(self._epoch_key, found)
             if revision is None:
                 return Conflict()
-            guards = (*guards, Unchanged(self._epoch_key, revision), Absent(self.keys.pause))
-            reads = (*reads, Get(self.keys.pause, keys_only=True))
+            guards = (*guards, self._epochs.guard(self._epoch_key, revision), self.keys.unpaused)
+            reads = (*reads, self.keys.look_at_pause)
         if self._write.start is not None and self._rate_key is not None:
             before = self._write.start.before
             guards = (*guards, Unchanged(self._rate_key, before) if before else Absent(self._rate_key))

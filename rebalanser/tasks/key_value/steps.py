@@ -27,6 +27,7 @@ from rebalanser.registry.contract import (
     Registry,
     Result,
     Transaction,
+    Unchanged,
 )
 from rebalanser.tasks.engine import Answer, Epoch
 from rebalanser.tasks.key_value.keys import QueueKeys
@@ -204,6 +205,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, int]] = {}
+        self._guards: dict[str, Unchanged] = {}
 
     def revision(self, key: str, epoch: Epoch) -> int | None:
         """Return the revision at which an epoch was written, if known."""
@@ -213,6 +215,13 @@ class Epochs:
     def learn(self, key: str, token: int, revision: int) -> None:
         """Store the token of a key's epoch, and the revision of its write."""
         self._known[key] = (token, revision)
+
+    def guard(self, key: str, revision: int) -> Unchanged:
+        """Return the guard on an epoch; the same object for all moves of a partition."""
+        guard = self._guards.get(key)
+        if guard is None or guard.revision != revision:
+            guard = self._guards[key] = Unchanged(key, revision)
+        return guard
 
     def forget(self, key: str) -> None:
         """Drop an epoch that may have been replaced."""
