@@ -40,6 +40,10 @@ _VERSION: Final = f'{{"v":{SCHEMA_VERSION}'
 _STATUS_END: Final = b'",'
 _STATUS_START: Final = f'{_VERSION},"status":"'.encode()
 _MARK: Final = b',"mark":{"by":'
+CACHED_BYTES: Final = 1024
+"""Maximum bytes of a value whose decoded head is cached."""
+_NEW: Final = b',"state":{}}'
+_NEW_STATE: Final = State()
 _STATUSES: Final = {status.value.encode(): status for status in Status}
 
 
@@ -240,11 +244,14 @@ class Entry:
 
 def load_task(queue: str, partition: int, task: TaskId, key: str, value: bytes, revision: int) -> Entry:
     """A task from the value of its key."""
+    is_short = len(value) <= CACHED_BYTES  # others differ, and may be long: they name dependencies
+    if is_short and value.endswith(_NEW) and (head := _load_new(value)) is not None:
+        return Entry(Stored(Head(task, queue, *head), _NEW_STATE, revision, partition), revision, None)
     with _reading(key):
         loaded = _load(key, value)
         mark = loaded.get("mark")
         stored = Stored(
-            _head(queue, task, loaded["head"]),
+            Head(task, queue, *_head(loaded["head"])),
             _state(Status(loaded["status"]), loaded["state"]),
             mark["revision"] if mark else revision,
             partition,
@@ -252,13 +259,29 @@ def load_task(queue: str, partition: int, task: TaskId, key: str, value: bytes, 
         return Entry(stored, revision, mark["by"] if mark else None)
 
 
-def _head(queue: str, task: TaskId, value: Mapping[str, Any]) -> Head:
+@lru_cache(maxsize=1024)
+def _load_new(value: bytes) -> tuple[Any, ...] | None:
+    """The head of a task that was never claimed: those of one function are nearly always the same.
+
+    None if it is marked, or can't be read.
+    """
+    try:
+        with _reading(""):
+            loaded = _load("", value)
+            head = _head(loaded["head"])
+            Head("", "", *head)
+            is_new = loaded["status"] == Status.WAITING and not loaded["state"] and "mark" not in loaded
+            return head if is_new else None
+    except UnusableStore:
+        return None
+
+
+def _head(value: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a head, but for the id and the queue."""
     get = value.get
     unique_key, unique_for_s = get("unique", ("", 0.0))
     limit_key, max_running = get("limit", ("", 0))
-    return Head(
-        task,
-        queue,
+    return (
         value["name"],
         get("priority", 0),
         tuple(get("after", ())),
@@ -380,10 +403,25 @@ class Place:
 
 def load_place(entry: KeyValue) -> Place:
     """A task's place from its key."""
-    with _reading(entry.key):
-        line, _, payload = entry.value.partition(b"\n")
-        loaded = _load(entry.key, line)
-        return Place(loaded["partition"], None if loaded.get("long") else payload)
+    line, _, payload = entry.value.partition(b"\n")
+    partition, is_long = _load_place(line) or _read_place(entry.key, line)
+    return Place(partition, None if is_long else payload)
+
+
+def _read_place(key: str, line: bytes) -> tuple[int, bool]:
+    """The partition of a place, and True if the payload lies elsewhere."""
+    with _reading(key):
+        loaded = _load(key, line)
+        return loaded["partition"], bool(loaded.get("long"))
+
+
+@lru_cache(maxsize=1024)
+def _load_place(line: bytes) -> tuple[int, bool] | None:
+    """A place, of which there are two a partition; None if it can't be read."""
+    try:
+        return _read_place("", line)
+    except UnusableStore:
+        return None
 
 
 class Phase(StrEnum):
