@@ -21,6 +21,7 @@ from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
 from rebalanser.tasks.engine import (
     Change,
+    ClaimsFromIndex,
     Conflict,
     Engine,
     Lost,
@@ -286,13 +287,17 @@ class Context:
     def watch(self, sink: Sink, wants: Wants | None = None) -> Watch:
         """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
 
-        What is read after this returns has all changes that the sink is not told. All watches of a process
-        share one of the engine's: etcd sends each of them every state of the queue.
+        What is read after this returns has all changes that the sink is not told. The watches of a process
+        share one of the engine's, as etcd sends each of them every state of the queue. An engine with an
+        index has one feed for all watches anyway, and reads only what they want.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        return self._changes.join(sink, wants)
+        if not isinstance(self.engine, ClaimsFromIndex):
+            return self._changes.join(sink, wants)
+        revision = self.engine.page(self.queue, self.timeout_s, limit=1).revision
+        return self.engine.watch(self.queue, revision, sink, wants)
 
     def complete_in(
         self, connection: sqlite3.Connection, stored: Stored, held: Held, result: bytes | None
