@@ -17,6 +17,7 @@ from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport,
 from rebalanser.testing.simulation.trace import Trace, Write
 
 if TYPE_CHECKING:
+    from rebalanser.shiva.types import SetAside
     from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 
 SETTLES_WITHIN_S = 60.0
@@ -120,17 +121,21 @@ def settle(world: World, within_s: float = SETTLES_WITHIN_S) -> None:
 def stay(world: World, for_s: float = STAYS_FOR_S) -> None:
     """All is well and must stay so: nothing is published, started or stopped (SH-8).
 
-    A start command that is written again has a new place, which the document says.
+    A start command that is written again has a new place, which the document says. A record that was set aside
+    and no longer matters leaves it.
     """
     kept = world.kept
     world.run_for(_FOLLOWS_WITHIN_S)
-    before, documents = _told_and_running(world), world.oracle.documents
+    before, documents, aside = _told_and_running(world), world.oracle.documents, _set_aside(world)
     world.run_for(for_s)
+    left = aside - _set_aside(world)
+    if _set_aside(world) - aside:
+        raise Violation("SH-8", f"a record was set aside although all was well: {_set_aside(world) - aside}")
     after = _told_and_running(world)
     for name in before:
         if before[name] != after[name]:
             raise Violation("SH-8", f"{name} changed although all was well: {before[name]} -> {after[name]}")
-    if world.oracle.documents - documents > world.kept - kept:
+    if world.oracle.documents - documents > world.kept - kept + len(left):
         raise Violation("SH-8", "a document was published although all was well")
 
 
@@ -138,10 +143,15 @@ def _told_and_running(world: World) -> dict[str, object]:
     document = world.status()
     state: dict[str, object] = {"starts": world.oracle.starts, "processes": _running(world)}
     if document is not None:
-        state |= {"workers": document.workers, "set aside": document.set_aside}
+        state["workers"] = document.workers
         for application, entry in document.applications.items():
             state[str(application)] = replace(entry, offset=0, timestamp_ms=0)
     return state
+
+
+def _set_aside(world: World) -> set[SetAside]:
+    document = world.status()
+    return set(document.set_aside) if document is not None else set()
 
 
 def change_leader(world: World) -> None:
