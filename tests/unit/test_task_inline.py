@@ -22,6 +22,7 @@ from rebalanser.errors import (
     TaskFailed,
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
+from rebalanser.tasks.claim import LOG_PAGE
 from rebalanser.tasks.ids import born_at
 from rebalanser.tasks.inline import SHORTEST_STEP_S
 from rebalanser.testing import FakeClaim, FakeClock
@@ -356,20 +357,22 @@ def test_a_fake_claim_is_completed_once() -> None:
         claim.complete_in(None)  # type: ignore[arg-type] # it is not used
 
 
+@pytest.mark.rule("SK-9", "SK-12")
 def test_a_coroutine_takes_a_fake_claim_too() -> None:
     asyncio.run(fake_claim_in_a_loop())
 
 
 async def fake_claim_in_a_loop() -> None:
-    claim = FakeClaim(earlier=[[b"first"]])
+    earlier = [b"%d" % number for number in range(2 * LOG_PAGE + 1)]
+    claim = FakeClaim(earlier=[earlier])
     twin = claim.as_async()
-    await twin.update(b"second")
-    assert [each.content async for each in twin.log()] == [b"first", b"second"]
+    await twin.update(b"last")
+    assert [each.content async for each in twin.log()] == [*earlier, b"last"]
     claim.lose()
     await twin.until_stop_requested()
     with pytest.raises(Fenced):
         await twin.update(b"late")
-    assert claim.updates == [b"second"]
+    assert claim.updates == [b"last"]
 
 
 @pytest.mark.parametrize("advance_s", [-5, -0.1, math.nan, math.inf, "5", None])
