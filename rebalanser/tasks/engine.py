@@ -640,8 +640,9 @@ class ClaimsFromIndex(ABC):
     Of the tasks of a name with one ``limit_key`` at most ``max_running`` are claimed at once; a claim that is
     over counts until its task is claimed anew. Claims of a ``rate_limit`` are made as
     :class:`~rebalanser.tasks.model.Rate` says, those made again too. Its mark is written by the same
-    transaction, and read as :func:`~rebalanser.tasks.clocks.full_at` says, from when this engine object first
-    saw it. The best ones come first, and what is held back keeps no other task waiting (SK-23).
+    transaction, and read as :func:`~rebalanser.tasks.clocks.full_at` says, from when this engine object, or
+    another of its clock, first saw it. The best ones come first, and what is held back keeps no other task
+    waiting (SK-23).
     """
 
     @abstractmethod

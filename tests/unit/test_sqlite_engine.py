@@ -37,6 +37,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import (
     Applied,
+    ClaimAnswer,
     ClaimRequest,
     Collect,
     Conflict,
@@ -709,6 +710,34 @@ def test_a_file_of_the_third_version_is_turned_into_one_of_this(
         heads = [Head(task_id(number), QUEUE, "send", unique_key="k") for number in (3, 4)]
         answers = again.apply([Enqueue(Task(head, b""), 0) for head in heads], PATIENCE_S)
         assert answers[1] == Duplicate(task_id(3))
+
+
+@pytest.mark.rule("SK-23", "SK-24")
+def test_one_task_of_a_rate_limit_is_looked_at_and_old_marks_are_deleted(
+    engine: SqliteEngine, own: sqlite3.Connection
+) -> None:
+    """By counting, so that neither a claim nor the file grows with what waits or was done."""
+    term = Term(300.0, "boot", 300.0)
+    request = ClaimRequest(QUEUE, ["a", "b", "c"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
+    tasks = [replace(enqueue(number).task.head, rate_limit="1/s") for number in range(1, 101)]
+    engine.apply([Enqueue(Task(head, b""), 0) for head in tasks], PATIENCE_S)
+    assert len(engine.claim(request, PATIENCE_S).claimed) == 1
+    assert engine.claim(request, PATIENCE_S) == ClaimAnswer((), None, 1.0)
+    places = "SELECT ready, count(*) FROM skuld_tasks WHERE status = 0 GROUP BY ready ORDER BY ready"
+    assert own.execute(places).fetchall() == [(2, 98), (3, 1)]
+    keyed = [replace(head, id=task_id(200 + n), limit_key=str(n)) for n, head in enumerate(tasks[:50])]
+    engine.apply([Enqueue(Task(head, b""), 0) for head in keyed], PATIENCE_S)
+    many = replace(request, holders=[f"h{number}" for number in range(60)])
+    assert len(engine.claim(many, PATIENCE_S).claimed) == 50
+    marks = "SELECT count(*) FROM skuld_rates"
+    assert own.execute(marks).fetchone() == (51,)
+    for number in range(30):
+        later = 10.0 + number
+        engine.claim(
+            replace(request, holders=[f"l{number}"], clock=lambda: later, wall=200_000.0),  # noqa: B023
+            PATIENCE_S,
+        )
+    assert own.execute(marks).fetchone() == (1,)
 
 
 @pytest.mark.rule("SK-23")

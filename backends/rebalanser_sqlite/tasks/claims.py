@@ -70,6 +70,10 @@ _FORGET_MARKS = (
 )
 """As many a start as needed that not more and more of them are kept: each start adds at most one."""
 _PACE = f"UPDATE skuld_tasks SET ready = {PACED} WHERE number = ?"  # noqa: S608
+_COUNT_HERE = (
+    "UPDATE skuld_rates SET debt_s = ?, clock = ?, at_s = ? WHERE queue = ? AND name = ? AND limit_key = ?"
+)
+"""Lets a mark of another boot count on this one's clock, so that it is over whichever process lives on."""
 _WAIT_FOR_RATE = (
     "UPDATE skuld_rates SET waits_clock = ?, waits_until = ? WHERE queue = ? AND name = ? AND limit_key = ?"
 )
@@ -107,16 +111,16 @@ class Rates:
 
     def __init__(self, clock: str) -> None:
         self.clock = clock
-        self._seen: OrderedDict[tuple[int, LimitId], tuple[int, float]] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, LimitId], tuple[RateMark, float]] = OrderedDict()
 
     def full_at(self, queue: int, limit: LimitId, mark: RateMark | None, now: float) -> float:
         """Return when a limit allows its whole burst again; ``mark`` is what is stored ``now``."""
         if mark is None or mark.clock == self.clock:
             return full_at(mark, now, self.clock)
-        revision, seen_at = self._seen.get((queue, limit), (None, now))
-        if revision != mark.revision:
+        seen, seen_at = self._seen.get((queue, limit), (None, now))
+        if seen != mark:
             seen_at = now
-            self._seen[queue, limit] = (mark.revision, now)
+            self._seen[queue, limit] = (mark, now)
             self._seen.move_to_end((queue, limit))
             if len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
@@ -249,6 +253,8 @@ class Claims:
         if room_at > now:
             writing.cursor.execute(_PACE, (number,))
             writing.cursor.execute(_WAIT_FOR_RATE, (clock, room_at, *key))
+            if mark is not None and mark.clock != clock and self._request.term.clock:
+                writing.cursor.execute(_COUNT_HERE, (full - now, clock, now, *key))
             return False
         debt_s = full + rate.every_s - now
         wall = self._request.wall
