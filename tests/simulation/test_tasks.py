@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rebalanser.testing.tasks_simulation import (
+    ANYTHING,
     PROFILES,
     Fault,
     Profile,
@@ -32,9 +33,18 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     assert exercised(report) == []
 
 
+@pytest.mark.parametrize(("profile", "seeds"), [("workers", 24), ("busy workers", 8)])
+@pytest.mark.rule("SK-6", "SK-7", "SK-8", "SK-15", "SK-17", "SK-19", "SK-20")
+def test_loops_of_workers_do_all_tasks_whatever_fails(profile: str, seeds: int) -> None:
+    report = run_seeds(0, seeds, PROFILES[profile])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[profile]))
+    facts = {"begun", "given back", "renewed", "graceful stops", "errors of the loop slots"}
+    assert facts <= report.facts.keys()
+
+
 @pytest.mark.full_size
 @pytest.mark.rule("SK-6", "SK-8", "SK-14", "SK-22")
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [profile for profile in PROFILES if not PROFILES[profile].has_pools])
 def test_without_a_mutant_every_profile_is_clean(profile: str) -> None:
     report = run_seeds(0, 60, PROFILES[profile])
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[profile]))
@@ -54,7 +64,7 @@ def test_runs_that_exercised_nothing_fail() -> None:
     report = run_seeds(0, 50, idle)
     assert not report.violations
     missing = "\n".join(exercised(report))
-    for fault in set(Fault) - {Fault.COLLECT}:
+    for fault in set(ANYTHING.faults) - {Fault.COLLECT}:
         assert fault in missing
 
 

@@ -12,20 +12,23 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks import claiming, dependencies, ready_index, rules
+from rebalanser.tasks import claiming, dependencies, execution, ready_index, rules
 from rebalanser.tasks import owner as owner_module
 from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.batches import Batches, Settlement
 from rebalanser.tasks.claiming import ClaimAsk, Claiming, OwnedIndex
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Tally
+from rebalanser.tasks.execution import ClaimLife, Execution
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.ready_index import Offers, Pace, ReadyByName
 from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
+from rebalanser.tasks.slot_offers import Offering
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
 from rebalanser.testing.tasks_simulation import engine as engine_module
@@ -588,6 +591,163 @@ MUTANTS = (
             Switch(Owner, "knows", lambda _: lambda _self, _task, _revision: False),
         ),
         frozenset({"SK-11"}),
+    ),
+    Mutant(
+        "claims ahead of a slow body",
+        "a claim ahead that has not begun is given back",
+        (Switch(Execution, "look", edited("self._take_ahead(self._now() - BEGINS_S)", "[]")),),
+        frozenset({"SK-20"}),
+        "workers",
+    ),
+    Mutant(
+        "tries that have ended",
+        "a body that has ended leaves its place",
+        (Switch(Execution, "ended", edited("self._forget(held)", "pass")),),
+        frozenset({"SK-17", "SK-20"}),
+        "busy workers",
+    ),
+    Mutant(
+        "claims given back before a thread was free",
+        "what was given back is not begun",
+        (
+            Switch(Execution, "begin", edited("return False", "pass")),
+            Switch(Execution, "may_run", always(True)),
+        ),
+        frozenset({"SK-7"}),
+        "busy workers",
+    ),
+    Mutant(
+        "bodies whose claim's time is up",
+        "a body is asked to stop in time, whatever the store does",
+        (Switch(execution, "_due_at", edited("else min(at, deadline)", "else at")),),
+        frozenset({"SK-8"}),
+        "workers",
+    ),
+    Mutant(
+        "asking bodies to stop",
+        "a body whose claim's time is up is asked to stop",
+        (Switch(Execution, "care", edited("held.claim.deadline <= now", "False")),),
+        frozenset({"SK-8"}),
+        "workers",
+    ),
+    Mutant(
+        "timeouts",
+        "a body that takes too long has failed",
+        (Switch(Execution, "runs", always(None)),),
+        frozenset({"SK-15"}),
+        "workers",
+    ),
+    Mutant(
+        "renewals",
+        "a claim is renewed as long as its body runs",
+        (
+            Switch(
+                Execution,
+                "care",
+                edited("held.renew_at <= now + TOGETHER", "0 > now + TOGETHER"),
+            ),
+        ),
+        frozenset({"SK-7", "SK-17"}),
+        "workers",
+    ),
+    Mutant(
+        "news of claims that are held",
+        "a worker hears at once that a claim is over",
+        (Switch(Execution, "heard", edited("return self.claim_of.get(change.task)", "return None")),),
+        frozenset({"SK-7"}),
+        "busy workers",
+    ),
+    Mutant(
+        "the time of a renewal",
+        "a renewed claim lasts for its time, counted from before the renewal was written",
+        (Switch(ClaimLife, "renewed", edited("written_at + ttl_s", "written_at + 2 * ttl_s")),),
+        frozenset({"SK-8"}),
+        "workers",
+    ),
+    Mutant(
+        "payloads that can't be read",
+        "a claim whose payload can't be read now is given back",
+        (Switch(Execution, "_hand_out", edited("yield GiveBack(tries)\n        raise", "raise")),),
+        frozenset({"SK-17"}),
+        "workers",
+    ),
+    Mutant(
+        "leaving: what still runs",
+        "a worker that leaves keeps no claim",
+        (Switch(Execution, "leave", edited("yield Abandon(remaining)", "pass")),),
+        frozenset({"SK-20"}),
+        "workers",
+        first=12,
+    ),
+    Mutant(
+        "troubles that are over",
+        "a loop that works again has no trouble",
+        (Switch(LoopFailures, "ended", always(None)),),
+        frozenset({"SK-19"}),
+        "workers",
+    ),
+    Mutant(
+        "pauses of loops",
+        "a loop tries again soon",
+        (Switch(LoopFailures, "failed", edited("failing.delay.after(0.0)", "3600.0")),),
+        frozenset({"SK-17", "SK-19", "SK-20"}),
+        "workers",
+    ),
+    Mutant(
+        "claims for slots that arrive",
+        "a claim that has arrived is taken once",
+        (Switch(Offering, "arrived", edited("self.own.take_arrived(len(used))", "pass")),),
+        frozenset({"SK-6"}),
+        "workers",
+    ),
+    Mutant(
+        "claims for slots that were followed by others",
+        "a claim that has arrived is taken only while it is current",
+        (Switch(Offering, "_mine", edited("if claim.holder == each.holder:", "if True:")),),
+        frozenset({"SK-6"}),
+        "workers",
+    ),
+    Mutant(
+        "slots that a watch has missed",
+        "slots are read again once changes may have been missed",
+        (
+            Switch(
+                Offering,
+                "learn",
+                edited("self.lost = True\n", "pass\n"),
+            ),
+        ),
+        frozenset({"SK-17", "SK-20"}),
+        "workers",
+    ),
+    Mutant(
+        "slots that could not be published",
+        "slots that were refused are published again",
+        (
+            Switch(
+                Offering,
+                "_publish",
+                edited("self.own.gone([each.holder for each in slots])\n        raise", "raise"),
+            ),
+        ),
+        frozenset({"SK-17", "SK-20"}),
+        "workers",
+        first=12,
+    ),
+    Mutant(
+        "slots of a lease that has ended",
+        "slots that ended with their lease are published anew",
+        (Switch(Offering, "_lease_ended", edited("self.own.lease_ended()", "pass")),),
+        frozenset({"SK-17", "SK-20"}),
+        "workers",
+        first=15,
+    ),
+    Mutant(
+        "room that is offered",
+        "a change of the room is published soon",
+        (Switch(Offering, "offer", edited("due is not None and due < self._looks_at", "False")),),
+        frozenset({"SK-17", "SK-20"}),
+        "workers",
     ),
 )
 

@@ -55,6 +55,9 @@ class SimulatedEngine:
         self.followers: list[Follower] = []
         self.slots: dict[str, FreeSlot | UsedSlot] = {}
         self.slot_followers: list[SlotFollower] = []
+        self.leases: dict[int, int] = {}
+        """Leases of slots, each with how many times it was kept; -1 once it has ended."""
+        self._lease_of: dict[str, int] = {}
         self._holders: set[str] = set()
         self._last_of_key: dict[tuple[str, str], TaskId] = {}
 
@@ -131,6 +134,55 @@ class SimulatedEngine:
         for each in list(self.slots.values()):
             if each.process == process:
                 self._delete_slot(each)
+
+    def grant(self, ttl_s: float, after: Callable[[float, Callable[[], None]], None]) -> int:
+        """Make a lease for slots; ``after`` calls something so many seconds later."""
+        lease = len(self.leases) + 1
+        self.keep(lease, ttl_s, after, is_new=True)
+        return lease
+
+    def keep(
+        self,
+        lease: int,
+        ttl_s: float,
+        after: Callable[[float, Callable[[], None]], None],
+        *,
+        is_new: bool = False,
+    ) -> bool:
+        """Keep a lease; False if it has ended."""
+        if not is_new and not self._is_lease(lease):
+            return False
+        kept = self.leases[lease] = self.leases.get(lease, 0) + 1
+        after(ttl_s, lambda: self.end_lease(lease) if self.leases[lease] == kept else None)
+        return True
+
+    def end_lease(self, lease: int) -> None:
+        """End a lease, with its slots."""
+        self.leases[lease] = -1
+        for each in list(self.slots.values()):
+            if self._lease_of.get(each.holder) == lease:
+                self._delete_slot(each)
+
+    def publish_all(self, slots: Iterable[FreeSlot], used: Iterable[UsedSlot]) -> bool:
+        """Publish slots and delete used ones; False if the lease has ended."""
+        for slot in slots:
+            if not self._is_lease(slot.lease):
+                return False
+        for each in used:
+            if isinstance(self.slots.get(each.holder), UsedSlot):
+                self._delete_slot(self.slots[each.holder])
+        for slot in slots:
+            self._lease_of[slot.holder] = slot.lease
+            self.publish(slot)
+        return True
+
+    def withdraw_of(self, process: str, holders: Iterable[str] | None) -> list[UsedSlot]:
+        """Delete the free slots of a process, by holder or all; those that are used."""
+        mine = [holder for holder, each in self.slots.items() if each.process == process]
+        return self.withdraw(mine if holders is None else holders)
+
+    def _is_lease(self, lease: int) -> bool:
+        return self.leases.get(lease, -1) > 0
 
     def _put_slot(self, slot: FreeSlot | UsedSlot) -> None:
         self.slots[slot.holder] = slot

@@ -244,8 +244,12 @@ class OwnerProcess(Process):
     def _follow_slot(self, news: SlotNews) -> None:
         """A change of a slot is told, as one of a task is."""
         world = self.world
-        if not self.alive or world.now < self._drops_until or self.is_cut:
-            return  # a change of a task that is lost has the slots read, too
+        if not self.alive:
+            return
+        if world.now < self._drops_until or self.is_cut:
+            until = max(self._drops_until, self.cut_until)
+            world.after(until - world.now, lambda: self.received(self._is_lost))
+            return
         world.after(world.scenario.latency_s, lambda: self.received(lambda: self._told_slot(news)))
         if world.tells_late():
             late_s = world.random.uniform(0.1, 4.0)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 _EPOCH_MS = 1_700_000_000_000
+_TIMEOUT_S: Final = 0.5
+"""Seconds that bodies of some tasks may take."""
 _BATCH: Final = 3
 """Entries that are sent at once."""
 
@@ -90,6 +92,11 @@ class Producer(Process):
         )
         self.spawn(self._make())
         self.spawn(self._forward())
+
+    def make(self, count: int) -> None:
+        """Make some more tasks."""
+        self.outbox.to_make += count
+        self.spawn(self._make())
 
     def _make(self) -> Script:
         outbox, random = self.outbox, self.world.random
@@ -157,6 +164,7 @@ class Producer(Process):
             task,
             QUEUE,
             random.choices((PLAIN, POISON, KILLER), (20, 1, 1))[0],
+            timeout_s=_TIMEOUT_S if self.world.scenario.pools and random.random() < 0.1 else None,
             priority=random.choice((0, 0, 0, 5, -3)),
             after=after,
             retries=random.randint(0, 4),

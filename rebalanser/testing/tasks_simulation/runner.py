@@ -11,11 +11,16 @@ from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport,
 from rebalanser.testing.simulation.trace import Trace, Write
 from rebalanser.testing.tasks_simulation.scenario import ANYTHING, OF_REQUESTS, PROFILES, Fault, Profile
 from rebalanser.testing.tasks_simulation.working import PLAIN
-from rebalanser.testing.tasks_simulation.world import World
+from rebalanser.testing.tasks_simulation.world import CALMS_S, World
 
 SETTLES_WITHIN_S = 90.0
 """How long after healing all is complete: some dozen tasks, of which some are claimed by nobody any more."""
 _LOOK_EVERY_S = 0.5
+IDLE_S = 0.3
+"""Maximum seconds that a task is ready while a worker is idle, once all is quiet."""
+_BURST = 12
+_BURST_S = 6.0
+_TICK_S = 0.05
 _STRIKES = tuple(fault for fault in Fault if fault not in set(OF_REQUESTS) | {Fault.COLLECT})
 
 
@@ -48,6 +53,8 @@ def _run(world: World) -> None:
     _chaos(world)
     world.heal()
     _settle(world)
+    if world.pools:
+        _burst(world)
     world.oracle.are_spooled_made()
     world.oracle.are_logs_whole(world.engine.tasks, world.engine.update_at)
 
@@ -58,6 +65,44 @@ def _chaos(world: World) -> None:
         world.scheduler.run_until(world.now + random.expovariate(world.scenario.strikes_per_s))
         if kinds:
             world.befall(random.choice(kinds))
+
+
+def _burst(world: World) -> None:
+    """Once all is quiet, some more tasks come, and no worker is idle while one of them is ready (SK-20)."""
+    world.scheduler.run_until(world.now + CALMS_S)
+    for producer in world.producers:
+        producer.make(_BURST)
+    ready_since: dict[tuple[TaskId, int], float] = {}
+    ends = world.now + _BURST_S
+    while world.now < ends:
+        world.scheduler.run_until(world.now + _TICK_S)
+        _judge_idle(world, ready_since)
+    _settle(world)
+    world.scheduler.run_until(world.now + CALMS_S)
+    for pool in world.pools:
+        for trouble in pool.failures.troubles():
+            raise Violation("SK-19", f"{pool.name} says that it fails, and nothing does: {trouble}")
+
+
+def _judge_idle(world: World, ready_since: dict[tuple[TaskId, int], float]) -> None:
+    """Judge that no task waits without a reason; ``ready_since`` has when it was first seen so."""
+    idle_since = min((pool.idle_since for pool in world.pools), default=world.now)
+    for task, stored in world.engine.tasks.items():
+        claim = stored.state.claim
+        if stored.state.status is not Status.CLAIMED:
+            claim = None
+        if claim is not None and any(pool.lacks(claim) for pool in world.pools):
+            since = ready_since.setdefault((task, stored.revision), world.now)
+            if world.now - since > IDLE_S:
+                raise Violation("SK-20", f"task {task} is claimed for {claim}, and its worker lacks that")
+        elif claim is not None:
+            ready_since.pop((task, stored.revision), None)
+        if not world.is_ready(stored):
+            continue
+        since = max(idle_since, ready_since.setdefault((task, stored.revision), world.now))
+        world.oracle.counts["looks at ready tasks"] += 1
+        if world.now - since > IDLE_S:
+            raise Violation("SK-20", f"task {task} is ready, and a worker is idle, since {since:.3f}")
 
 
 def _settle(world: World) -> None:

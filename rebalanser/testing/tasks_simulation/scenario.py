@@ -47,6 +47,8 @@ class Fault(StrEnum):
     TOO_LARGE = "a write is over the limit"
     CANCEL = "an operator cancels a task"
     REQUEUE = "an operator requeues a task"
+    BUG = "a call fails as nobody foresaw"
+    STOP = "a worker is asked to stop"
     COLLECT = "what is closed is deleted once its time is over"
 
 
@@ -57,6 +59,7 @@ OF_REQUESTS = (
     Fault.REQUEST_LATE,
     Fault.REQUEST_DOUBLED,
 )
+OF_POOLS = (Fault.BUG, Fault.STOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Scenario:
     dependent_ratio: float
     """How many tasks depend on others."""
     is_collecting: bool
+    pools: int = 0
+    """How many workers run the product's loops."""
     chaos_s: float = 8.0
     latency_s: float = 0.01
 
@@ -85,13 +90,14 @@ class Profile:
     """What worlds chance may draw."""
 
     name: str
-    faults: tuple[Fault, ...] = tuple(Fault)
+    faults: tuple[Fault, ...] = tuple(fault for fault in Fault if fault not in OF_POOLS)
     strikes_per_s: float = 2.0
     is_collecting: bool = False
     chaos_s: float = 8.0
     max_partitions: int = 2
     max_tasks: int = 14
     dependent_ratio: float = 0.5
+    has_pools: bool = False
 
     def draw(self, random: Random) -> Scenario:
         """The world of a seed."""
@@ -100,7 +106,7 @@ class Profile:
             partitions=random.randint(1, self.max_partitions),
             hosts=random.randint(1, 3),
             owners=random.randint(2, 3),
-            workers=random.randint(2, 3),
+            workers=1 if self.has_pools else random.randint(2, 3),
             producers=random.randint(1, 2),
             tasks=random.randint(self.max_tasks // 2, self.max_tasks),
             faults=self.faults,
@@ -108,6 +114,7 @@ class Profile:
             strikes_per_s=self.strikes_per_s * random.uniform(0.5, 1.5),
             dependent_ratio=self.dependent_ratio,
             is_collecting=self.is_collecting or (Fault.COLLECT in self.faults and random.random() < 0.3),
+            pools=random.randint(1, 3) if self.has_pools else 0,
             chaos_s=self.chaos_s,
         )
 
@@ -161,6 +168,31 @@ _PROFILES = (
         chaos_s=20.0,
         max_tasks=24,
         dependent_ratio=0.0,
+    ),
+    Profile(
+        "workers",
+        tuple(fault for fault in Fault if fault is not Fault.COLLECT),
+        3.0,
+        max_tasks=40,
+        dependent_ratio=0.2,
+        has_pools=True,
+    ),
+    Profile(
+        "busy workers",
+        (
+            Fault.CANCEL,
+            Fault.STOP,
+            Fault.PAUSE_SHORT,
+            Fault.WATCH_LATE,
+            Fault.LOCKED,
+            Fault.CUT,
+            Fault.REQUEST_LOST,
+        ),
+        12.0,
+        max_partitions=1,
+        max_tasks=120,
+        dependent_ratio=0.0,
+        has_pools=True,
     ),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}

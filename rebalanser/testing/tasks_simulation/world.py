@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.testing.simulation.scheduler import Scheduler
 from rebalanser.testing.simulation.trace import Trace
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
+from rebalanser.testing.tasks_simulation.executing import PoolWorker
 from rebalanser.testing.tasks_simulation.network import Network
 from rebalanser.testing.tasks_simulation.operating import Collector, Operator
 from rebalanser.testing.tasks_simulation.oracle import Oracle
@@ -26,6 +28,9 @@ from rebalanser.testing.tasks_simulation.scenario import (
     Scenario,
 )
 from rebalanser.testing.tasks_simulation.working import Worker
+
+CALMS_S = 5.0
+"""Seconds from the end of all faults until nothing follows from them any more."""
 
 
 class World:
@@ -50,10 +55,11 @@ class World:
         self._tokens = 0
         self._late_news = 0
         self._large_contents = 0
-        self._is_healed = False
+        self._healed_at = math.inf
         self.operator = Operator(self, "operator", self.hosts[0])
         self.owners = [self._owner() for _ in range(scenario.owners)]
         self.workers = [self._worker() for _ in range(scenario.workers)]
+        self.pools = [self._pool() for _ in range(scenario.pools)]
         self.outboxes = [Outbox(number, scenario.tasks) for number in range(scenario.producers)]
         self.producers = [self._producer(outbox) for outbox in self.outboxes]
         if scenario.is_collecting:
@@ -65,6 +71,11 @@ class World:
     def now(self) -> float:
         """True time, in seconds."""
         return self.scheduler.now
+
+    @property
+    def is_quiet(self) -> bool:
+        """True once all faults and what follows from them are over."""
+        return self.now > self._healed_at + CALMS_S
 
     def say(self, where: str, sentence: str) -> None:
         """A line of the trace."""
@@ -96,6 +107,12 @@ class World:
         """True if a producer is to enqueue a task still, perhaps once more; to send it again is not that."""
         return any(outbox.is_coming(task, self.engine.tallies) for outbox in self.outboxes)
 
+    def is_ready(self, stored: Stored) -> bool:
+        """True if any worker may claim a task now, and no limit holds it back."""
+        state, head = stored.state, stored.head
+        is_due = state.status is Status.WAITING and state.due <= self.now
+        return is_due and not head.max_running and all(each in self.oracle.completed for each in head.after)
+
     def assign(self, partition: int, *, is_told: bool) -> None:
         """Give a partition to another process; the old one is told at once, or much later."""
         before = [each for each in self.tenancies if each.partition == partition and not each.is_over]
@@ -120,6 +137,10 @@ class World:
             self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
             self.workers.remove(process)
             self.after(self.random.uniform(0.1, 0.6), lambda: self.workers.append(self._worker()))
+        elif isinstance(process, PoolWorker):
+            if process in self.pools:
+                self.pools.remove(process)
+                self.after(self.random.uniform(0.1, 0.6), lambda: self.pools.append(self._pool()))
         elif isinstance(process, Producer):
             self.producers.remove(process)
             outbox = process.outbox
@@ -141,7 +162,8 @@ class World:
                 partition = random.randrange(self.scenario.partitions)
                 self.assign(partition, is_told=fault is Fault.DEPOSE)
             case Fault.WATCH_LOST:
-                random.choice(self.owners).drop_changes(self.now + random.uniform(0.1, 2.0))
+                watching: list[OwnerProcess | PoolWorker] = [*self.owners, *self.pools]
+                random.choice(watching).drop_changes(self.now + random.uniform(0.1, 2.0))
             case Fault.WATCH_LATE:
                 self._late_news += 1
             case Fault.TOO_LARGE:
@@ -150,25 +172,38 @@ class World:
                 self.network.engine_away_until = self.now + random.uniform(0.2, 1.0)
             case Fault.FULL | Fault.READ_ONLY | Fault.LOCKED:
                 self.network.refuse(fault, self.now + random.uniform(0.2, 2.0))
-            case Fault.CANCEL:
-                self.operator.cancel(random.choice(list(self.engine.tasks)))
-            case Fault.REQUEUE:
-                self.operator.requeue(random.choice(list(self.engine.tasks)))
+            case Fault.CANCEL | Fault.REQUEUE:
+                ask = self.operator.cancel if fault is Fault.CANCEL else self.operator.requeue
+                tasks = [task for task, each in self.engine.tasks.items() if each.state.status in OPEN]
+                ask(random.choice(tasks if self.pools and tasks else list(self.engine.tasks)))
+            case Fault.BUG | Fault.STOP:
+                self._befall_pool(fault)
             case _:
                 self._befall_process(fault, random.choice(self._processes()))
+
+    def _befall_pool(self, fault: Fault) -> None:
+        for pool in self.random.sample(self.pools, min(1, len(self.pools))):
+            if fault is Fault.STOP:
+                pool.stop()
+            else:
+                pool.bug_until = self.now + self.random.uniform(0.1, 2.0)
 
     def _befall_process(self, fault: Fault, process: Process) -> None:
         match fault:
             case Fault.KILL:
                 self.replace(process)
             case Fault.PAUSE_SHORT:
-                process.resumes_at = self.now + self.random.uniform(0.1, 0.9) * TTL_S
+                self._pause(process, self.random.uniform(0.1, 0.9) * TTL_S)
             case Fault.PAUSE_LONG:
-                process.resumes_at = self.now + self.random.uniform(1.1, 2.2) * TTL_S
+                self._pause(process, self.random.uniform(1.1, 2.2) * TTL_S)
                 self._end_slots(process, process.resumes_at)
             case Fault.CUT:
                 process.cut_until = self.now + self.random.uniform(0.2, 1.5 * TTL_S)
                 self._end_slots(process, process.cut_until)
+
+    def _pause(self, process: Process, seconds: float) -> None:
+        """Stop a process for so long, or for as long as it is stopped already if that is longer."""
+        process.resumes_at = max(process.resumes_at, self.now + seconds)
 
     def _end_slots(self, process: Process, until: float) -> None:
         """A worker keeps the lease of its slots no longer until then."""
@@ -177,18 +212,22 @@ class World:
 
     def _processes(self) -> list[Process]:
         """Those that live; workers that are at work four times, as they are what becomes stale."""
-        at_work = [worker for worker in self.workers if worker.is_at_work]
-        return [*self.owners, *self.workers, *self.producers, *at_work, *at_work, *at_work]
+        workers: list[Worker | PoolWorker] = [*self.workers, *self.pools]
+        at_work = [worker for worker in workers if worker.is_at_work]
+        return [*self.owners, *workers, *self.producers, *at_work, *at_work, *at_work]
 
     def heal(self) -> None:
         """All faults end, what is dead by bad luck is requeued, and wall clocks are set."""
         self.say("world", "everything is healed")
+        self._healed_at = self.now
         self.network.fault_ratio = 0.0
         self.network.engine_away_until = min(self.network.engine_away_until, self.now)
         self.network.refuses_until = min(self.network.refuses_until, self.now)
         self._late_news = self._large_contents = 0
         for host in self.hosts:
             host.skew_s = 0.0
+        for pool in self.pools:
+            pool.bug_until = min(pool.bug_until, self.now)
         for process in self._processes():
             process.cut_until = min(process.cut_until, self.now)
         self.operator.requeue_for_ever()
@@ -207,6 +246,9 @@ class World:
 
     def _worker(self) -> Worker:
         return Worker(self, *self._name("w"))
+
+    def _pool(self) -> PoolWorker:
+        return PoolWorker(self, *self._name("pool"))
 
     def _producer(self, outbox: Outbox) -> Producer:
         # What is spooled is on one host, whose clock its ids are of.

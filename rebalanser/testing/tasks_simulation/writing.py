@@ -14,7 +14,7 @@ from rebalanser.tasks.engine import Enqueue, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.script import Apply, ReadTasks, Request, Sleep
+from rebalanser.tasks.script import Apply, ReadTasks, Request, RequestT, Sleep
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import TIMEOUT_S, Unanswered
 from rebalanser.testing.tasks_simulation.process import Process, Resume, Script, Wish
@@ -26,7 +26,7 @@ WRITE_TIMEOUT_S: Final = 2 * TIMEOUT_S
 """Seconds for which an engine that is away is asked again for the same batch."""
 
 
-def driven(script: Generator[Request, Any, Any], perform: Callable[[Request], Script]) -> Script:
+def driven(script: Generator[RequestT, Any, Any], perform: Callable[[RequestT], Script]) -> Script:
     """Run a script of the product in the world; its result."""
     try:
         request = next(script)

@@ -1,0 +1,670 @@
+"""Workers with several threads: what they claim, begin, renew and end is decided by the product.
+
+Each loop of a worker has the product's policy for errors: it must go on, whatever the store does (SK-19).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
+from rebalanser.tasks import execution, rules
+from rebalanser.tasks.asks import MoveAsk
+from rebalanser.tasks.claiming import Claimed
+from rebalanser.tasks.engine import Change, Lost
+from rebalanser.tasks.execution import (
+    Abandon,
+    Begin,
+    ClaimLife,
+    ClaimTasks,
+    CutOff,
+    EndClaiming,
+    Execution,
+    Fail,
+    FetchPayloads,
+    GiveBack,
+    Hold,
+    OfferRoom,
+    RenewalRule,
+    Try,
+    WaitUntil,
+    WorkRequest,
+)
+from rebalanser.tasks.free_slots import SlotNews
+from rebalanser.tasks.loops import LoopFailures
+from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Term
+from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.script import Await, ReadTasks, Submit
+from rebalanser.tasks.slot_offers import (
+    EndLease,
+    FollowSlots,
+    GrantLease,
+    KeepLease,
+    Offering,
+    PublishSlots,
+    ReadSlots,
+    SlotRequest,
+    WakeClaimant,
+    WithdrawSlots,
+)
+from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.tasks_simulation.network import Unanswered, once
+from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish
+from rebalanser.testing.tasks_simulation.scenario import SLOT_LEASE_S, TTL_S
+from rebalanser.testing.tasks_simulation.working import KILLER, NAMES, POISON
+from rebalanser.testing.tasks_simulation.writing import Writer, driven
+
+if TYPE_CHECKING:
+    from rebalanser.testing.tasks_simulation.world import World
+
+LATE_S: Final = 0.05
+"""Seconds by which a thread that is free may be late."""
+GRACE_S: Final = 1.0
+_STEP_S: Final = 0.001
+"""Seconds that a look at claims takes."""
+_PIECE_S: Final = 0.1
+"""Seconds between two looks of a body at its claim."""
+
+
+class Signal:
+    """An event that scripts of a process wait for."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._is_set = False
+        self._resumes: list[Resume] = []
+
+    def set(self) -> None:
+        """Set it, and let those go on who wait."""
+        self._is_set = True
+        resumes, self._resumes = self._resumes, []
+        for resume in resumes:
+            self._process.world.after(0.0, partial(resume, None))
+
+    def wait(self, seconds: float | None) -> Wish:
+        """Go on once it is set, or so many seconds of the process's clock are over; it is cleared then."""
+
+        def wish(resume: Resume) -> None:
+            def go_on(_: Any) -> None:
+                self._is_set = False
+                resume(None)
+
+            finish = once(go_on)
+            if self._is_set:
+                self._process.world.after(0.0, lambda: finish(None))
+                return
+            self._resumes.append(finish)
+            if seconds is not None:
+                self._process.world.after(max(0.0, seconds) / self._process.host.rate, lambda: finish(None))
+
+        return wish
+
+
+class StopRequest:
+    """Asks a body to stop."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        """Ask it."""
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        """True if it was asked."""
+        return self._is_set
+
+
+class PoolClaim:
+    """A claim in the hands of a worker."""
+
+    def __init__(self, worker: PoolWorker, claimed: Claimed) -> None:
+        self.worker = worker
+        self.life = ClaimLife(claimed.stored, claimed.held, claimed.sent_at + TTL_S)
+        self.made_at = claimed.stored.revision
+        self.stop_requested = StopRequest()
+
+    @property
+    def task(self) -> TaskId:
+        """What it is of."""
+        return self.life.stored.head.id
+
+    @property
+    def deadline(self) -> float:
+        """When its time is up; 0 once it has ended."""
+        return 0.0 if self.is_over else self.life.deadline
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended, as far as its worker knows."""
+        return self.life.ended is not None
+
+    def still_mine(self) -> bool:
+        """True if it lasts by its worker's clock."""
+        return self.life.lasts(self.worker.now)
+
+    def lose(self, reason: Reason) -> None:
+        """End it."""
+        self.life.end(reason)
+        self.stop_requested.set()
+
+    def heard(self, change: Change) -> None:
+        """Take a change of its task."""
+        if self.life.is_ended_by(change.status, change.revision):
+            self.lose(Reason.ENDED)
+
+    def settle(self, rule: Callable[[Stored], Decision]) -> MoveAsk:
+        """End it by a rule, as soon as the store takes that."""
+        self.lose(Reason.ENDED)
+        ask = MoveAsk(self.life.stored, rule, lasting=True)
+        self.worker.writer.submit_all([ask], self.life.held)
+        return ask
+
+    def give_back(self) -> None:
+        """End it; the try is not counted."""
+        if not self.is_over:
+            held = self.life.held
+            self.settle(lambda stored: rules.release(stored.state, held))
+
+    def fail(self, *, is_final: bool = False) -> None:
+        """End it as failed."""
+        if not self.is_over:
+            held = self.life.held
+            due = None if is_final else self.worker.world.now
+            self.settle(lambda stored: rules.fail(stored.head, stored.state, held, "it failed", due))
+
+    def complete(self, result: bytes) -> None:
+        """End it as complete; a task whose result the store can't take fails."""
+        if self.is_over:
+            return
+        held = self.life.held
+        ask = self.settle(lambda stored: rules.complete(stored.state, held, result))
+
+        def ended(_: Any) -> None:
+            if isinstance(ask.future.exception(), RequestTooLarge):
+                self.settle(lambda stored: rules.fail(stored.head, stored.state, held, "too large", None))
+
+        ask.future.add_done_callback(ended)
+
+
+class PoolWorker(Process):
+    """A process with threads for bodies, and one loop each that claims, renews and offers free slots."""
+
+    def __init__(self, world: World, name: str, host: Host) -> None:
+        super().__init__(world, name, host)
+        random = world.random
+        self.concurrency = random.randint(1, 4)
+        self.writer = Writer(self)
+        self.failures = LoopFailures()
+        self.execution: Execution[PoolClaim] = Execution(
+            lambda: self.now,
+            TTL_S,
+            lambda: self.concurrency,
+            lambda _: False,
+            self._look_sooner,
+        )
+        self.idle_since = world.now
+        """True time since which a thread is idle and no claim has come; infinity if none is."""
+        self.bug_until = 0.0
+        self._holders = 0
+        self._idle_s: float | None = 0.0
+        self._woken = Signal(self)
+        self._sooner = Signal(self)
+        self._ready: deque[tuple[Try[PoolClaim], bytes]] = deque()
+        self._more = Signal(self)
+        self._ended = Signal(self)
+        self.drops_until = 0.0
+        self._last_held: list[PoolClaim] = []
+        self._heard: dict[TaskId, Change] = {}
+        """The last change that each task was told of."""
+        self._is_slow = random.random() < 0.3
+        self._claims_end = Signal(self)
+        self._offers_end = Signal(self)
+        world.engine.followers.append(self._follow)
+        self.spawn(self._loop("claims", self._claim, self._claims_end))
+        self.spawn(self._loop("renewals", self._renew))
+        for _ in range(self.concurrency):
+            self.spawn(self._run())
+        self._source: SlotSource = SlotSource(self)
+        self.spawn(self._loop("slots", self._source.step, self._offers_end))
+
+    def _look_sooner(self) -> None:
+        self._sooner.set()
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a body runs."""
+        return self.execution.running > 0
+
+    def lacks(self, claim: ClaimState) -> bool:
+        """True if a claim was made for this worker, and it does not hold it."""
+        return claim.worker == self.name and claim.holder not in self.execution.tries
+
+    def term(self) -> Term:
+        """A claim's time, from now on."""
+        return Term(TTL_S, self.host.clock, self.now + TTL_S)
+
+    def new_holder(self) -> str:
+        """A name that no claim has."""
+        self._holders += 1
+        return f"{self.name}-{self._holders}"
+
+    def wake(self) -> None:
+        """Look for claims."""
+        self._woken.set()
+
+    def drop_changes(self, until: float) -> None:
+        """The watch breaks; once it is back it says that it has lost changes."""
+        self.drops_until = until
+
+    def asked(self, serve: Callable[[], Any]) -> Script:
+        """Have something done at the engine; raises what its client does."""
+        if self.world.now < self.bug_until:
+            self.world.oracle.counts["bugs"] += 1
+            raise KeyError("a bug")
+        answer = yield self.world.network.request(self, serve)
+        if isinstance(answer, Unanswered):
+            raise answer.error
+        return answer
+
+    def stop(self) -> None:
+        """Stop in order: give back what has not begun, then what has not ended, and leave."""
+        if not self.execution.stopping:
+            self.world.oracle.counts["graceful stops"] += 1
+            self.execution.stopping = True
+            self._woken.set()
+            self._sooner.set()
+            self._source.changed.set()
+            self.spawn(self._stop())
+
+    def _stop(self) -> Script:
+        held = [each.claim for each in self.execution.tries.values()]
+        yield from driven(self.execution.leave(GRACE_S), self._perform)
+        if not all(each.is_over for each in held):
+            raise Violation("SK-20", f"{self.name} leaves, and keeps a claim")
+        yield self._offers_end.wait(SLOT_LEASE_S)
+        try:
+            yield from driven(self._source.offering.retire(), self._source.perform)
+        except Exception:  # the slots end by themselves, and so do the claims
+            self.world.oracle.counts["slots left to their lease"] += 1
+        yield self.sleep(1.0)
+        self.world.replace(self)
+
+    def _loop(self, name: str, step: Callable[[], Script], end: Signal | None = None) -> Script:
+        """Take steps, whatever they raise, until one was the last."""
+        while True:
+            try:
+                goes_on = yield from step()
+            except Violation:
+                raise
+            except Exception as error:
+                self.world.oracle.counts[f"errors of the loop {name}"] += 1
+                failed = self.failures.failed(name, error, self.now, self.wall)
+                if failed.gives_up:
+                    self.world.oracle.counts["processes that gave up"] += 1
+                    self.world.replace(self)
+                yield self.sleep(failed.pause_s)
+            else:
+                self.failures.ended(name)
+                if not goes_on:
+                    break
+        if end is not None:
+            end.set()
+
+    def _claim(self) -> Script:
+        yield self._woken.wait(self._idle_s)
+        if self.execution.stopping:
+            return False
+        self._idle_s = 0.0
+        self._last_held = []
+        try:
+            self._idle_s = yield from driven(self.execution.look(), self._perform)
+        except Exception:
+            self._judge_held()
+            raise
+        self._judge_held()
+        self._note_idle()
+        return True
+
+    def _judge_held(self) -> None:
+        """Judge that each claim that was taken is held or ended, also where its payload could not be read."""
+        held = [each.claim for each in self.execution.tries.values()]
+        if self.alive and not all(each.is_over or each in held for each in self._last_held):
+            raise Violation("SK-17", f"{self.name} has forgotten a claim that it took")
+
+    def _note_idle(self) -> None:
+        is_idle = self.execution.idle() > 0 and not self.execution.stopping
+        since = self.world.now if self._last_held else min(self.idle_since, self.world.now)
+        self.idle_since = since if is_idle else float("inf")
+
+    def _perform(self, request: WorkRequest) -> Script:
+        match request:
+            case ClaimTasks(room=room):
+                claimed = yield from self._source.claim(room)
+                return claimed, False
+            case Hold(claimed=claimed):
+                for each in claimed:
+                    self.world.oracle.granted(each.stored.head.id, each.held)
+                self._last_held = [PoolClaim(self, each) for each in claimed]
+                return self._last_held
+            case FetchPayloads(claimed=claimed):
+                known, ids = self.world.engine.payloads, [each.stored.head.id for each in claimed]
+                return (yield from self.asked(lambda: {each: known[each] for each in ids if each in known}))
+            case Begin(tries=tries, changes=changes):
+                self._hand_out(tries, changes)
+            case OfferRoom(idle=idle, room=room):
+                self._source.offer(idle, room)
+            case WaitUntil(reached=reached, seconds=seconds):
+                yield from self._until(reached, seconds)
+            case EndClaiming(seconds=seconds):
+                if any(each.began_at is None for each in self.execution.tries.values()):
+                    raise Violation("SK-20", f"{self.name} leaves, and keeps what has not begun")
+                yield self._claims_end.wait(seconds)
+            case _:
+                self._end_tries(request)
+        return None
+
+    def _hand_out(self, tries: Sequence[tuple[Try[PoolClaim], bytes]], changes: Sequence[Change]) -> None:
+        for change in changes:
+            claim = self.execution.claim_of.get(change.task)
+            if claim is not None:
+                claim.heard(change)
+        self._ready.extend(tries)
+        self._more.set()
+
+    def _end_tries(self, request: WorkRequest) -> None:
+        match request:
+            case GiveBack(tries=tries) | Abandon(tries=tries):
+                for each in tries:
+                    self.world.oracle.counts["given back"] += 1
+                    each.claim.give_back()
+            case Fail(held=held):
+                held.claim.fail()
+            case CutOff():
+                return
+
+    def _until(self, reached: Callable[[], bool], seconds: float) -> Script:
+        ends = self.now + seconds
+        while not reached() and self.now < ends:
+            yield self._ended.wait(ends - self.now)
+
+    def _run(self) -> Script:
+        """Run bodies, one after another: a thread."""
+        while True:
+            while not self._ready:
+                yield self._more.wait(None)
+            held, _ = self._ready.popleft()
+            if self.execution.begin(held):
+                self._judge_begin(held)
+                yield from self._work(held)
+                self._end(held)
+
+    def _judge_begin(self, held: Try[PoolClaim]) -> None:
+        """Judge that what waited for a thread for long was given back before (SK-20)."""
+        waited_s = self.now - held.handed_out_at
+        self.world.oracle.counts["begun"] += 1
+        if waited_s > LATE_S:
+            self.world.oracle.counts["begun late"] += 1
+        if self.world.is_quiet and waited_s > execution.BEGINS_S + 2 * LATE_S:
+            raise Violation("SK-20", f"{self.name} begins what it has claimed {waited_s:.3f} s ahead")
+
+    def _work(self, held: Try[PoolClaim]) -> Script:
+        claim = held.claim
+        if not self.execution.may_run(held):
+            claim.give_back()
+            return
+        self.execution.runs(held)
+        self._judge_may_run(claim)
+        if held.head.name == KILLER:
+            self.world.replace(self)
+            yield self.sleep(0.0)
+        random = self.world.random
+        left_s = random.choice((0.3, 1.5, 5.0)) if self._is_slow and random.random() < 0.3 else 0.01
+        while left_s > 0 and not claim.stop_requested.is_set():
+            piece_s = min(left_s, _PIECE_S)
+            yield self.sleep(piece_s)
+            left_s -= piece_s
+            self._judge_claim(claim)
+            self._judge_time(held)
+        if held.head.name == POISON or random.random() < 0.05:
+            claim.fail()
+        elif random.random() < 0.02:
+            claim.give_back()
+        else:
+            claim.complete(self.world.content(b"result"))
+
+    def _judge_may_run(self, claim: PoolClaim) -> None:
+        """Judge that a claim lasts whose body begins, by the clock and by what was told (SK-7, SK-8)."""
+        change = self._heard.get(claim.task)
+        is_told = change is not None and _ends(change, claim)
+        if is_told or self.now >= claim.life.deadline:
+            raise Violation("SK-7", f"{self.name} begins a body whose claim is over")
+
+    def _judge_time(self, held: Try[PoolClaim]) -> None:
+        """Judge that a body that has taken too long has failed (SK-15)."""
+        limit_s, began_at, world = held.head.timeout_s, held.began_at, self.world
+        if limit_s is None or began_at is None or held.claim.is_over:
+            return
+        if self.now > began_at + limit_s + LATE_S and world.now > self.resumes_at + LATE_S:
+            raise Violation("SK-15", f"{self.name} lets a body run on after its timeout")
+
+    def _judge_claim(self, claim: PoolClaim) -> None:
+        """Judge an access of a body, and that it was asked to stop once its claim's time was up (SK-8)."""
+        world, life = self.world, claim.life
+        is_late = life.ended is None and self.now > life.deadline + LATE_S
+        if is_late and not claim.stop_requested.is_set() and world.now > self.resumes_at + LATE_S:
+            raise Violation("SK-8", f"{self.name} lets a body run on after its claim's time")
+        world.oracle.accesses(claim.task, life.held, in_time=claim.still_mine())
+
+    def _end(self, held: Try[PoolClaim]) -> None:
+        if self.execution.ended(held):
+            self.failures.ended("renewals of claims")
+        if not held.claim.is_over:
+            raise Violation("SK-17", f"{self.name} ends a body and leaves its claim")
+        self._ended.set()
+        self._sooner.set()
+        self._woken.set()
+
+    def _renew(self) -> Script:
+        run = self.execution
+        if run.stopping and not run.tries:
+            return False
+        due = run.due()
+        if not due:
+            look_at = run.next_look
+            yield self._sooner.wait(None if look_at == float("inf") else look_at - self.now)
+            return True
+        self._attend(due)
+        yield self.sleep(_STEP_S)
+        return True
+
+    def _attend(self, due: Sequence[Try[PoolClaim]]) -> None:
+        """Stop, fail and renew tries that are due."""
+        run = self.execution
+        renewals: list[tuple[Try[PoolClaim], RenewalRule, MoveAsk]] = []
+        for each in due:
+            care = run.care(each)
+            if care.stops:
+                if self.world.is_quiet:
+                    raise Violation("SK-7", f"{self.name} lets a claim run out that it could renew")
+                each.claim.stop_requested.set()
+            if care.times_out:
+                self.world.oracle.counts["timed out"] += 1
+                each.claim.fail()
+            if care.renews and not each.claim.is_over:
+                rule = RenewalRule(each.claim.life.held, lambda: self.now, self.term)
+                renewals.append((each, rule, MoveAsk(each.claim.life.stored, rule)))
+        if renewals:
+            sent_at = run.renewing([each for each, _, _ in renewals])
+            for each, rule, ask in renewals:
+                ask.future.add_done_callback(partial(self._renewed, each, rule, sent_at))
+                self.writer.submit_all([ask], each.claim.life.held)
+
+    def _renewed(self, each: Try[PoolClaim], rule: RenewalRule, sent_at: float, outcome: Any) -> None:
+        error = outcome.exception()
+        settled = None if error is not None else outcome.result()
+        if isinstance(settled, Refused):
+            each.claim.lose(settled.reason)
+        elif settled is not None:
+            self.world.oracle.counts["renewed"] += 1
+            each.claim.life.renewed(settled, rule.written_at, TTL_S)
+        says = self.execution.renewed(each, sent_at, has_failed=error is not None)
+        if says and error is not None:
+            self.failures.failed("renewals of claims", error, self.now, self.wall)
+        elif says:
+            self.failures.ended("renewals of claims")
+
+    def _follow(self, stored: Stored) -> None:
+        """A change is told, unless the watch is broken."""
+        world = self.world
+        if not self.alive:
+            return
+        if world.now < self.drops_until or self.is_cut:
+            until = max(self.drops_until, self.cut_until)
+            world.after(until - world.now, lambda: self.received(self._is_lost))
+            return
+        change = Change(stored.head.id, stored.partition, stored.state.status, stored.revision)
+        tell = partial(self.received, lambda: self._hear(change))
+        world.after(world.scenario.latency_s, tell)
+        if world.tells_late():
+            world.after(world.random.uniform(0.1, 4.0), tell)
+
+    def _hear(self, change: Change) -> None:
+        if change.revision >= self._heard.get(change.task, change).revision:
+            self._heard[change.task] = change
+        last = [*self.execution.tries.values()]
+        before = [each.claim for each in last if not each.claim.is_over]
+        claim = self.execution.heard(change)
+        if claim is not None:
+            claim.heard(change)
+        for each in before:
+            is_over = each.task == change.task and _ends(change, each)
+            if each.is_over != is_over:
+                raise Violation("SK-7", f"{self.name} takes {change} for what it is not")
+
+    def _is_lost(self) -> None:
+        self.execution.missed()
+        self._source.lost()
+
+
+def _ends(change: Change, claim: PoolClaim) -> bool:
+    """True if a change says that a claim has ended, which may be its worker's own doing."""
+    is_open_claim = change.status in (Status.CLAIMED, Status.COMPLETED)
+    return change.revision > claim.made_at and not is_open_claim
+
+
+def _author_of(ask: Any) -> Held:
+    """The claim that an ask is about, for the oracle."""
+    claim = ask._stored.state.claim  # noqa: SLF001
+    return Held(claim.number, claim.holder)
+
+
+class SlotSource:
+    """A worker's source of claims: owners of partitions claim for its free slots."""
+
+    def __init__(self, worker: PoolWorker) -> None:
+        self.worker = worker
+        self.changed = Signal(worker)
+        self.offering = Offering(
+            worker.name,
+            worker.name,
+            TTL_S,
+            lambda: worker.now,
+            worker.term,
+            worker.new_holder,
+            SLOT_LEASE_S,
+        )
+        self._due_s: float | None = 0.0
+        worker.world.engine.slot_followers.append(self._follow)
+
+    def step(self) -> Script:
+        """Publish, withdraw and keep what is due."""
+        yield self.changed.wait(self._due_s)
+        if self.worker.execution.stopping:
+            return False
+        self._due_s = 0.0
+        self._due_s = yield from driven(self.offering.step(), self.perform)
+        return True
+
+    def claim(self, room: int) -> Script:
+        """Take what others have claimed."""
+        arrived = yield from driven(self.offering.arrived(room), self.perform)
+        return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
+
+    def offer(self, idle: int, room: int) -> None:
+        """Offer room."""
+        if self.offering.offer(idle, room, NAMES):
+            self.changed.set()
+
+    def lost(self) -> None:
+        """Changes may have been missed."""
+        self._learn(Lost(0))
+
+    def perform(self, request: SlotRequest) -> Generator[Wish, Any, Any]:
+        """Make a request of the offering."""
+        worker = self.worker
+        engine, network = worker.world.engine, worker.world.network
+        match request:
+            case ReadSlots():
+                return (yield from worker.asked(lambda: (list(engine.slots.values()), engine.revision)))
+            case ReadTasks(ids=ids):
+                answer = yield network.read(worker, list(ids))
+                if isinstance(answer, Unanswered):
+                    raise answer.error
+                return answer
+            case Submit(asks=asks):
+                for ask in asks:
+                    worker.writer.submit_all([ask], _author_of(ask))
+            case Await(asks=asks):
+                yield worker.writer.settled(asks)
+            case WakeClaimant():
+                worker.wake()
+            case _:
+                return (yield from self._write(request))
+        return None
+
+    def _write(self, request: SlotRequest) -> Script:
+        """Make a request that changes slots."""
+        worker = self.worker
+        engine, after, me = worker.world.engine, worker.world.after, worker.name
+        match request:
+            case GrantLease():
+                return (yield from worker.asked(lambda: engine.grant(SLOT_LEASE_S, after)))
+            case KeepLease(lease=lease):
+                yield from self._of_lease(lambda: engine.keep(lease, SLOT_LEASE_S, after))
+            case EndLease(lease=lease):
+                yield from worker.asked(lambda: engine.end_lease(lease))
+            case PublishSlots(slots=slots, used=used):
+                yield from self._of_lease(lambda: engine.publish_all(slots, used))
+            case WithdrawSlots(holders=holders):
+                return (yield from worker.asked(lambda: engine.withdraw_of(me, holders)))
+            case FollowSlots():
+                return None
+            case _:
+                raise InternalError(f"an offering makes no request {request!r}")
+        return None
+
+    def _of_lease(self, serve: Callable[[], bool]) -> Script:
+        if not (yield from self.worker.asked(serve)):
+            raise LeaseNotFound("the lease has ended")
+
+    def _follow(self, news: SlotNews) -> None:
+        world, worker = self.worker.world, self.worker
+        if not worker.alive:
+            return
+        if worker.is_cut or world.now < worker.drops_until:
+            until = max(worker.drops_until, worker.cut_until)
+            world.after(until - world.now, partial(worker.received, self.lost))
+            return
+        tell = partial(worker.received, lambda: self._learn([news]))
+        world.after(world.scenario.latency_s, tell)
+
+    def _learn(self, news: Any) -> None:
+        is_due, wakes = self.offering.learn(news)
+        if is_due:
+            self.changed.set()
+        if wakes:
+            self.worker.wake()
