@@ -47,6 +47,7 @@ class Oracle:
         self._started: dict[CommandId, StartCommand] = {}
         self._ran_on: dict[ApplicationId, str] = {}
         self._epochs: set[Epoch] = set()
+        self._consumed = -1
 
     def commanded(self, command: StartCommand | StopCommand) -> None:
         """A command of a client stands on COMMAND."""
@@ -76,6 +77,13 @@ class Oracle:
         if any(document.epoch < earlier for earlier in self._epochs):
             raise Violation("SH-7", f"{leader.name} published epoch {document.epoch} after a later one")
         self._epochs.add(document.epoch)
+        if document.consumed < self._consumed:
+            raise Violation(
+                "SH-9",
+                f"{leader.name} published before it had read COMMAND: as far as offset {document.consumed}, "
+                f"and a document before it as far as {self._consumed}",
+            )
+        self._consumed = document.consumed
         for host in self._world.hosts:
             worker = host.worker
             known = document.workers.get(host.plan.worker or "")

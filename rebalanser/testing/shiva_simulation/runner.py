@@ -121,8 +121,8 @@ def settle(world: World, within_s: float = SETTLES_WITHIN_S) -> None:
 def stay(world: World, for_s: float = STAYS_FOR_S) -> None:
     """All is well and must stay so: nothing is published, started or stopped (SH-8).
 
-    A start command that is written again has a new place, which the document says. A record that was set aside
-    and no longer matters leaves it.
+    A start command that is written again has a new place, which the document says. A record that was set
+    aside and no longer matters leaves it.
     """
     kept = world.kept
     world.run_for(_FOLLOWS_WITHIN_S)
