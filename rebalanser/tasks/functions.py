@@ -547,9 +547,9 @@ def pairs_of(name: str, calls: Iterable[object]) -> Iterator[tuple[Sequence[Any]
         raise InvalidArgument(f"{name}: calls are {_shown(calls)}: give a list of {PAIR}")
     for number, call in enumerate(calls):
         match call:
-            case (list() | tuple() as arguments, Mapping() as named) if all(
-                isinstance(key, str) for key in named
-            ):
+            case (Sequence() as arguments, Mapping() as named) if not isinstance(
+                arguments, str | bytes
+            ) and all(isinstance(key, str) for key in named):
                 yield arguments, named
             case _:
                 raise InvalidArgument(f"{name}: call {number} is {call!r:.{MAX_SHOWN}}: give {PAIR}")

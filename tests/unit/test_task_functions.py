@@ -7,6 +7,7 @@ import datetime
 import enum
 import math
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -130,7 +131,7 @@ def test_stored_arguments_that_do_not_fit_are_told_with_their_values(payload: by
         body().arguments(payload)
 
 
-@pytest.mark.parametrize("call", [7, "ab", ((1,),), (1, {}), (["a"], {1: 2}), (["a"], "b"), None])
+@pytest.mark.parametrize("call", [7, "ab", ((1,),), (1, {}), ("a", {}), (["a"], {1: 2}), (["a"], "b"), None])
 def test_a_call_of_many_that_is_no_pair_is_refused_with_its_number(tmp_path: Path, call: Any) -> None:
     with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
         function = queue.task(send)
@@ -141,6 +142,7 @@ def test_a_call_of_many_that_is_no_pair_is_refused_with_its_number(tmp_path: Pat
         with pytest.raises(InvalidArgument, match=r"^send: calls are 5: give a list of "):
             function.enqueue_many(5)  # type: ignore[arg-type]
         assert not any(queue.count().values())
+        assert len(function.enqueue_many(each for each in [(deque("a"), {}), [["b"], {}]])) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("claim", [7, "a@b", [1], {}])
