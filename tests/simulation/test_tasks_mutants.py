@@ -19,7 +19,7 @@ from rebalanser.tasks.batches import Batches, Settlement
 from rebalanser.tasks.claiming import ClaimAsk, Claiming, OwnedIndex
 from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Tally
-from rebalanser.tasks.execution import ClaimLife, Execution
+from rebalanser.tasks.execution import Execution
 from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import LoopFailures
@@ -658,13 +658,6 @@ MUTANTS = (
         "busy workers",
     ),
     Mutant(
-        "the time of a renewal",
-        "a renewed claim lasts for its time, counted from before the renewal was written",
-        (Switch(ClaimLife, "renewed", edited("written_at + ttl_s", "written_at + 2 * ttl_s")),),
-        frozenset({"SK-8"}),
-        "workers",
-    ),
-    Mutant(
         "payloads that can't be read",
         "a claim whose payload can't be read now is given back",
         (Switch(Execution, "_hand_out", edited("yield GiveBack(tries)\n        raise", "raise")),),
@@ -677,7 +670,7 @@ MUTANTS = (
         (Switch(Execution, "leave", edited("yield Abandon(remaining)", "pass")),),
         frozenset({"SK-20"}),
         "workers",
-        first=12,
+        first=10,
     ),
     Mutant(
         "troubles that are over",
@@ -697,13 +690,6 @@ MUTANTS = (
         "claims for slots that arrive",
         "a claim that has arrived is taken once",
         (Switch(Offering, "arrived", edited("self.own.take_arrived(len(used))", "pass")),),
-        frozenset({"SK-6"}),
-        "workers",
-    ),
-    Mutant(
-        "claims for slots that were followed by others",
-        "a claim that has arrived is taken only while it is current",
-        (Switch(Offering, "_mine", edited("if claim.holder == each.holder:", "if True:")),),
         frozenset({"SK-6"}),
         "workers",
     ),
@@ -740,7 +726,7 @@ MUTANTS = (
         (Switch(Offering, "_lease_ended", edited("self.own.lease_ended()", "pass")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
-        first=15,
+        first=100,
     ),
     Mutant(
         "room that is offered",
