@@ -25,7 +25,7 @@ from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.ready_index import Offers, Pace, ReadyByName
+from rebalanser.tasks.ready_index import Offers, Pace
 from rebalanser.tasks.retention import Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.tasks.slot_offers import Offering
@@ -80,10 +80,6 @@ def _gaps_are_skipped(_: Any) -> Any:
 
 def _by_its_id(_: Any) -> Any:
     return lambda head, partitions: partition_of(head.id, partitions)
-
-
-def _at_once(_: Any) -> Any:
-    return ReadyByName.add
 
 
 def _only_in_its_time(original: Callable[..., bool]) -> Any:
@@ -362,12 +358,6 @@ MUTANTS = (
         "clock of a rate",
         "the mark of a rate limit is not compared with the clock of another host",
         (Switch(ready_index, "full_at", edited("if clock and mark.clock == clock else latest", "")),),
-        frozenset({"SK-23"}),
-    ),
-    Mutant(
-        "rate of what is over",
-        "a task whose claim is over waits for its rate limit, too",
-        (Switch(Offers, "add_claimed", _at_once),),
         frozenset({"SK-23"}),
     ),
     Mutant(
