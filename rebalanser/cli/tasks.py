@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from rebalanser.cli import tasks_changing, tasks_outbox, tasks_running
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
@@ -346,6 +347,7 @@ def _warn_of_name(queue: Queue, name: str) -> None:
 
 def _payload(text: str) -> bytes:
     try:
+        from_json(text)  # reads as many levels as a worker does
         json_text.loads(text, parse_constant=_refuse_word)
     except ValueError as error:
         raise InvalidTask(f"the arguments are not JSON: {error}") from error

@@ -6,6 +6,7 @@ import asyncio
 import re
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,16 +23,16 @@ MAX_ERROR: Final = 4000
 MAX_MESSAGE: Final = 1000
 """The most characters of its message."""
 MAX_SUMMARY: Final = 500
-MAX_LEVELS: Final = 200
-"""The most arrays and objects within each other that a reader of JSON takes."""
 _TYPE_AND_MESSAGE: Final = re.compile(r"([^\W\d][\w.<>]*)(?:: (.*))?")
 _BEFORE_AN_ERROR: Final = re.compile(
-    r"Traceback \(most recent call last\):\n"
+    r"^ {0,2}(?:\+ Exception Group )?Traceback \(most recent call last\):\n"
     r"|^The above exception was the direct cause of the following exception:\n"
     r"|^During handling of the above exception, another exception occurred:\n",
     re.MULTILINE,
 )
 """The line before an error's frames; where it has none, the line between it and the error it comes from."""
+_MARGIN: Final = re.compile(r" {0,2}\| ")
+"""What begins the lines of an exception group."""
 _NOT_THE_USERS: Final = tuple(
     f"{folder}/"
     for folder in (
@@ -141,8 +142,8 @@ def _shortened(shown: traceback.TracebackException) -> str:
     told = "".join(shown.format()).strip()
     last = "".join(shown.format_exception_only()).strip()
     frames = told.removesuffix(last)
-    if len(told) <= MAX_ERROR or frames == told:
-        return told[-MAX_ERROR:]
+    if len(told) <= MAX_ERROR or frames == told:  # of a group the type comes before its errors
+        return told[:MAX_ERROR]
     last = last[:MAX_MESSAGE]
     kept = frames[-(MAX_ERROR - len(last)) :]
     return (frames if kept == frames else kept.partition("\n")[2]) + last
@@ -153,7 +154,7 @@ def split_error(told: str) -> tuple[str, str]:
 
     The name is empty where no body has raised it.
     """
-    lines = _BEFORE_AN_ERROR.split(told)[-1].splitlines()
+    lines = [_MARGIN.sub("", line, 1) for line in _BEFORE_AN_ERROR.split(told)[-1].splitlines()]
     first = next((line for line in lines if line and not line[0].isspace()), told.strip().partition("\n")[0])
     found = _TYPE_AND_MESSAGE.fullmatch(first)
     kind, message = (found[1], found[2] or "") if found else ("", first)
@@ -180,16 +181,14 @@ def returned(value: object) -> Returned | Raised:
         result = to_json(value)
     except Exception as error:  # whatever a class does when it is serialized
         return raised(GiveUp(f"the result is no JSON: {summary_of(error)}"))
-    may_be_deep = result.count(b"[") + result.count(b"{") > MAX_LEVELS
-    if may_be_deep or b"NaN" in result or b"Infinity" in result:
-        try:
-            from_json(result, allow_inf_nan=False)
-        except ValueError as error:
-            if "recursion limit" in str(error):
-                return raised(
-                    GiveUp(f"the result is no JSON that can be read: it has over {MAX_LEVELS} levels")
-                )
-            return raised(GiveUp("the result is no JSON, which has no word for NaN and infinities"))
+    try:
+        from_json(result, allow_inf_nan=False)
+    except ValueError as error:
+        reason = f" that can be read again: {error}"
+        with suppress(ValueError):
+            from_json(result)
+            reason = ", which has no word for NaN and infinities"
+        return raised(GiveUp(f"the result is no JSON{reason}"))
     return Returned(result)
 
 

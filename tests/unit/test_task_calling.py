@@ -237,17 +237,23 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.rule("SK-15", "SK-19")
-@pytest.mark.parametrize("levels", [201, 250, 300])
-def test_a_result_that_could_not_be_read_again_is_refused(levels: int) -> None:
+@pytest.mark.parametrize(
+    "value", [nested(201), nested(250), nested(300), 10**5000], ids=["201", "250", "300", "long number"]
+)
+def test_a_result_that_could_not_be_read_again_is_refused(value: Any) -> None:
     """Else the task would be complete, and everybody who wants its result would fail."""
-    outcome = returned(nested(levels))
+    outcome = returned(value)
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, GiveUp)
     assert str(outcome.error).startswith("the result is no JSON")
-    outcome = returned(nested(200))
-    assert isinstance(outcome, Returned)
-    assert from_json(outcome.result or b"") == nested(200)
-    assert returned([[]] * 300) == Returned(b"[" + b",".join([b"[]"] * 300) + b"]")
+    assert "NaN" not in str(outcome.error)
+
+
+def test_a_result_that_can_be_read_again_is_not() -> None:
+    for value in (nested(200), [[]] * 300, 10**4000):
+        outcome = returned(value)
+        assert isinstance(outcome, Returned)
+        assert from_json(outcome.result or b"") == value
 
 
 @pytest.mark.rule("SK-15")
@@ -306,8 +312,31 @@ def test_an_error_is_split_into_its_type_and_its_message() -> None:
     assert split_error(raised(TimeoutError("too late")).told) == ("TimeoutError", "too late")
     assert split_error("the last try was cut off: it is over") == ("", "the last try was cut off: it is over")
     assert split_error("") == ("", "")
-    group = ExceptionGroup("several", [ValueError("one"), ValueError("two")])
-    assert split_error(raised(group).told)[1]
+
+
+@pytest.mark.parametrize("is_raised", [False, True])
+def test_a_group_of_errors_is_split_too(is_raised: bool) -> None:
+    """As of a coroutine with a task group, whose tasks have frames of their own."""
+    errors: list[Exception] = []
+    for number in range(2):
+        try:
+            int(f"number {number}")
+        except ValueError as error:
+            errors.append(error)
+    group = ExceptionGroup("several", errors)
+    if is_raised:
+        with pytest.raises(ExceptionGroup):
+            raise group
+    told = raised(group).told
+    assert split_error(told) == ("ExceptionGroup", "several (2 sub-exceptions)")
+    group.__cause__ = errors[0]
+    assert split_error(raised(group).told) == ("ExceptionGroup", "several (2 sub-exceptions)")
+    long = raised(ExceptionGroup("several", [*errors, ValueError("x" * MAX_ERROR)])).told
+    assert len(long) == MAX_ERROR
+    assert split_error(long) == ("ExceptionGroup", "several (3 sub-exceptions)")
+    plain = ValueError("plain")
+    plain.__cause__ = group
+    assert split_error(raised(plain).told) == ("ValueError", "plain")
 
 
 def test_a_wish_to_be_tried_again_can_be_sent() -> None:

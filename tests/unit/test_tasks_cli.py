@@ -228,6 +228,11 @@ def test_enqueueing_one_id_again_is_harmless_and_with_other_content_refused(stag
     [
         (("enqueue", "work", "send", "{"), ("the arguments are not JSON",)),
         (("enqueue", "work", "send", "[NaN]"), ("the arguments are not JSON", "NaN")),
+        (("enqueue", "work", "send", "[" * 250 + "]" * 250), ("the arguments are not JSON", "recursion")),
+        (
+            ("enqueue", "work", "send", "[" * 30_000 + "]" * 30_000),
+            ("the arguments are not JSON", "recursion"),
+        ),
         (("enqueue", "work", "send", "--after", "x"), ("after", "40 hexadecimal digits")),
         (("enqueue", "work", "send", "--after", UNKNOWN), (UNKNOWN, "does not exist")),
         (("enqueue", "work", "send", "--priority", "9999999999"), ("priority",)),
