@@ -76,7 +76,7 @@ class ClaimSource(ABC):
         """Hear of no changes any more. Closing twice does nothing."""
 
     @abstractmethod
-    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
         """This process has ``idle`` threads for which :meth:`claim` finds nothing of these functions.
 
         ``room`` says how many tasks it takes, which is more where it claims ahead. What other processes
@@ -225,7 +225,7 @@ class IndexClaims(ClaimSource):
         context = self._context
         return context.engine.ready_since(context.queue, wall, context.timeout_s)
 
-    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
         """See :meth:`ClaimSource.offer`: nothing, as the store hands out all claims."""
 
     def retire(self) -> None:

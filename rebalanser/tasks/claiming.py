@@ -16,7 +16,7 @@ from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.clocks import FarClock, FarClocks
 from rebalanser.tasks.dependencies import Completions
 from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart
-from rebalanser.tasks.free_slots import FreeSlot
+from rebalanser.tasks.free_slots import FreeSlot, Names
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
 from rebalanser.tasks.owner import Owner
@@ -209,10 +209,10 @@ class Claiming:
 class Slots(Protocol):
     """The free slots of other processes, to claim tasks for."""
 
-    def groups(self) -> list[frozenset[str]]:
+    def groups(self) -> list[Names]:
         """Return the sets of functions that have slots."""
 
-    def take(self, names: frozenset[str]) -> FreeSlot | None:
+    def take(self, names: Names) -> FreeSlot | None:
         """Take a slot of these functions; None if there is none."""
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
@@ -329,7 +329,7 @@ class OwnedIndex:
         wakeups += self._aside.values()
         return min((at for at in wakeups if at is not None), default=None)
 
-    def groups(self) -> list[frozenset[str]]:
+    def groups(self) -> list[Names]:
         """Return the sets of functions for which other processes have room; empty without partitions."""
         return [] if self._slots is None or not self._owners else self._slots.groups()
 

@@ -42,18 +42,23 @@ REMEMBERED: Final = 8192
 """Used slots whose holders a worker remembers, so that a change told twice changes nothing."""
 
 
+Names: TypeAlias = frozenset[str] | None
+"""The functions of a slot; None for any, as of a client of a server that names none."""
+
+
 @dataclass(frozen=True, slots=True)
 class FreeSlot:
     """An idle thread of the process ``process``, published at ``revision``.
 
-    ``worker`` is the label for people, ``ttl_s`` the time of a claim, ``lease`` what ends the slot. One that
+    ``worker`` is the label for people, ``names`` are the functions that it knows, None for any, ``ttl_s`` is
+    the time of a claim, ``lease`` what ends the slot. One that
     is ``ahead`` has no idle thread yet.
     """
 
     holder: str
     process: str
     worker: str
-    names: frozenset[str]
+    names: Names
     ttl_s: float
     lease: int
     ahead: bool = False
@@ -90,7 +95,7 @@ class FreeSlots:
     def __init__(self, process: str) -> None:
         self._process = process
         self._free: dict[str, FreeSlot] = {}
-        self._heaps: dict[frozenset[str], list[tuple[bool, int, str]]] = {}
+        self._heaps: dict[Names, list[tuple[bool, int, str]]] = {}
         self._trying: dict[str, FreeSlot] = {}
 
     def __len__(self) -> int:
@@ -121,11 +126,11 @@ class FreeSlots:
         for slot in (*slots, *newer):
             self.learn(slot)
 
-    def groups(self) -> list[frozenset[str]]:
+    def groups(self) -> list[Names]:
         """The sets of functions for which there are slots."""
         return [names for names in list(self._heaps) if self._first(names) is not None]
 
-    def take(self, names: frozenset[str]) -> FreeSlot | None:
+    def take(self, names: Names) -> FreeSlot | None:
         """Take a slot of exactly these functions, for a claim; None if there is none.
 
         :meth:`learn` of its use ends it; without a use :meth:`put_back` it or :meth:`drop` it.
@@ -146,7 +151,7 @@ class FreeSlots:
         """Forget a slot that was used, or may have been, or is gone."""
         self._trying.pop(slot.holder, None)
 
-    def _first(self, names: frozenset[str]) -> str | None:
+    def _first(self, names: Names) -> str | None:
         heap = self._heaps.get(names, [])
         while heap and heap[0][-1] not in self._free:
             heapq.heappop(heap)
@@ -179,23 +184,23 @@ class OwnSlots:
 
     offered: dict[str, float] = field(default_factory=dict)
     arrived: list[tuple[UsedSlot, float | None]] = field(default_factory=list)
-    names: frozenset[str] = frozenset()
-    """The functions that the worker knows."""
+    names: Names = frozenset()
+    """The functions that the worker knows; None for any."""
     _idle: int = 0
     _room: int = 0
     _used_at: float = -math.inf
-    _offered_names: frozenset[str] = frozenset()
+    _offered_names: Names = frozenset()
     _lacks_since: float | None = None
     _exceeds_since: float | None = None
     _to_forget: list[str] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
     _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def offer(self, idle: int, room: int, names: Collection[str], now: float) -> None:
+    def offer(self, idle: int, room: int, names: Collection[str] | None, now: float) -> None:
         """The worker has ``idle`` threads, and takes ``room`` tasks: more than that where it claims ahead."""
         self._idle = max(0, min(idle, MAX_OFFERED))
         self._room = max(self._idle, min(room, MAX_OFFERED))
-        self.names = frozenset(names)
+        self.names = None if names is None else frozenset(names)
         self._note(now)
 
     def published(self, holders: Sequence[str], sent_at: float) -> None:

@@ -135,7 +135,7 @@ class Partitions(ClaimSource):
         with self._lock:
             return self._index.ready_since(wall)
 
-    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
         """Offer ``idle`` threads that find no task of these functions in the own partitions.
 
         ``room`` is the number of tasks to take, which is more if the worker claims ahead. :meth:`claim`
@@ -186,15 +186,18 @@ class Partitions(ClaimSource):
         if self.pause is not None:
             self._arrived(0)  # gives the arrived claims back
             return []
-        if arrived := self._arrived(limit):
+        # A client is one of several: what it does not take may be for the next one.
+        if arrived := self._arrived(limit, names, keeps=worker is not None):
             return arrived
         with self._lock:
             has_nobody = limit <= 0 and not self._index.groups()
         return [] if has_nobody else self._run(self._index.claim(limit, names, worker))
 
-    def _arrived(self, limit: int) -> list[Claimed]:
-        """Take the claims that other owners have made for this process, at most ``limit``."""
-        arrived = [] if self._slots is None else self._slots.arrived(limit)
+    def _arrived(
+        self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
+    ) -> list[Claimed]:
+        """Take the claims that other owners have made for this process; see :meth:`SlotOffers.arrived`."""
+        arrived = [] if self._slots is None else self._slots.arrived(limit, names, keeps=keeps)
         return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
 
     def lend(self) -> None:

@@ -23,6 +23,7 @@ from rebalanser.tasks.engine import Lost, SharesSlots, Watch
 from rebalanser.tasks.free_slots import (
     FreeSlot,
     FreeSlots,
+    Names,
     OwnSlots,
     SlotNews,
     UsedSlot,
@@ -149,7 +150,7 @@ class Offering:
         self._looks_at = -math.inf
         """When the next step begins, in seconds of ``now``."""
 
-    def offer(self, idle: int, room: int, names: Collection[str]) -> bool:
+    def offer(self, idle: int, room: int, names: Collection[str] | None) -> bool:
         """Take the room of this process, see :meth:`OwnSlots.offer`; True if the next step comes sooner."""
         now = self._now()
         self.own.offer(idle, room, names, now)
@@ -200,27 +201,36 @@ class Offering:
         self._looks_at = min((at for at in times if at is not None), default=math.inf)
         return None if self._looks_at == math.inf else max(0.001, self._looks_at - now)
 
-    def arrived(self, limit: int) -> SlotScript[list[Arrived]]:
+    def arrived(
+        self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
+    ) -> SlotScript[list[Arrived]]:
         """Take the claims that others have made for this process; see :meth:`SlotOffers.arrived`."""
         used = list(self.own.arrived)
         if not used:
             return []
         mine = yield from self._mine([slot for slot, _ in used])
+        kept: list[tuple[UsedSlot, float | None]] = []
         now = self._now()
         arrived: list[Arrived] = []
         old: list[tuple[Stored, Held]] = []
         for slot, published_at in used:
             if slot.holder not in mine:
                 continue
-            if len(arrived) + len(old) >= limit:
-                yield Submit([_release(*mine[slot.holder])])
+            stored, _ = mine[slot.holder]
+            fits = names is None or stored.head.name in names
+            if not fits or len(arrived) + len(old) >= limit:
+                if keeps:
+                    kept.append((slot, published_at))
+                else:
+                    yield Submit([_release(*mine[slot.holder])])
             elif published_at is not None and is_fresh(published_at, now, self._ttl_s):
                 arrived.append(Arrived(*mine[slot.holder], published_at))
             else:
                 old.append(mine[slot.holder])
         if old:
             arrived += yield from self._renewed(old)
-        self.own.take_arrived(len(used))
+        self.own.arrived[: len(used)] = [*(each for each in used if each not in kept), *kept]
+        self.own.take_arrived(len(used) - len(kept))
         return arrived
 
     def retire(self) -> SlotScript[None]:
@@ -357,20 +367,20 @@ class SlotOffers:
                 return
             self._loop.start()
 
-    def offer(self, idle: int, room: int, names: Collection[str]) -> None:
+    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
         """This process has idle threads, and room for so many tasks; see :meth:`OwnSlots.offer`."""
         with self._lock:
             if self.offering.offer(idle, room, names):
                 self._changed.set()
 
-    def groups(self) -> list[frozenset[str]]:
+    def groups(self) -> list[Names]:
         """The sets of functions for which other processes have free slots."""
         if not self.offering.others:
             return []
         with self._lock:
             return self.offering.others.groups()
 
-    def take(self, names: frozenset[str]) -> FreeSlot | None:
+    def take(self, names: Names) -> FreeSlot | None:
         """Take another process's slot of these functions to claim for; None if there is none."""
         with self._lock:
             return self.offering.others.take(names)
@@ -386,16 +396,19 @@ class SlotOffers:
         if not is_known:
             self._changed.set()
 
-    def arrived(self, limit: int) -> list[Arrived]:
-        """The claims that others have made for this process since the last call, at most ``limit``.
+    def arrived(
+        self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
+    ) -> list[Arrived]:
+        """The claims that others have made for this process, at most ``limit``, that are of these functions.
 
-        Those beyond that are given back at once: the threads of their slots have begun something else
-        meanwhile.
+        Of any function if ``names`` is None. The others are given back at once, as the threads of their slots
+        have begun something else meanwhile, unless this ``keeps`` them for the next call.
 
         Raises:
             RebalanserError: the engine was away; the next call answers them.
         """
-        return run_script(self.offering.arrived(limit), self._perform, self._lock)
+        script = self.offering.arrived(limit, names, keeps=keeps)
+        return run_script(script, self._perform, self._lock)
 
     def retire(self) -> None:
         """Offer no more slots, and give back what was claimed for them and not taken.

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue as Queue_
 from types import SimpleNamespace
@@ -755,6 +756,41 @@ def test_what_no_client_of_a_server_asks_for_is_run_by_an_idle_worker(shop: Shop
         wait_until(lambda: dispenser.owned(PARTITIONS) == 1)
         for task in shop.enqueue("quick", 20):
             worker.wait(task, PATIENCE_S)
+    finally:
+        dispenser.stop()
+
+
+@pytest.mark.rule("SK-8", "SK-16", "SK-20")
+def test_clients_of_a_server_without_partitions_get_what_others_claim_for_them(
+    neighbours: Neighbours,
+) -> None:
+    owner, server = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    dispenser = Dispenser(server.queue.context)
+    server.partitions._wake = dispenser.wake
+    server.partitions._slots._wake = dispenser.wake  # type: ignore[union-attr]
+    dispenser.start(server.partitions)
+    try:
+        others = dispenser.ask("others", 1, PATIENCE_S, ["other"])
+        asked = [dispenser.ask("a", 1, PATIENCE_S, NAMES), dispenser.ask("b", 2, PATIENCE_S, NAMES)]
+        anything = dispenser.ask("c", 1, PATIENCE_S)
+        others.deadline = 0.0
+        dispenser.wake()
+        assert others.future.result(PATIENCE_S) == []
+        for _ in range(4):
+            owner.enqueue()
+        clients = [*asked, anything]
+        wait_until(
+            lambda: owner.partitions.claim(0, ()) == [] and all(each.future.done() for each in clients)
+        )
+        lent = [one for each in clients for one in each.future.result()]
+        claimed = {each.claimed.stored.head.id for each in lent}
+        assert len(claimed) == len(lent) >= 3
+        assert {each.claimed.held.number for each in lent} == {0}, "what is for others was not given back"
+        assert {server.queue.get(task).state.status for task in claimed} == {Status.CLAIMED}
+        early = replace(lent[0].claimed, sent_at=anything.asked_at - 5)
+        (again,), _ = dispenser._with_payloads(anything, [early])
+        assert again.waited_s == pytest.approx(-5), "its time counts from before the client asked"
     finally:
         dispenser.stop()
 

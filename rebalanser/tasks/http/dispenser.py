@@ -30,7 +30,10 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A claim for a client that had waited ``waited_s`` seconds when the claim was requested."""
+    """A claim for a client that had waited ``waited_s`` seconds when the claim was requested.
+
+    Less than 0 for a claim that was requested before the client was there (SK-20): its time counts from then.
+    """
 
     claimed: Claimed
     payload: bytes
@@ -150,9 +153,22 @@ class Dispenser:
             self._try_claiming()
         if self._source is not None and self._claims_fail_for_s is None:
             self._source.lend()  # tasks that no client here can take
+            self._offer(self._source)
         pauses = (self._pause_s(self.telling.end_over()), self._claims_fail_for_s)
         self._pause = min((each for each in pauses if each is not None), default=None)
         return True
+
+    def _offer(self, source: ClaimSource) -> None:
+        """Offer the room of the first waiting client, and of those with the same functions (SK-20)."""
+        with self._lock:
+            names = self._clients[0].names if self._clients else ()
+            asked = None if names is None else frozenset(names)
+            room = sum(
+                each.limit
+                for each in self._clients
+                if (None if each.names is None else frozenset(each.names)) == asked
+            )
+        source.offer(room, room, names)
 
     def _try_claiming(self) -> None:
         """Ask the store and claim nothing: a trouble ends with its cause though no client asks again."""
@@ -242,7 +258,7 @@ class Dispenser:
             payload = self._filled(each, payloads) if room > 0 else None
             if isinstance(payload, bytes):
                 room -= len(payload) - len(payloads[each.stored.head.id])
-                lent.append(Lent(each, payload, max(0.0, each.sent_at - client.asked_at)))
+                lent.append(Lent(each, payload, each.sent_at - client.asked_at))
             else:
                 unlent.append((each, payload))
         return lent, unlent

@@ -242,7 +242,9 @@ class ClaimedTask(BaseModel):
     holder: str = Field(description="A secret that is this claim's alone; part of the claim's name.")
     token: int = Field(description="The fencing token, for the outside world: it grows from claim to claim.")
     ttl_s: float = Field(description="How many seconds the claim lasts unless it is renewed.")
-    waited_s: float = Field(description="How many seconds passed here before the claim was asked for.")
+    waited_s: float = Field(
+        description="How many seconds passed here until the claim was asked for; below 0 if it was before."
+    )
     failures: int = Field(description="How many tries have failed so far.")
     retries: int
     timeout_s: float | None = Field(description="How many seconds the try may take; null for any time.")

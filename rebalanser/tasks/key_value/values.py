@@ -356,7 +356,7 @@ def dump_free_slot(slot: FreeSlot) -> bytes:
     """A free slot; the process and the holder stand in the key."""
     value = {
         "worker": slot.worker,
-        "names": sorted(slot.names),
+        "names": None if slot.names is None else sorted(slot.names),
         "ttl_s": slot.ttl_s,
         "lease": slot.lease,
         "ahead": slot.ahead,
@@ -376,7 +376,7 @@ def load_slot(process: str, holder: str, key: str, value: bytes, revision: int) 
         free = loaded.get("free")
         if free is None:
             return UsedSlot(holder, process, loaded["task"])
-        names = frozenset(map(str, free["names"]))
+        names = None if free["names"] is None else frozenset(map(str, free["names"]))
         worker, ttl_s, lease = free["worker"], free["ttl_s"], free["lease"]
         return FreeSlot(holder, process, worker, names, ttl_s, lease, free["ahead"], revision)
 

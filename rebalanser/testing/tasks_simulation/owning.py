@@ -11,7 +11,7 @@ from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.tasks.asks import TakeOverAsk
 from rebalanser.tasks.claiming import ClaimAsk, Claimed, OwnedIndex
 from rebalanser.tasks.engine import Change, Epoch, Page, TakeOver
-from rebalanser.tasks.free_slots import FreeSlot, FreeSlots, SlotNews
+from rebalanser.tasks.free_slots import FreeSlot, FreeSlots, Names, SlotNews
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Request, Submit
@@ -49,11 +49,11 @@ class _Slots:
         self.must_read = True
         """True if changes may have been missed."""
 
-    def groups(self) -> list[frozenset[str]]:
+    def groups(self) -> list[Names]:
         """The sets of functions for which there are slots."""
         return self.known.groups()
 
-    def take(self, names: frozenset[str]) -> FreeSlot | None:
+    def take(self, names: Names) -> FreeSlot | None:
         """Take a slot of these functions; None if there is none."""
         return self.known.take(names)
 
