@@ -12,13 +12,13 @@ makes them safe.
    with an outcome of its own; reads that see every write answered before; a watch that wakes. SQLite has
    tables of its own; every registry of keys and values is an engine too
    (:mod:`~rebalanser.tasks.key_value`).
-3. *Owner* (:mod:`~rebalanser.tasks.owner`), pure: what one partition holds, in memory. Partitions are
+3. *Owner* (:mod:`~rebalanser.tasks.index.owner`), pure: what one partition holds, in memory. Partitions are
    resources of a group, so each has one owner (SK-13), which reads its open tasks once, follows the changes,
    and hands out the best one without a look at the rest. Its claims carry its *epoch*, the fencing token of
    the partition: taking over writes the epoch into the store, and from then on no claim of an earlier owner
    is written there.
    An owner claims for its own process, and what that has no room for, for idle workers of others. These
-   publish *free slots* (:mod:`~rebalanser.tasks.free_slots`); the claim's write uses the slot (SK-20).
+   publish *free slots* (:mod:`~rebalanser.tasks.index.free_slots`); the claim's write uses the slot (SK-20).
 4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Nobody
    compares the clocks of two hosts (SK-18): the owner counts a claim's time on its own monotonic clock from
    when it wrote or read the claim's last renewal, or exactly, where both ran on one boot of one host; a
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from rebalanser.tasks.aio.claim import AsyncClaim
     from rebalanser.tasks.aio.queue import AsyncCall, AsyncQueue, AsyncQueues, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
-    from rebalanser.tasks.middleware import Middleware
+    from rebalanser.tasks.execution.middleware import Middleware
+    from rebalanser.tasks.execution.outcomes import GiveUp, Retry
     from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
-    from rebalanser.tasks.outcomes import GiveUp, Retry
     from rebalanser.tasks.pauses import Pause, Pauses
     from rebalanser.tasks.producer import Call, TaskFunction
     from rebalanser.tasks.queue import Queue, Queues
@@ -86,14 +86,14 @@ _HOMES: Final = MappingProxyType(
         "Claim": "claim",
         "EnqueueAnswer": "model",
         "Enqueued": "model",
-        "GiveUp": "outcomes",
-        "Middleware": "middleware",
+        "GiveUp": "execution.outcomes",
+        "Middleware": "execution.middleware",
         "Pause": "pauses",
         "Pauses": "pauses",
         "Queue": "queue",
         "Queues": "queue",
         "Retention": "retention",
-        "Retry": "outcomes",
+        "Retry": "execution.outcomes",
         "Status": "model",
         "TaskFunction": "producer",
     }

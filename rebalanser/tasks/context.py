@@ -1,23 +1,24 @@
-"""Context of a queue in one process: its engine, ledger, clock, history and metrics."""
+"""Context of a queue in one process: its opening, engine, write batcher, clock, history and metrics."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 from rebalanser import forks
 from rebalanser.errors import Forked, InternalError, InvalidState
 from rebalanser.history import Event, Journal, Protocol, SkuldKind, author_here, open_sinks
 from rebalanser.history.sinks import HistorySink
+from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.runtime.clock import Clock
 from rebalanser.settings import Settings
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import Ask
+from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
 from rebalanser.tasks.engine import (
     Change,
@@ -31,14 +32,78 @@ from rebalanser.tasks.engine import (
     Wants,
     Watch,
 )
-from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Held, Reason, Refused
+from rebalanser.tasks.writes.batcher import Ledger
+from rebalanser.tasks.writes.pending import Ask
 
 if TYPE_CHECKING:
     import sqlite3
+
+ENTRY_POINT_GROUP: Final = "rebalanser.engines"
+
+Opener: TypeAlias = Callable[[RegistryUrl, float], Engine]
+"""``open(url, timeout_s)``: an engine that has answered once within that time, or an error that says what was
+tried: RegistryUnavailable if it did not answer, UnusableStore if no store of tasks can be there."""
+
+
+def load_engine(url: str) -> tuple[RegistryUrl, Opener]:
+    """The URL taken apart, and what opens it.
+
+    Raises:
+        InvalidUrl: it is none.
+        UnknownScheme: no engine has this scheme; the message names those that there are.
+        MissingExtra: its packages are not installed; the message names the extra.
+    """
+    parsed = parse_url(url)
+    opener: Opener = load_opener(parsed.scheme, ENTRY_POINT_GROUP)
+    return parsed, opener
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A queue at an engine that has answered, and how many partitions the queue has."""
+
+    context: Context
+    partitions: int
+    ancestry: Ancestry
+    """Known dependencies of its tasks."""
+
+
+class Opening:
+    """Opens a queue's engine when it is first needed, and keeps it. May be used from any thread."""
+
+    def __init__(self, open_queue: Callable[[], Opened]) -> None:
+        self._open_queue = open_queue
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+        self._closed = False
+
+    def opened(self) -> Opened:
+        """Return what was opened. Raises what opening raises; the next call tries again.
+
+        Raises:
+            InvalidState: it is closed.
+        """
+        opened = self._opened
+        if opened is not None:
+            return opened
+        with self._lock:
+            if self._closed:
+                raise InvalidState("the queue is closed; make another one")
+            if self._opened is None:
+                self._opened = self._open_queue()
+            return self._opened
+
+    def close(self) -> None:
+        """Write what waits and let go of the engine, if it was opened. Closing twice does nothing."""
+        with self._lock:
+            opened, self._opened, self._closed = self._opened, None, True
+        if opened is not None:
+            opened.context.close()
+
 
 CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -256,7 +321,7 @@ class Context:
         return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
 
     def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
-        """Submit an ask; see :meth:`~rebalanser.tasks.ledger.Ledger.submit`."""
+        """Submit an ask; see :meth:`~rebalanser.tasks.writes.batcher.Ledger.submit`."""
         return self.ledger.submit(ask)
 
     def write(self, ask: Ask[ResultT]) -> ResultT:

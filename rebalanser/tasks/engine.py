@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rebalanser.errors import InternalError, TaskExists, UnknownTask
-from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import (
     EnqueueAnswer,
     Enqueued,

@@ -33,7 +33,7 @@ from rebalanser.errors import (
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.workers import GrowingDelay
-from rebalanser.tasks.outcomes import summary_of
+from rebalanser.tasks.execution.outcomes import summary_of
 
 SHORTEST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0

@@ -21,14 +21,13 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
-from rebalanser.tasks.context import Context, TaskHistory
+from rebalanser.tasks.context import Context, Opened, Opening, TaskHistory, load_engine
+from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.id_files import Flakes
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Stored, TaskId
-from rebalanser.tasks.opening import Opened, Opening, load_engine
 from rebalanser.tasks.outbox.outbox import Outbox, engine_name
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule

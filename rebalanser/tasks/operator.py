@@ -12,16 +12,15 @@ from typing import Final
 from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
-from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.clocks import room_at
-from rebalanser.tasks.collection import Archive, Collected, collect
 from rebalanser.tasks.ids import born_at, first_of
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.retention import Record
+from rebalanser.tasks.retention import Archive, Collected, Record, collect
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.status import QueueStatus, workers_of
+from rebalanser.tasks.writes.pending import MoveAsk
 
 MAX_ROOMS: Final = 500
 """Maximum number of listed tasks, the first ones, that say what room their limits leave."""

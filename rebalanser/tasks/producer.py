@@ -10,9 +10,9 @@ from rebalanser.errors import InvalidHandlers, InvalidTask, RebalanserError, Reg
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import waiting
-from rebalanser.tasks.asks import EnqueueAsk
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.engine import Duplicate, Enqueue, EnqueueAll, Exists, Unknown, enqueued
+from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     NO_OPTIONS,
@@ -31,12 +31,12 @@ from rebalanser.tasks.functions import (
     task_options,
 )
 from rebalanser.tasks.ids import born_at, place_of
-from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
+from rebalanser.tasks.writes.pending import EnqueueAsk
 
 MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""

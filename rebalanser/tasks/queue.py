@@ -19,26 +19,25 @@ from rebalanser.registry.contract import Settles
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.tasks import pauses
-from rebalanser.tasks.bodies import Bodies, Caller, ThreadCaller
-from rebalanser.tasks.claim_source import ClaimSource, IndexClaims
+from rebalanser.tasks.context import load_engine
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine
+from rebalanser.tasks.execution.bodies import Bodies, Caller, ThreadCaller
+from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
+from rebalanser.tasks.execution.inline import InlineWorker
+from rebalanser.tasks.execution.worker import SharedConcurrency, Worker
 from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_seconds
 from rebalanser.tasks.ids import partition_of
-from rebalanser.tasks.inline import InlineWorker
+from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.open_queue import IN_MEMORY, named_in_memory
-from rebalanser.tasks.opening import load_engine
 from rebalanser.tasks.operator import Operator
-from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import KEPT_S, Ticker
 from rebalanser.tasks.producer import Producer
 from rebalanser.tasks.retention import MIN_AGE_S, STEP, Sweeper
-from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.tasks.status import WorkerNote
-from rebalanser.tasks.worker import Worker
 
 GRACE_S: Final = 30.0
 EXIT_CODE: Final = 70

@@ -133,7 +133,7 @@ def claim(
     Asked again by the same ``holder``, whose answer was lost, it changes nothing. A claim whose time is over
     has failed: a task whose body kills its process every time comes to an end (SK-15), which is the one case
     other case in which a state comes back that nobody holds. Whether a task is due, and what it depends on
-    complete, is not asked here: the owner knows (:mod:`~rebalanser.tasks.owner`).
+    complete, is not asked here: the owner knows (:mod:`~rebalanser.tasks.index.owner`).
     """
     before = state.claim
     if before is not None and before.holder == holder:

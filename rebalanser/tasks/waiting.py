@@ -14,9 +14,9 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
+from rebalanser.tasks.execution.outcomes import split_error
 from rebalanser.tasks.functions import TaskBody, plain_value
 from rebalanser.tasks.model import Status, Stored, TaskId
-from rebalanser.tasks.outcomes import split_error
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
 """Statuses in which a task stays by itself."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 from rebalanser.errors import Fenced
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.claim import LOG_PAGE, Claim, Facts, check_content
+from rebalanser.tasks.execution.worker_claim import StopRequest
 from rebalanser.tasks.model import ID_DIGITS, Update
-from rebalanser.tasks.worker_claim import StopRequest
 
 if TYPE_CHECKING:
     import sqlite3

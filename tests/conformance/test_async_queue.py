@@ -27,10 +27,10 @@ from rebalanser.errors import (
     UnknownTask,
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Pauses, Queue, Retry, Status
-from rebalanser.tasks.bodies import Bodies
+from rebalanser.tasks.execution.bodies import Bodies
+from rebalanser.tasks.execution.outcomes import Outcome
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.model import Head
-from rebalanser.tasks.outcomes import Outcome
-from rebalanser.tasks.worker_claim import WorkerClaim
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)

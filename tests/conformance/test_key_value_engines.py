@@ -25,7 +25,7 @@ from rebalanser.tasks.engine import (
     SlotGone,
     TakeOver,
 )
-from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value import KeyValueEngine, values
 from rebalanser.tasks.model import ClaimState, RateMark, State, Status, Stored
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore

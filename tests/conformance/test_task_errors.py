@@ -33,8 +33,6 @@ from rebalanser.errors import (
 )
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status, rules
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.bodies import Bodies
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import (
     Answer,
@@ -47,13 +45,15 @@ from rebalanser.tasks.engine import (
     TakeOver,
     Write,
 )
+from rebalanser.tasks.execution.bodies import Bodies
+from rebalanser.tasks.execution.worker import FEW
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
-from rebalanser.tasks.worker import FEW
-from rebalanser.tasks.worker_claim import WorkerClaim
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
@@ -423,7 +423,7 @@ def test_after_an_engine_has_refused_claims_for_a_while_all_tasks_are_claimed(
     stage: Stage, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of a thousand: one whose claim was left half made would never be offered again."""
-    monkeypatch.setattr("rebalanser.tasks.claiming.ASIDE_S", 0.01)
+    monkeypatch.setattr("rebalanser.tasks.index.claiming.ASIDE_S", 0.01)
     refused = threading.Event()
     left = [error] * 5
 

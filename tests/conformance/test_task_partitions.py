@@ -18,19 +18,20 @@ import pytest
 from rebalanser.admin import Admin
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.group import Group
-from rebalanser.tasks import Claim, Queue, free_slots
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Claimed
+from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
-from rebalanser.tasks.free_slots import FreeSlot, SlotNews
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.index import free_slots
+from rebalanser.tasks.index.claiming import Claimed
+from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews
+from rebalanser.tasks.index.partitions import Partitions
+from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
-from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.slot_offers import SlotOffers
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -174,7 +175,7 @@ def test_a_ready_task_is_claimed_behind_any_number_of_unknown_dependencies(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dead ones and such as do not exist: a step asks for some of them, and there is a next one at once."""
-    monkeypatch.setattr("rebalanser.tasks.claiming.PAGE", 2)
+    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 2)
     first = stage.enqueue()
     stage.complete(first)
     dead = [stage.enqueue() for _ in range(5)]
@@ -223,7 +224,7 @@ def test_news_that_could_not_be_learnt_are_read(
 def test_what_is_read_of_a_deep_queue_is_claimed_while_the_rest_is_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebalanser.tasks.claiming.PAGE", 2)
+    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 2)
     for _ in range(6):
         stage.enqueue()
     engine = stage.queue.context.engine
@@ -253,7 +254,7 @@ def test_no_limited_task_is_claimed_while_the_rest_is_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is claimed since before may come on the last page."""
-    monkeypatch.setattr("rebalanser.tasks.claiming.PAGE", 1)
+    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 1)
     options = [EnqueueOptions(key="k", priority=number) for number in range(4)]
     made = [stage.queue.made_raw("send", b"", each, max_running_per_key=1) for each in options]
     *waiting, last = stage.queue.commit(made)

@@ -24,13 +24,14 @@ from rebalanser.errors import (
     NotSettled,
     RegistryUnavailable,
 )
-from rebalanser.tasks import Claim, Pause, Pauses, Queue, Status, execution
+from rebalanser.tasks import Claim, Pause, Pauses, Queue, Status
 from rebalanser.tasks.engine import SharesSlots
-from rebalanser.tasks.free_slots import FreeSlot
+from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.index.free_slots import FreeSlot
+from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.pauses import MAX_CHARACTERS
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 from rebalanser.testing.clock import FakeClock

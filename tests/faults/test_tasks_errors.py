@@ -24,7 +24,7 @@ import sys, threading
 from pathlib import Path
 from rebalanser import Settings
 from rebalanser.tasks import Claim, Queue, loops
-from rebalanser.tasks.claim_source import IndexClaims
+from rebalanser.tasks.execution.claim_source import IndexClaims
 
 loops.PERSISTS_S, loops.PERSISTS_ATTEMPTS = 0.2, 3
 queue = Queue("work", sys.argv[1], settings=Settings(lease_ttl_s=2.0), state_folder=Path(sys.argv[2]))

@@ -19,8 +19,8 @@ import pytest
 from rebalanser.admin import Admin
 from rebalanser.tasks import Call, Queue
 from rebalanser.tasks.engine import SharesSlots
-from rebalanser.tasks.free_slots import FreeSlot
 from rebalanser.tasks.functions import NO_OPTIONS
+from rebalanser.tasks.index.free_slots import FreeSlot
 from rebalanser.tasks.model import Status
 from rebalanser.tasks.queue import group_name
 from rebalanser.testing.pausing import pause

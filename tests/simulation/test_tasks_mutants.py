@@ -12,23 +12,24 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks import claiming, dependencies, execution, ready_index, rules
-from rebalanser.tasks import owner as owner_module
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.batches import Batches, Settlement
-from rebalanser.tasks.claiming import ClaimAsk, Claiming, OwnedIndex
-from rebalanser.tasks.collection import Components
+from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Tally
-from rebalanser.tasks.execution import Execution
-from rebalanser.tasks.free_slots import OwnSlots, UsedSlot
+from rebalanser.tasks.execution import decisions as execution
+from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.index import claiming, dependencies, ready_index
+from rebalanser.tasks.index import owner as owner_module
+from rebalanser.tasks.index.claiming import ClaimAsk, Claiming, OwnedIndex
+from rebalanser.tasks.index.free_slots import OwnSlots, UsedSlot
+from rebalanser.tasks.index.owner import Owner
+from rebalanser.tasks.index.ready_index import Offers, Pace
+from rebalanser.tasks.index.slot_offers import Offering
 from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
-from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.ready_index import Offers, Pace
-from rebalanser.tasks.retention import Marks, Retention
+from rebalanser.tasks.retention import Components, Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
-from rebalanser.tasks.slot_offers import Offering
+from rebalanser.tasks.writes.batches import Batches, Settlement
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
 from rebalanser.testing.tasks_simulation import engine as engine_module

@@ -18,11 +18,11 @@ import pytest
 
 from rebalanser.errors import RebalanserError
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.engine import Enqueue
+from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
 from rebalanser.tasks.rules import Refused
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing.simulation import Trace
 from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
 from rebalanser.testing.tasks_simulation import Fault, Scenario, World

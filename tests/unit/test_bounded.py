@@ -34,8 +34,11 @@ BOUNDED_OTHERWISE = {
         1,
         "no queue of this process: one of tasks, which lies in its engine",
     ),
-    "rebalanser/tasks/batches.py": (2, "what callers wait for, and the claims that a worker has room for"),
-    "rebalanser/tasks/worker.py": (1, "claims, of which there are no more than it has room for"),
+    "rebalanser/tasks/writes/batches.py": (
+        2,
+        "what callers wait for, and the claims that a worker has room for",
+    ),
+    "rebalanser/tasks/execution/worker.py": (1, "claims, of which there are no more than it has room for"),
     "rebalanser/testing/tasks_simulation/writing.py": (1, "what the ledger of a simulated process holds"),
     "rebalanser/testing/memory.py": (1, "what is told within one call"),
     "rebalanser/testing/neli_simulation/process.py": (1, "callbacks of one rebalance of the simulated group"),

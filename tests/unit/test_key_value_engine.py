@@ -44,7 +44,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, UsedSlot
 from rebalanser.tasks.key_value import KeyValueEngine, open_engine
 from rebalanser.tasks.key_value.values import dump_head, dump_state, dump_task, load_task
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update

@@ -42,11 +42,11 @@ from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.tasks import producer, results
+from rebalanser.tasks.execution.worker import SharedConcurrency
+from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
-from rebalanser.tasks.partitions import Partitions
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, edited, instead, switched
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
 

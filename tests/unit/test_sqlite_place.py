@@ -18,7 +18,7 @@ from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 from rebalanser.errors import InvalidUrl, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import Changed, Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import open_registry, parse_url
-from rebalanser.tasks.opening import load_engine
+from rebalanser.tasks.context import load_engine
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -29,12 +29,9 @@ from rebalanser.errors import (
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
 from rebalanser.tasks.aio.loop_caller import Supervisor
-from rebalanser.tasks.bodies import BodyWaits, Job, ThreadCaller
 from rebalanser.tasks.claim import Facts, read_log
-from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
-from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.model import Head, Update
-from rebalanser.tasks.outcomes import (
+from rebalanser.tasks.execution.bodies import BodyWaits, Job, ThreadCaller
+from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
     MAX_MESSAGE,
     Cut,
@@ -45,11 +42,21 @@ from rebalanser.tasks.outcomes import (
     returned,
     split_error,
 )
+from rebalanser.tasks.execution.worker_claim import StopRequest
+from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
+from rebalanser.tasks.loops import ErrorPolicy
+from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.processes import caller, child
 from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
-from rebalanser.tasks.processes.child import ChildClaim
-from rebalanser.tasks.processes.messages import AskDeadline, AskLog, AskRenewal, AskUpdate, ChildAsk, Failed
-from rebalanser.tasks.worker_claim import StopRequest
+from rebalanser.tasks.processes.child import (
+    AskDeadline,
+    AskLog,
+    AskRenewal,
+    AskUpdate,
+    ChildAsk,
+    ChildClaim,
+    Failed,
+)
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import OutcomeUnknown
-from rebalanser.tasks.claim_source import IndexClaims
-from rebalanser.tasks.claiming import MAX_CLAIMS
 from rebalanser.tasks.clocks import PAUSE_S, ForeignTerms
 from rebalanser.tasks.engine import ClaimAnswer, ClaimRequest, ClaimsFromIndex
+from rebalanser.tasks.execution.claim_source import IndexClaims
+from rebalanser.tasks.index.claiming import MAX_CLAIMS
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.clock import FakeClock

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.tasks.collection import Components
 from rebalanser.tasks.model import OPEN, Head, State, Status, Stored
+from rebalanser.tasks.retention import Components
 
 TASKS = [f"{number:040x}" for number in range(12)]
 STATUSES = st.dictionaries(st.sampled_from(TASKS), st.sampled_from(Status))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks.claiming import ClaimAsk, Claiming, claim_for, keeps_slot
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, SlotGone
-from rebalanser.tasks.free_slots import (
+from rebalanser.tasks.index.claiming import ClaimAsk, Claiming, claim_for, keeps_slot
+from rebalanser.tasks.index.free_slots import (
     AHEAD_FOR_S,
     FRESH_RATIO,
     MAX_OFFERED,
@@ -23,8 +23,8 @@ from rebalanser.tasks.free_slots import (
     UsedSlot,
     is_fresh,
 )
+from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Reason, Refused
 
 HERE, THERE = "process-here", "process-there"

@@ -23,8 +23,8 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
 from rebalanser.tasks.claim import LOG_PAGE
+from rebalanser.tasks.execution.inline import SHORTEST_STEP_S
 from rebalanser.tasks.ids import born_at
-from rebalanser.tasks.inline import SHORTEST_STEP_S
 from rebalanser.testing import FakeClaim, FakeClock
 from rebalanser.testing.claim import MAX_BYTES
 from rebalanser.testing.memory import _SHARED

@@ -21,10 +21,10 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks.asks import Ask
-from rebalanser.tasks.batches import Settlement
-from rebalanser.tasks.ledger import Ledger
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
+from rebalanser.tasks.writes.batcher import Ledger
+from rebalanser.tasks.writes.batches import Settlement
+from rebalanser.tasks.writes.pending import Ask
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:

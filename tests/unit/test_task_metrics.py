@@ -21,6 +21,7 @@ from rebalanser.errors import InvalidSettings, QuotaExceeded, RegistryUnavailabl
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import ready_since
+from rebalanser.tasks.index.ready_index import Ready
 from rebalanser.tasks.metrics import (
     BUCKETS_S,
     MAX_NAMES,
@@ -30,7 +31,6 @@ from rebalanser.tasks.metrics import (
     RunTimes,
     TaskMetrics,
 )
-from rebalanser.tasks.ready_index import Ready
 from rebalanser.tasks.status import KEPT_S, NOTE_S, SILENT_S, WorkerNote
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import RequestTooLarge
-from rebalanser.tasks import dependencies, rules
-from rebalanser.tasks import owner as owner_module
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import ASIDE_S, Claimant, ClaimAsk, Claiming, ask_of
+from rebalanser.tasks import rules
 from rebalanser.tasks.clocks import Timers
-from rebalanser.tasks.collection import Components
-from rebalanser.tasks.dependencies import Dependencies
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, RateStart
+from rebalanser.tasks.index import dependencies
+from rebalanser.tasks.index import owner as owner_module
+from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, ClaimAsk, Claiming, ask_of
+from rebalanser.tasks.index.dependencies import Dependencies
+from rebalanser.tasks.index.owner import Owner
+from rebalanser.tasks.index.ready_index import Ready
 from rebalanser.tasks.model import (
     OPEN,
     AfterFailure,
@@ -30,9 +31,9 @@ from rebalanser.tasks.model import (
     TaskId,
     Term,
 )
-from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.ready_index import Ready
+from rebalanser.tasks.retention import Components
 from rebalanser.tasks.rules import FailedDependency, Reason, Refused
+from rebalanser.tasks.writes.pending import MoveAsk
 
 TTL_S, BUFFER_S = 10.0, 1.0
 HERE, ELSEWHERE = "boot-here", "boot-elsewhere"

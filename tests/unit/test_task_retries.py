@@ -12,11 +12,12 @@ import pytest
 from pydantic import AfterValidator
 
 from rebalanser.errors import InvalidTask, TaskFailed
-from rebalanser.tasks import Claim, GiveUp, Queue, Retry, Status, bodies
+from rebalanser.tasks import Claim, GiveUp, Queue, Retry, Status
+from rebalanser.tasks.execution import bodies
+from rebalanser.tasks.execution.outcomes import MAX_ERROR, BodyLost, raised
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions
-from rebalanser.tasks.outcomes import MAX_ERROR, BodyLost, raised
 from rebalanser.tasks.processes import caller, child
-from rebalanser.tasks.processes.messages import Failed
+from rebalanser.tasks.processes.child import Failed
 from rebalanser.testing import FakeClock
 
 HOUR_S = 3600.0

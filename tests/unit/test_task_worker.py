@@ -16,22 +16,24 @@ import pytest
 from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks import execution, rules, worker
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.bodies import Bodies, ThreadCaller
+from rebalanser.tasks import rules
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.engine import Applied, Change, Lost
-from rebalanser.tasks.execution import AHEAD_S, PAUSE_S, RECENT_CHANGES, RENEWALS, TOGETHER, Try
+from rebalanser.tasks.execution import decisions as execution
+from rebalanser.tasks.execution import worker
+from rebalanser.tasks.execution.bodies import Bodies, ThreadCaller
+from rebalanser.tasks.execution.decisions import AHEAD_S, PAUSE_S, RECENT_CHANGES, RENEWALS, TOGETHER, Try
+from rebalanser.tasks.execution.worker import FEW, Worker
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, TaskOptions
+from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import Filled
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.worker import FEW, Worker
-from rebalanser.tasks.worker_claim import WorkerClaim
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

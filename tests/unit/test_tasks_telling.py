@@ -13,9 +13,9 @@ import pytest
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.engine import Change, Lost
-from rebalanser.tasks.http.claim_history import TELLING_S, Telling, named, parsed
+from rebalanser.tasks.http.claims import TELLING_S, Telling, named, parsed
+from rebalanser.tasks.index.partitions import Claimed
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.partitions import Claimed
 from rebalanser.tasks.rules import Held
 
 TASK = "1" * 40

@@ -45,17 +45,17 @@ FACADE = {
     "rebalanser.tasks",
 }
 PURE_MODULES = {
-    "rebalanser.tasks.batches",
-    "rebalanser.tasks.claiming",
-    "rebalanser.tasks.dependencies",
-    "rebalanser.tasks.execution",
+    "rebalanser.tasks.writes.batches",
+    "rebalanser.tasks.index.claiming",
+    "rebalanser.tasks.index.dependencies",
+    "rebalanser.tasks.execution.decisions",
     "rebalanser.tasks.clocks",
     "rebalanser.tasks.ids",
     "rebalanser.tasks.model",
-    "rebalanser.tasks.owner",
-    "rebalanser.tasks.ready_index",
+    "rebalanser.tasks.index.owner",
+    "rebalanser.tasks.index.ready_index",
     "rebalanser.tasks.rules",
-    "rebalanser.tasks.script",
+    "rebalanser.tasks.writes.script",
 }
 """As pure as these packages, each in a package that is not."""
 

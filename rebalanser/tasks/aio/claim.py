@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from rebalanser.errors import InvalidState
 from rebalanser.tasks.claim import LOG_PAGE, Claim
+from rebalanser.tasks.execution.worker_claim import StopRequest
 from rebalanser.tasks.model import Update
-from rebalanser.tasks.worker_claim import StopRequest
 
 if TYPE_CHECKING:
     import sqlite3

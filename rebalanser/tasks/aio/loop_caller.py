@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
-from rebalanser.tasks.bodies import Job, ThreadCaller, cut_of
 from rebalanser.tasks.clocks import Timers
+from rebalanser.tasks.execution.bodies import Job, ThreadCaller, cut_of
+from rebalanser.tasks.execution.outcomes import Cut, Outcome, raised, returned
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import ErrorPolicy, Loop
-from rebalanser.tasks.outcomes import Cut, Outcome, raised, returned
 
 CANCEL_S: Final = 2.0
 """Seconds in which a cancelled body may end; then its claim is ended all the same."""

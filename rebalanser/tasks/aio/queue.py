@@ -34,7 +34,8 @@ from rebalanser.tasks import waiting
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.aio.loop_caller import LoopCaller
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.collection import Collected
+from rebalanser.tasks.execution.middleware import Middleware
+from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.functions import (
     NO_OPTIONS,
     EnqueueOptions,
@@ -52,15 +53,13 @@ from rebalanser.tasks.functions import (
 )
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
-from rebalanser.tasks.middleware import Middleware
 from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import IN_MEMORY, PARTITIONS, name_and_url
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_strange
 from rebalanser.tasks.results import PlannedCall, in_order
-from rebalanser.tasks.retention import Record, Retention
-from rebalanser.tasks.sharing import SharedConcurrency
+from rebalanser.tasks.retention import Collected, Record, Retention
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000

@@ -13,16 +13,16 @@ from typing import Final
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError, RetryLater
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claim_source import ClaimSource
-from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.http.claim_history import Telling
+from rebalanser.tasks.execution.claim_source import ClaimSource
+from rebalanser.tasks.execution.outcomes import raised
+from rebalanser.tasks.http.claims import Telling
 from rebalanser.tasks.http.problems import TOO_MANY, Refusal
+from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.outcomes import raised
 from rebalanser.tasks.results import MAX_RESULTS_BYTES, filled
+from rebalanser.tasks.writes.pending import MoveAsk
 
 SHORTEST_PAUSE_S: Final = 0.001
 _log = get_logger()

@@ -18,8 +18,7 @@ from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import Id, Seconds
 from rebalanser.tasks.http import messages, operations, problems
-from rebalanser.tasks.http.claim_history import named
-from rebalanser.tasks.http.claim_routes import Holding
+from rebalanser.tasks.http.claims import Holding, named
 from rebalanser.tasks.http.dispenser import Dispenser, Lent, WaitingClient
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,

@@ -46,15 +46,15 @@ from rebalanser.tasks.engine import (
     Watch,
     Write,
 )
-from rebalanser.tasks.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.ids import is_flake
+from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
+from rebalanser.tasks.key_value.batches import outbox_batches
 from rebalanser.tasks.key_value.collection import CollectStep
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
-from rebalanser.tasks.key_value.outbox_batches import outbox_batches
 from rebalanser.tasks.key_value.reading import StatesTold
 from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, limits_of
 from rebalanser.tasks.key_value.values import dump_definition, load_definition, load_rate

@@ -19,7 +19,7 @@ from rebalanser.registry.contract import (
     WatchEvent,
 )
 from rebalanser.tasks.engine import Lost, SlotSink
-from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.reading import all_values
 from rebalanser.tasks.key_value.steps import EngineCall

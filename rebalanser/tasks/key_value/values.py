@@ -17,7 +17,7 @@ from typing import Any, Final
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 from rebalanser.tasks.engine import Tally
-from rebalanser.tasks.free_slots import FreeSlot, UsedSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, UsedSlot
 from rebalanser.tasks.model import (
     AfterFailure,
     ClaimState,

@@ -52,11 +52,11 @@ from rebalanser.errors import (
 from rebalanser.folders import make_folder
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.context import Opened, Opening
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
 from rebalanser.tasks.ids import place_of
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.model import EnqueueAnswer, Head, Task, TaskId
-from rebalanser.tasks.opening import Opened, Opening
 from rebalanser.tasks.outbox.spool import DUPLICATE, Entry, Refusal, Spool, SpoolName, forwarded, placed
 from rebalanser.tasks.results import with_others
 

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.bodies import BodyWaits, Job
+from rebalanser.tasks.execution.bodies import BodyWaits, Job
+from rebalanser.tasks.execution.outcomes import BodyLost, Cut, Outcome, Raised, raised, summary_of
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.outcomes import BodyLost, Cut, Outcome, Raised, raised, summary_of
-from rebalanser.tasks.processes.child import refuse_in_child
-from rebalanser.tasks.processes.messages import (
+from rebalanser.tasks.processes.child import (
     Answered,
     AskDeadline,
     AskLog,
@@ -36,8 +36,8 @@ from rebalanser.tasks.processes.messages import (
     Question,
     Ready,
     Work,
+    refuse_in_child,
 )
-from rebalanser.tasks.worker_claim import WorkerClaim
 
 KILL_GRACE_S: Final = 2.0
 """Seconds between SIGTERM and SIGKILL."""

@@ -30,7 +30,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, Stored, TaskId, Update
 from rebalanser.tasks.rules import Held, is_duplicate
 from rebalanser.testing.tasks_simulation.oracle import Oracle

@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
-from rebalanser.tasks import execution, rules
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Claimed
+from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Change, Lost
-from rebalanser.tasks.execution import (
+from rebalanser.tasks.execution import decisions as execution
+from rebalanser.tasks.execution.decisions import (
     Abandon,
     Begin,
     ClaimLife,
@@ -33,12 +32,9 @@ from rebalanser.tasks.execution import (
     WaitUntil,
     WorkRequest,
 )
-from rebalanser.tasks.free_slots import SlotNews
-from rebalanser.tasks.loops import LoopFailures
-from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
-from rebalanser.tasks.script import Await, ReadTasks, Submit
-from rebalanser.tasks.slot_offers import (
+from rebalanser.tasks.index.claiming import Claimed
+from rebalanser.tasks.index.free_slots import SlotNews
+from rebalanser.tasks.index.slot_offers import (
     EndLease,
     FollowSlots,
     GrantLease,
@@ -50,6 +46,11 @@ from rebalanser.tasks.slot_offers import (
     WakeClaimant,
     WithdrawSlots,
 )
+from rebalanser.tasks.loops import LoopFailures
+from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Term
+from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.script import Await, ReadTasks, Submit
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import Unanswered, once
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rebalanser.errors import RebalanserError
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.collection import Components
 from rebalanser.tasks.engine import Collect
 from rebalanser.tasks.model import Status, Stored, TaskId
-from rebalanser.tasks.retention import Mark, Marks
+from rebalanser.tasks.retention import Components, Mark, Marks
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.owning import QUEUE
 from rebalanser.testing.tasks_simulation.process import Host, Process, Script

@@ -8,13 +8,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rebalanser.errors import InternalError, RebalanserError
-from rebalanser.tasks.asks import TakeOverAsk
-from rebalanser.tasks.claiming import ClaimAsk, Claimed, OwnedIndex
 from rebalanser.tasks.engine import Change, Epoch, Page, TakeOver
-from rebalanser.tasks.free_slots import FreeSlot, FreeSlots, Names, SlotNews
+from rebalanser.tasks.index.claiming import ClaimAsk, Claimed, OwnedIndex
+from rebalanser.tasks.index.free_slots import FreeSlot, FreeSlots, Names, SlotNews
+from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.model import Status, Stored, TaskId
-from rebalanser.tasks.owner import Owner
-from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Request, Submit
+from rebalanser.tasks.writes.pending import TakeOverAsk
+from rebalanser.tasks.writes.script import (
+    Await,
+    ReadPage,
+    ReadPayloads,
+    ReadRates,
+    ReadTasks,
+    Request,
+    Submit,
+)
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script
 from rebalanser.testing.tasks_simulation.scenario import BUFFER_S, TTL_S

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rebalanser.errors import RebalanserError, RequestTooLarge
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
-from rebalanser.tasks.claiming import Claimed
-from rebalanser.tasks.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
+from rebalanser.tasks.index.claiming import Claimed
+from rebalanser.tasks.index.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
 from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.writes.pending import MoveAsk
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import LOST, Unanswered, once
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish

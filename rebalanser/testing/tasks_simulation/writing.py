@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable, RequestTooLarge
 from rebalanser.runtime.workers import GrowingDelay
-from rebalanser.tasks.asks import Ask, TakeOverAsk
-from rebalanser.tasks.batches import Batches, Settlement, fail_all
 from rebalanser.tasks.engine import Enqueue, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.script import Apply, ReadTasks, Request, RequestT, Sleep
+from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
+from rebalanser.tasks.writes.pending import Ask, TakeOverAsk
+from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, RequestT, Sleep
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import TIMEOUT_S, Unanswered
 from rebalanser.testing.tasks_simulation.process import Process, Resume, Script, Wish

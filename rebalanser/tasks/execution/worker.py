@@ -1,15 +1,24 @@
 """Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
 
 Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
-elsewhere and that they can end (:mod:`~rebalanser.tasks.bodies`); there are as many of these as are needed.
-A coroutine takes none (:mod:`~rebalanser.tasks.aio.loop_caller`). The one that renews never waits for the
-store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
-them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick
-leaves its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many
-as are run in ``AHEAD_S`` seconds. One that has not begun after ``BEGINS_S`` seconds is given back, its try
-not counted, as a body is slower than those before it: another worker may take it at once (SK-20).
-So is all that has not begun once the queue is paused (SK-23). No thread ends by an error, see
-:mod:`~rebalanser.tasks.loops`. All this is decided in :mod:`~rebalanser.tasks.execution`, which is pure.
+elsewhere and that they can end (:mod:`~rebalanser.tasks.execution.bodies`); there are as many of these as are
+needed. A coroutine takes none (:mod:`~rebalanser.tasks.aio.loop_caller`). The one that renews never waits for
+the store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
+them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick leaves
+its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many as are
+run in ``AHEAD_S`` seconds. One that has not begun after ``BEGINS_S`` seconds is given back, its try not
+counted, as a body is slower than those before it: another worker may take it at once (SK-20). So is all that
+has not begun once the queue is paused (SK-23). No thread ends by an error, see
+:mod:`~rebalanser.tasks.loops`. All this is decided in :mod:`~rebalanser.tasks.execution.decisions`, which is
+pure.
+
+A worker takes places before it claims, and holds one for each claim until its body has ended. While a worker
+*looks* for tasks, workers of later queues get no place. It looks from its request for places until it has
+claimed fewer tasks than it got places for. If all places are taken it goes on looking, and gets the next free
+one. A worker that can take no task although a place is free does not look.
+
+So a task of a later queue begins only while no earlier queue has a ready one, and a queue that always has
+ready tasks starves those after it. A body that runs is never ended for a task of an earlier queue.
 """
 
 from __future__ import annotations
@@ -18,19 +27,19 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
-from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.claim_source import ClaimSource
-from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, WantsStatuses, Watch
-from rebalanser.tasks.execution import (
+from rebalanser.tasks.execution.bodies import Bodies
+from rebalanser.tasks.execution.claim_source import ClaimSource
+from rebalanser.tasks.execution.decisions import (
     ENDS_CLAIM,
     Abandon,
     Begin,
@@ -52,12 +61,87 @@ from rebalanser.tasks.execution import (
     WorkRequest,
     WorkScript,
 )
+from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
+from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Stored
-from rebalanser.tasks.script import ResultT, run_script
-from rebalanser.tasks.sharing import SharedConcurrency
 from rebalanser.tasks.waiting import WaitingBodies
-from rebalanser.tasks.worker_claim import Renewal, WorkerClaim
+from rebalanser.tasks.writes.script import ResultT, run_script
+
+
+@dataclass(slots=True)
+class _Sharer:
+    """A worker, in the order of its queue."""
+
+    held: Callable[[], int]
+    wake: Callable[[], None]
+    taken: int = 0
+    """Number of places for claims that are being made."""
+    looks: bool = False
+
+
+class SharedConcurrency:
+    """``concurrency`` places for bodies. May be used from any thread.
+
+    ``stopped`` is set once any of the queues is asked to stop.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self.stopped = threading.Event()
+        self._concurrency = concurrency
+        self._lock = threading.Lock()
+        self._sharers: list[_Sharer] = []
+
+    def join(self, held: Callable[[], int], wake: Callable[[], None]) -> int:
+        """Add a worker behind the others, and return its number.
+
+        ``held()`` returns the number of its claims; ``wake`` makes it request places again.
+        """
+        with self._lock:
+            self._sharers.append(_Sharer(held, wake))
+            return len(self._sharers) - 1
+
+    def take(self, number: int, wanted: int) -> int:
+        """Take places for claims, at most ``wanted``; :meth:`looked` gives them back."""
+        with self._lock:
+            sharer = self._sharers[number]
+            sharer.looks = wanted > 0 or self._free() <= 0
+            if any(each.looks for each in self._sharers[:number]):
+                return 0
+            sharer.taken = max(0, min(wanted, self._free()))
+            return sharer.taken
+
+    def looked(self, number: int, claimed: int) -> None:
+        """Return the places of a worker that now holds its claims; it looks on if it may find more."""
+        with self._lock:
+            sharer = self._sharers[number]
+            sharer.looks = sharer.looks and sharer.taken <= claimed
+            changes = sharer.taken > 0 or not sharer.looks
+            sharer.taken = 0
+        if changes:  # other workers counted these places as taken meanwhile
+            self.freed()
+
+    def freed(self) -> None:
+        """Wake the workers that look: a place is free, or a worker has stopped looking."""
+        with self._lock:
+            looking = [each.wake for each in self._sharers if each.looks]
+        for wake in looking:
+            wake()
+
+    def idle(self) -> int:
+        """Return the number of free places."""
+        with self._lock:
+            return self._free()
+
+    def leave(self, number: int) -> None:
+        """Stop looking for a worker; its claims still count."""
+        with self._lock:
+            self._sharers[number].looks = False
+        self.freed()
+
+    def _free(self) -> int:
+        return self._concurrency - sum(each.held() + each.taken for each in self._sharers)
+
 
 THREAD_PAUSE_S: Final = 1.0
 """Minimum seconds before a thread that the host has refused is tried again."""

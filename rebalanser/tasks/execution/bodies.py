@@ -17,12 +17,8 @@ from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import metrics, rules
-from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions
-from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind_of
-from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.middleware import FailureReports, Middleware
-from rebalanser.tasks.model import Head, Status, Stored
-from rebalanser.tasks.outcomes import (
+from rebalanser.tasks.execution.middleware import FailureReports, Middleware
+from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
     Cut,
     GiveUp,
@@ -34,8 +30,12 @@ from rebalanser.tasks.outcomes import (
     returned,
     summary_of,
 )
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
+from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions
+from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind_of
+from rebalanser.tasks.metrics import TaskMetrics
+from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.rules import Decision, Reason, Refused
-from rebalanser.tasks.worker_claim import WorkerClaim
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ class Limit:
 class Offers(ReadyByName):
     """Tasks that may be claimed, without those that a limit holds back.
 
-    ``clock`` names the clock of ``now``; see :class:`~rebalanser.tasks.owner.Owner`.
+    ``clock`` names the clock of ``now``; see :class:`~rebalanser.tasks.index.owner.Owner`.
     """
 
     __slots__ = ("_clock", "_is_open", "_limits", "_now", "_rooms", "_unread")

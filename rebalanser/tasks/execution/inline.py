@@ -1,7 +1,7 @@
 """Runs ready tasks in the calling thread, one after another: the worker of a test.
 
-It claims by the same sources as :mod:`~rebalanser.tasks.worker` does, and ends claims by the same rules. It
-renews nothing and cuts nothing off: a body runs until it returns.
+It claims by the same sources as :mod:`~rebalanser.tasks.execution.worker` does, and ends claims by the same
+rules. It renews nothing and cuts nothing off: a body runs until it returns.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final, Protocol, runtime_checkable
 
 from rebalanser.errors import InternalError, InvalidState
 from rebalanser.history import SkuldKind
-from rebalanser.tasks.bodies import Bodies
-from rebalanser.tasks.claim_source import ClaimSource
-from rebalanser.tasks.claiming import Claimed
 from rebalanser.tasks.context import Context
+from rebalanser.tasks.execution.bodies import Bodies
+from rebalanser.tasks.execution.claim_source import ClaimSource
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
+from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.waiting import WaitingBodies
-from rebalanser.tasks.worker_claim import WorkerClaim
 
 SHORTEST_STEP_S: Final = 1e-6
 """Minimum seconds by which the clock is moved: a smaller step may change no float."""

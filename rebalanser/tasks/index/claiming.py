@@ -1,6 +1,7 @@
 """Claims in the partitions that a process owns: the best tasks first, and the store decides (SK-5, SK-6).
 
-Pure: :class:`OwnedIndex` decides. :mod:`~rebalanser.tasks.partitions` and the simulator run its scripts.
+Pure: :class:`OwnedIndex` decides. :mod:`~rebalanser.tasks.index.partitions` and the simulator run its
+scripts.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Final, Protocol
 
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.clocks import FarClock, FarClocks
-from rebalanser.tasks.dependencies import Completions
 from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart
-from rebalanser.tasks.free_slots import FreeSlot, Names
+from rebalanser.tasks.index.dependencies import Completions
+from rebalanser.tasks.index.free_slots import FreeSlot, Names
+from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
-from rebalanser.tasks.owner import Owner
 from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
-from rebalanser.tasks.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Script, Submit
+from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Script, Submit
 
 MAX_CLAIMS: Final = 256
 """Maximum number of tasks that are claimed at once."""

@@ -17,10 +17,9 @@ from typing import Any, Final, TypeAlias
 
 from rebalanser.errors import InternalError, LeaseNotFound, OutcomeUnknown, RebalanserError
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Lost, SharesSlots, Watch
-from rebalanser.tasks.free_slots import (
+from rebalanser.tasks.index.free_slots import (
     FreeSlot,
     FreeSlots,
     Names,
@@ -32,7 +31,8 @@ from rebalanser.tasks.free_slots import (
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held
-from rebalanser.tasks.script import Await, ReadTasks, ResultT, Submit, run_script
+from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, run_script
 
 LEASE_S: Final = 5.0
 """Seconds after which the slots of a worker that was killed are gone."""

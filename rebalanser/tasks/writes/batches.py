@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable
 from rebalanser.runtime.workers import GrowingDelay
-from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Answer, Write
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import Stored, TaskId
-from rebalanser.tasks.script import Apply, ReadTasks, Request, Script, Sleep
+from rebalanser.tasks.writes.pending import Ask
+from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Script, Sleep
 
 MAX_BATCH: Final = 512
 MAX_ROUNDS: Final = 50

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from rebalanser.tasks.asks import Ask
 from rebalanser.tasks.engine import Write
 from rebalanser.tasks.model import LimitId, TaskId
+from rebalanser.tasks.writes.pending import Ask
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")

@@ -17,10 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimRequest, ClaimsFromIndex, Watch
+from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.rules import Held

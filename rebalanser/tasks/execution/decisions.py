@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError
 from rebalanser.tasks import rules
-from rebalanser.tasks.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.engine import Change
+from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.model import Head, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held, Reason
 

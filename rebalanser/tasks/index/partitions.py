@@ -12,14 +12,15 @@ from rebalanser.errors import InternalError
 from rebalanser.protocol import Fact, FactKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
-from rebalanser.tasks.asks import TakeOverAsk
-from rebalanser.tasks.claim_source import ClaimSource, warn_of_clock
-from rebalanser.tasks.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
+from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_clock
+from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
+from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE
-from rebalanser.tasks.script import (
+from rebalanser.tasks.writes.pending import TakeOverAsk
+from rebalanser.tasks.writes.script import (
     Await,
     ReadPage,
     ReadPayloads,
@@ -30,7 +31,6 @@ from rebalanser.tasks.script import (
     Submit,
     run_script,
 )
-from rebalanser.tasks.slot_offers import SlotOffers
 
 TAKE_OVER: Final = "take-over"
 """Name of the trouble of partitions that could not be taken over."""
@@ -47,7 +47,7 @@ class Partitions(ClaimSource):
     and :meth:`give_up` are OnStart and OnStop of the group; the others are for the one thread that claims.
 
     Where the engine shares slots, other processes claim for this one what it has room for, and this one for
-    them (SK-20): see :mod:`~rebalanser.tasks.free_slots`.
+    them (SK-20): see :mod:`~rebalanser.tasks.index.free_slots`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Partitions(ClaimSource):
             return partition in self._index
 
     def ready_since(self, wall: float) -> float | None:
-        """See :meth:`~rebalanser.tasks.claim_source.ClaimSource.ready_since`: from memory."""
+        """See :meth:`~rebalanser.tasks.execution.claim_source.ClaimSource.ready_since`: from memory."""
         with self._lock:
             return self._index.ready_since(wall)
 
@@ -211,7 +211,7 @@ class Partitions(ClaimSource):
         self._report_strange(waiting.difference(names))
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
-        """See :meth:`~rebalanser.tasks.claim_source.ClaimSource.next_wakeup`."""
+        """See :meth:`~rebalanser.tasks.execution.claim_source.ClaimSource.next_wakeup`."""
         if self._pauses_changed:
             return self._context.clock.now()
         if self.pause is not None:

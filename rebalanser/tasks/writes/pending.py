@@ -27,7 +27,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.free_slots import FreeSlot
+from rebalanser.tasks.index.free_slots import FreeSlot
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import Decision, Reason, Refused
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks import rules
-from rebalanser.tasks.asks import MoveAsk
 from rebalanser.tasks.claim import Claim, Facts
-from rebalanser.tasks.execution import ClaimLife, RenewalRule
+from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import outcome_of
 from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import Filled, filled
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.writes.pending import MoveAsk
 
 if TYPE_CHECKING:
     import sqlite3

@@ -5,8 +5,8 @@ was lost or whose condition failed. Meanwhile the next batch gathers, so batches
 thread is the ledger's own, or a caller that waits for the outcome while nothing else is to be written. A
 remote engine takes several batches at the same time.
 
-:mod:`~rebalanser.tasks.batches` selects the asks of a batch and settles them. While the engine is away, or
-takes nothing, callers get an error within ``timeout_s``; lasting asks are kept.
+:mod:`~rebalanser.tasks.writes.batches` selects the asks of a batch and settles them. While the engine is
+away, or takes nothing, callers get an error within ``timeout_s``; lasting asks are kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rebalanser.errors import Forked, InternalError, InvalidState
-from rebalanser.tasks.asks import Ask
-from rebalanser.tasks.batches import Batches, Settlement, fail_all
 from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
-from rebalanser.tasks.script import Apply, ReadTasks, Request, Sleep, run_script
+from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
+from rebalanser.tasks.writes.pending import Ask
+from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
 
 NAME: Final = "ledger"
 """Name of all its loops: one loop may write what another could not."""

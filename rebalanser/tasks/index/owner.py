@@ -36,9 +36,10 @@ from collections.abc import Collection, Container
 from typing import Final
 
 from rebalanser.tasks.clocks import Timers, is_same_term, over_at
-from rebalanser.tasks.dependencies import Completions, Dependencies
 from rebalanser.tasks.engine import RateStart
 from rebalanser.tasks.ids import ready_since
+from rebalanser.tasks.index.dependencies import Completions, Dependencies
+from rebalanser.tasks.index.ready_index import Offers, Rank
 from rebalanser.tasks.model import (
     OPEN,
     ClaimState,
@@ -49,7 +50,6 @@ from rebalanser.tasks.model import (
     Stored,
     TaskId,
 )
-from rebalanser.tasks.ready_index import Offers, Rank
 from rebalanser.tasks.rules import FailedDependency, fails
 
 REMEMBERED: Final = 65_536

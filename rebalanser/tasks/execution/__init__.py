@@ -1,0 +1,1 @@
+"""Execution of tasks: claims for this process, their bodies, renewals and outcomes."""
