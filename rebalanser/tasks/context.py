@@ -36,8 +36,8 @@ from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Held, Reason, Refused
-from rebalanser.tasks.writes.batcher import Ledger
-from rebalanser.tasks.writes.pending import Ask
+from rebalanser.tasks.writes.batcher import WriteBatcher
+from rebalanser.tasks.writes.pending import PendingWrite
 
 if TYPE_CHECKING:
     import sqlite3
@@ -292,7 +292,7 @@ class Context:
         self.history = history
         self.errors = errors
         self.metrics = metrics
-        self.ledger = Ledger(engine, queue, timeout_s, errors, engine.capabilities.max_in_flight)
+        self.batcher = WriteBatcher(engine, queue, timeout_s, errors, engine.capabilities.max_in_flight)
         self.max_bytes = engine.capabilities.max_update_bytes
         """Maximum bytes of an update or a result, by the engine."""
         self.is_inherited = False
@@ -314,20 +314,20 @@ class Context:
 
     def _forked(self) -> None:
         self.is_inherited = True
-        self.ledger.forked()
+        self.batcher.forked()
 
     def term(self) -> Term:
         """Return the term of a claim that a request from now on makes or renews."""
         return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
 
-    def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
-        """Submit an ask; see :meth:`~rebalanser.tasks.writes.batcher.Ledger.submit`."""
-        return self.ledger.submit(ask)
+    def submit(self, pending: PendingWrite[ResultT]) -> Future[ResultT]:
+        """Submit a pending write; see :meth:`~rebalanser.tasks.writes.batcher.WriteBatcher.submit`."""
+        return self.batcher.submit(pending)
 
-    def write(self, ask: Ask[ResultT]) -> ResultT:
-        """Write an ask, and return its result; raises what its future does."""
-        self.ledger.write_all([ask])
-        return ask.future.result()
+    def write(self, pending: PendingWrite[ResultT]) -> ResultT:
+        """Write it, and return its result; raises what its future does."""
+        self.batcher.write_all([pending])
+        return pending.future.result()
 
     def check(self, what: str, content: object) -> bytes:
         """Check the content of an update or a result; see :func:`~rebalanser.tasks.claim.check_content`."""
@@ -387,10 +387,10 @@ class Context:
             stored = found
 
     def close(self) -> None:
-        """Settle all asks, then close the history and the engine."""
+        """Settle all pending writes, then close the history and the engine."""
         if self.is_inherited:
             return
-        self.ledger.close()
+        self.batcher.close()
         self.history.close()
         self.engine.close()
 

@@ -591,7 +591,7 @@ class MovesInTransactions(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimRequest:
+class ClaimQuery:
     """A request for claims of the best tasks of a queue, one for each of ``holders``, which are new names.
 
     ``names`` are the functions whose tasks are wanted, None for any. ``term`` was made before the request is
@@ -646,7 +646,7 @@ class ClaimsFromIndex(ABC):
     """
 
     @abstractmethod
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         """Claim the best tasks that are ready: the highest priority first, then the lowest id (SK-5).
 
         A task whose last try was cut off becomes dead on the way, and serves no holder (SK-15). A task that

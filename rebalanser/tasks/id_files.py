@@ -46,7 +46,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Flakes:
+class IdSource:
     """Makes the ids of this process (SK-1). May be called from any thread, and after a fork.
 
     The first id takes a slot; a forked child takes its own. Without a ``folder``, for the clock of a test,

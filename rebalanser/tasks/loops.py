@@ -1,4 +1,4 @@
-"""The one policy for errors in all that goes on by itself: workers, tickers, ledgers, outboxes, servers.
+"""The one policy for errors in all that goes on by itself: workers, tickers, writers, outboxes, servers.
 
 ======  =======================================================  ============================================
 kind    errors                                                   consequence

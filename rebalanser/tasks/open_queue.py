@@ -24,7 +24,7 @@ from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, Opened, Opening, TaskHistory, load_engine
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import TaskBody
-from rebalanser.tasks.id_files import Flakes
+from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import Stored, TaskId
@@ -131,9 +131,9 @@ class OpenQueue(ABC):
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
         if clock is None:
-            self._flakes = Flakes(self._flakes_folder)
+            self._ids = IdSource(self._flakes_folder)
         else:
-            self._flakes = Flakes(None, lambda: int(clock.wall() * 1000))
+            self._ids = IdSource(None, lambda: int(clock.wall() * 1000))
 
     def _begin(self) -> None:
         """Begin with nothing that is open, in a process that uses the queue for the first time."""

@@ -20,7 +20,7 @@ from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.retention import Archive, Collected, Record, collect
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.status import QueueStatus, workers_of
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 
 MAX_ROOMS: Final = 500
 """Maximum number of listed tasks, the first ones, that say what room their limits leave."""
@@ -225,15 +225,15 @@ class Operator(OpenQueue):
         return self._change_all(tasks, lambda stored: rules.requeue(stored.state))
 
     def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
-        settled = self.context.write(MoveAsk(self.get(task), rule))
+        settled = self.context.write(PendingMove(self.get(task), rule))
         return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
 
     def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
         changed, rest = 0, iter(tasks)
         while batch := list(islice(rest, CHANGED_AT_ONCE)):
-            asks = [MoveAsk(stored, rule) for stored in batch]
-            self.context.ledger.write_all(asks)
-            changed += sum(not isinstance(ask.future.result(), Refused) for ask in asks)
+            pending_writes = [PendingMove(stored, rule) for stored in batch]
+            self.context.batcher.write_all(pending_writes)
+            changed += sum(not isinstance(pending.future.result(), Refused) for pending in pending_writes)
         return changed
 
     def collect(

@@ -36,7 +36,7 @@ from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
-from rebalanser.tasks.writes.pending import EnqueueAsk
+from rebalanser.tasks.writes.pending import PendingEnqueue
 
 MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""
@@ -272,7 +272,7 @@ class Producer(OpenQueue):
         """A task of a function, from a call; raises InvalidTask where it can't be one."""
         payload = body.payload(arguments, named)
         unique_key, unique_for_s = options.unique(body.options.unique_for_s, payload)
-        task_id = options.task_id or self._flakes.next()
+        task_id = options.task_id or self._ids.next()
         head = Head(
             id=task_id,
             queue=self.name,
@@ -318,7 +318,7 @@ class Producer(OpenQueue):
                 "rate_limit_per_key": rate_limit_per_key,
             }
         )
-        task_id = options.task_id or self._flakes.next()
+        task_id = options.task_id or self._ids.next()
         head = Head(
             id=task_id,
             queue=self.name,
@@ -359,7 +359,7 @@ class Producer(OpenQueue):
     def _refuse_far_future(self, task: TaskId) -> None:
         """See that the time in a given id is not far ahead of the clock, and of the ids made here."""
         ahead_s = born_at(task) - self._clock.wall()
-        if ahead_s > FAR_FUTURE_S and born_at(task) - born_at(self._flakes.next()) > FAR_FUTURE_S:
+        if ahead_s > FAR_FUTURE_S and born_at(task) - born_at(self._ids.next()) > FAR_FUTURE_S:
             raise InvalidTask(
                 f"the id {task} has a time {ahead_s / FAR_FUTURE_S:.0f} years ahead, so that its task "
                 "would never be collected; ids come from new_id(), not from elsewhere such as a hash"
@@ -367,7 +367,7 @@ class Producer(OpenQueue):
 
     def new_id(self) -> TaskId:
         """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
-        return self._flakes.next()
+        return self._ids.next()
 
     def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; the ids of the given ones.
@@ -380,8 +380,7 @@ class Producer(OpenQueue):
     def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]]) -> None:
         """Enqueue calls, all or none, each of which comes after those whose results it gets."""
         made = [
-            self.made(call.body, call.arguments, call.named, call.options(self._flakes.next))
-            for call in calls
+            self.made(call.body, call.arguments, call.named, call.options(self._ids.next)) for call in calls
         ]
         for call, done in zip(calls, self.commit(made, together=len(made) > 1), strict=True):
             call.enqueued = done
@@ -436,10 +435,10 @@ class Producer(OpenQueue):
             self._enqueue_together(tasks)
             yield from (Enqueued(each.task.head.id) for each in tasks)
             return
-        asks = [EnqueueAsk(each) for each in tasks]
-        self.context.ledger.write_all(asks)
-        for each, ask in zip(tasks, asks, strict=True):
-            yield enqueued(each, ask.future.result())
+        pending_writes = [PendingEnqueue(each) for each in tasks]
+        self.context.batcher.write_all(pending_writes)
+        for each, pending in zip(tasks, pending_writes, strict=True):
+            yield enqueued(each, pending.future.result())
 
     def _enqueue_together(self, tasks: Sequence[Enqueue]) -> None:
         """Enqueue tasks, all or none of those that are not there; raises what is wrong with one of them."""
@@ -449,9 +448,9 @@ class Producer(OpenQueue):
         for _ in range(len(tasks) + 1):
             if not left:
                 return
-            ask = EnqueueAsk(EnqueueAll(tuple(left.values())))
-            self.context.ledger.write_all([ask])
-            match ask.future.result():
+            pending = PendingEnqueue(EnqueueAll(tuple(left.values())))
+            self.context.batcher.write_all([pending])
+            match pending.future.result():
                 case Exists():
                     present = self._present(left)
                     left = {task: each for task, each in left.items() if task not in present}

@@ -121,7 +121,7 @@ class Queue(Producer, Operator):
         finally:
             self.stop()
             self._opening.close()
-            self._flakes.close()
+            self._ids.close()
             vars(self).update(before)
 
     def __enter__(self) -> Self:
@@ -385,7 +385,7 @@ class Queue(Producer, Operator):
             if self._bodies is not None:
                 ends.callback(self._bodies.close)
             if self._worker is not None:
-                ends.callback(self.context.ledger.flush)
+                ends.callback(self.context.batcher.flush)
             grace_s = GRACE_S if grace_s is None else grace_s
             try:
                 self._end_work(source, group, grace_s)
@@ -424,7 +424,7 @@ class Queue(Producer, Operator):
         if self._outbox is not None:
             self._outbox.close()
         self._opening.close()
-        self._flakes.close()
+        self._ids.close()
 
     def _heard(self, fact: Fact) -> None:
         if fact.kind is FactKind.ENGINE_FAILED:

@@ -14,7 +14,8 @@ A sweep reads the tasks that were enqueued longer ago than the shortest time, in
 those that were to go, and those that stay: open ones, those that are kept longer, and what belongs to these.
 It takes small steps and rests longer than it works.
 
-The tasks of a queue are read page by page, once for their dependencies and once for their states. Those that
+**Collection** deletes what is closed with all that it is connected to by dependencies. The tasks of a queue
+are read page by page, once for their dependencies and once for their states. Those that
 neither wait for others nor are waited for are collected as they are met; of the others the connections are
 kept in mind until the end, so that the memory it takes grows with the number of dependencies, not of tasks.
 The store has the last word: it refuses to delete a task whose state has changed since, or that one more task

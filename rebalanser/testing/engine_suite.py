@@ -33,7 +33,7 @@ from rebalanser.tasks.engine import (
     Applied,
     Change,
     ClaimAnswer,
-    ClaimRequest,
+    ClaimQuery,
     ClaimsFromIndex,
     Collect,
     Conflict,
@@ -337,9 +337,9 @@ def request(
     term: Term = OWN_TERM,
     now: float = 0.0,
     wall: float = 0.0,
-) -> ClaimRequest:
+) -> ClaimQuery:
     """A request for a claim for each of the holders, ``now`` being the time of their clock."""
-    return ClaimRequest(QUEUE, holders, "worker", term, names, lambda: now, wall, BUFFER_S)
+    return ClaimQuery(QUEUE, holders, "worker", term, names, lambda: now, wall, BUFFER_S)
 
 
 def log(engine: Engine, task: TaskId, claim: int | None = None) -> list[Update]:

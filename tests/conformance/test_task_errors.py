@@ -53,7 +53,7 @@ from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
@@ -538,7 +538,7 @@ def test_a_result_is_kept_while_the_store_takes_nothing(stage: Stage, error: Exc
         return "charged"
 
     def refuses(_: Sequence[Write]) -> Exception | None:
-        is_kept = any(each.loop == "ledger" for each in stage.queue.troubles)
+        is_kept = any(each.loop == "writer" for each in stage.queue.troubles)
         return error if away.is_set() and not is_kept else None
 
     stage.refuses = refuses
@@ -820,7 +820,7 @@ def test_a_result_is_kept_for_longer_than_its_claim(stage: Stage) -> None:
         def away(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
             if completions_of(writes) and not back_at:
                 back_at.append(clock.now() + 1.0)
-            is_kept = any(each.loop == "ledger" for each in queue.troubles)
+            is_kept = any(each.loop == "writer" for each in queue.troubles)
             if back_at and not is_back.is_set() and not (is_kept and clock.now() >= back_at[0]):
                 raise RegistryUnavailable("away")
             answers = apply(writes, timeout_s)
@@ -871,7 +871,9 @@ def test_a_result_that_comes_after_another_claim_is_reported(
         other = elsewhere.get(task)
         term = elsewhere.context.term()
         rule = partial(rules.claim, other.head, holder="other", worker="other", term=term, over=True)
-        elsewhere.context.submit(MoveAsk(other, lambda stored: rule(state=stored.state))).result(PATIENCE_S)
+        elsewhere.context.submit(PendingMove(other, lambda stored: rule(state=stored.state))).result(
+            PATIENCE_S
+        )
 
     engine.apply = away  # type: ignore[method-assign]
     with stage.another() as elsewhere:
@@ -915,7 +917,7 @@ def test_a_stop_that_is_interrupted_ends_all_and_gives_back(
     task = slow.enqueue()
     queue.start()
     assert begun.wait(PATIENCE_S)
-    owners = {"flush": queue.context.ledger, "give_back": queue._bodies}
+    owners = {"flush": queue.context.batcher, "give_back": queue._bodies}
     group, owner = queue._group, owners.get(step, queue._worker)
     interrupted = getattr(owner, step)
 
@@ -927,7 +929,7 @@ def test_a_stop_that_is_interrupted_ends_all_and_gives_back(
     with pytest.raises(KeyboardInterrupt):
         queue.stop(0.0 if step in owners else PATIENCE_S)
     if step == "flush":
-        queue.context.ledger.flush()
+        queue.context.batcher.flush()
     state = queue.get(task).state
     assert (state.status, state.failures) == (Status.WAITING, 0)
     assert group is None or group._run is None

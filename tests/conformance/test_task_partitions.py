@@ -31,7 +31,7 @@ from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -84,7 +84,7 @@ class Stage:
         return found
 
     def complete(self, task: TaskId) -> None:
-        ask = MoveAsk(self.queue.get(task), lambda _: State(Status.COMPLETED))
+        ask = PendingMove(self.queue.get(task), lambda _: State(Status.COMPLETED))
         self.queue.context.submit(ask).result(PATIENCE_S)
 
     def close(self) -> None:
@@ -499,7 +499,7 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
     assert owner.queue.get(task).state.status is Status.CLAIMED
     leaving.partitions.retire()
     assert neighbours.slots() == []
-    leaving.queue.context.ledger.flush()
+    leaving.queue.context.batcher.flush()
     state = owner.queue.get(task).state
     assert (state.status, state.failures) == (Status.WAITING, 0)
     leaving.partitions.offer(2, 2, NAMES)
@@ -519,7 +519,7 @@ def test_what_was_claimed_before_the_lease_ended_is_given_back_too(neighbours: N
     wait_until(lambda: len(slots.offering.own.arrived) == 1)
     slots.offering._lease_ended()
     leaving.partitions.retire()
-    leaving.queue.context.ledger.flush()
+    leaving.queue.context.batcher.flush()
     assert owner.queue.get(task).state.status is Status.WAITING
 
 
@@ -535,7 +535,7 @@ def test_claims_for_which_there_is_no_room_any_more_are_given_back_at_once(neigh
     wait_until(lambda: len(idle.partitions._slots.offering.own.arrived) == 3)  # type: ignore[union-attr]
     kept = [each.stored.head.id for each in idle.partitions.claim(1, NAMES)]
     assert len(kept) == 1
-    idle.queue.context.ledger.flush()
+    idle.queue.context.batcher.flush()
     states = {task: owner.queue.get(task).state for task in tasks}
     assert [task for task, state in states.items() if state.status is Status.CLAIMED] == kept
     assert {state.failures for state in states.values()} == {0}

@@ -193,14 +193,14 @@ def test_enqueueing_calls_again_makes_no_further_task(stage: Stage, monkeypatch:
     first.enqueue()
     second = first.then(stage.double)
     last = second.then(stage.double)
-    ledger = stage.queue.context.ledger
-    write_all = ledger.write_all
+    batcher = stage.queue.context.batcher
+    write_all = batcher.write_all
 
     def lose(asks: list[object]) -> None:
         write_all(asks)  # type: ignore[type-var]
         raise OutcomeUnknown("lost")
 
-    monkeypatch.setattr(ledger, "write_all", lose)
+    monkeypatch.setattr(batcher, "write_all", lose)
     with pytest.raises(OutcomeUnknown):
         last.enqueue()
     monkeypatch.undo()

@@ -27,7 +27,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks import Claim, Queue, Status, open_queue
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.id_files import Flakes, wall_ms
+from rebalanser.tasks.id_files import IdSource, wall_ms
 
 CLAIM_TTL_S = 2.0
 LEASE_TTL_S = 2.0
@@ -41,7 +41,7 @@ def shift_clock(shift_s: float) -> None:
     Not all of ``time``: gRPC compares that with the clock of its own.
     """
     SystemClock.wall = lambda _clock: time.time() + shift_s
-    open_queue.Flakes = partial(Flakes, wall_ms=lambda: wall_ms() + int(shift_s * 1000))
+    open_queue.IdSource = partial(IdSource, wall_ms=lambda: wall_ms() + int(shift_s * 1000))
 
 
 class Host:

@@ -82,7 +82,7 @@ def test_while_the_file_is_locked_results_are_kept_and_it_is_seen(tmp_path: Path
         assert began.wait(PATIENCE_S)
         with locked(path):
             may_end.set()
-            wait_until(lambda: "ledger" in {each.loop for each in queue.troubles})
+            wait_until(lambda: "writer" in {each.loop for each in queue.troubles})
         assert [queue.wait(task, PATIENCE_S) for task in (first, second)] == ["charged"] * 2
         assert runs == [0, 0]
         wait_until(lambda: queue.troubles == ())

@@ -19,7 +19,7 @@ from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.index import claiming, dependencies, ready_index
 from rebalanser.tasks.index import owner as owner_module
-from rebalanser.tasks.index.claiming import ClaimAsk, Claiming, OwnedIndex
+from rebalanser.tasks.index.claiming import Claiming, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.ready_index import Offers, Pace
@@ -29,7 +29,7 @@ from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Statu
 from rebalanser.tasks.retention import Components, Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.tasks.writes.batches import Batches, Settlement
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
 from rebalanser.testing.tasks_simulation import engine as engine_module
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.full_size
 def _whoever_has_that_number(_: Any) -> Any:
     """What Skuld itself did: two claims of one number are one."""
 
-    def is_mine(self: ClaimAsk, stored: Stored) -> bool:
+    def is_mine(self: PendingClaim, stored: Stored) -> bool:
         claim, before = stored.state.claim, self._offered.state.claim
         return claim is not None and claim.number == (0 if before is None else before.number + 1)
 
@@ -50,9 +50,9 @@ def _whoever_has_that_number(_: Any) -> Any:
 
 
 def _found_is_taken_for_mine(original: Callable[..., Any]) -> Any:
-    """An ask that finds a claim of its number there takes it for its own."""
+    """A pending claim that finds a claim of its number there takes it for its own."""
 
-    def claimed(self: ClaimAsk, stored: Stored) -> Any:
+    def claimed(self: PendingClaim, stored: Stored) -> Any:
         if stored.revision != self._offered.revision and self.is_mine(stored):
             return stored.state if stored.state.status is Status.CLAIMED else Refused(Reason.ENDED)
         return original(self, stored)
@@ -131,12 +131,12 @@ def _counted_from_arrival(_: Any) -> Any:
 
 
 def _without_epoch(original: Callable[..., Any]) -> Any:
-    def ask_of(*given: Any, **named: Any) -> ClaimAsk:
-        ask = original(*given, **named)
-        ask._epoch = None
-        return ask  # type: ignore[no-any-return] # the original's
+    def pending_claim(*given: Any, **named: Any) -> PendingClaim:
+        pending = original(*given, **named)
+        pending._epoch = None
+        return pending  # type: ignore[no-any-return] # the original's
 
-    return ask_of
+    return pending_claim
 
 
 def _told_twice_is_used_twice(_: Any) -> Any:
@@ -147,7 +147,7 @@ def _told_twice_is_used_twice(_: Any) -> Any:
     return used
 
 
-_TOLD_AS_FAILURE = "return fail_all([ask for ask, _ in writes], RegistryUnavailable('away'))"
+_TOLD_AS_FAILURE = "return fail_all([pending for pending, _ in writes], RegistryUnavailable('away'))"
 _ANY_REVISION = Switch(SimulatedEngine, "_is_unchanged", always(True))
 _ALSO_COMPLETE = instead(OPEN | {Status.COMPLETED})  # type: ignore[arg-type] # a constant, not a function
 
@@ -169,8 +169,8 @@ MUTANTS = (
         "holder of a claim",
         "a claim of the same number is not one's own",
         (
-            Switch(ClaimAsk, "is_mine", _whoever_has_that_number),
-            Switch(ClaimAsk, "_claimed", _found_is_taken_for_mine),
+            Switch(PendingClaim, "is_mine", _whoever_has_that_number),
+            Switch(PendingClaim, "_claimed", _found_is_taken_for_mine),
         ),
         frozenset({"SK-6"}),
         "zombies",
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "epoch of claims for slots",
         "a claim for a slot carries the owner's epoch",
-        (Switch(claiming, "ask_of", _without_epoch),),
+        (Switch(claiming, "pending_claim", _without_epoch),),
         frozenset({"SK-13"}),
     ),
     Mutant(
@@ -450,26 +450,32 @@ MUTANTS = (
     Mutant(
         "one batch about a task",
         "two batches in flight are not about one task",
-        (Switch(Batches, "take", edited("ask.task in blocked or ", "")),),
+        (Switch(Batches, "take", edited("pending.task in blocked or ", "")),),
         frozenset({"SK-9"}),
         "lost requests",
     ),
     Mutant(
         "tasks of a batch that has ended",
         "what was written keeps no other write of its task",
-        (Switch(Batches, "land", edited("self._busy.difference_update(ask.task for ask in batch)", "pass")),),
+        (
+            Switch(
+                Batches,
+                "land",
+                edited("self._busy.difference_update(pending.task for pending in batch)", "pass"),
+            ),
+        ),
         frozenset({"SK-17"}),
     ),
     Mutant(
         "the state that is found",
         "what is written again follows from what is there now",
-        (Switch(MoveAsk, "found", edited("self._stored = stored", "pass")),),
+        (Switch(PendingMove, "found", edited("self._stored = stored", "pass")),),
         frozenset({"SK-17", "SK-19"}),
     ),
     Mutant(
         "a claim whose outcome is not known",
         "a task whose claim failed is read, then offered again",
-        (Switch(Claiming, "settled", edited("self.owner.conflicted(ask.task, now)\n", "pass\n")),),
+        (Switch(Claiming, "settled", edited("self.owner.conflicted(pending.task, now)\n", "pass\n")),),
         frozenset({"SK-17"}),
         "refused writes",
     ),
@@ -515,13 +521,13 @@ MUTANTS = (
     Mutant(
         "owner of a claim for a slot",
         "a claim for a slot belongs to the slot's worker, not to the claimant that is served",
-        (Switch(OwnedIndex, "_settled", edited(" or ask.slot is not None", "")),),
+        (Switch(OwnedIndex, "_settled", edited(" or pending.slot is not None", "")),),
         frozenset({"SK-6"}),
     ),
     Mutant(
         "the state that was offered",
         "a claim takes the state of a task that was offered, and no other",
-        (Switch(ClaimAsk, "_claimed", edited("stored.revision != self._offered.revision", "False")),),
+        (Switch(PendingClaim, "_claimed", edited("stored.revision != self._offered.revision", "False")),),
         frozenset({"SK-5", "SK-6", "SK-8"}),
     ),
     Mutant(

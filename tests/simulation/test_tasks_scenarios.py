@@ -22,7 +22,7 @@ from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
 from rebalanser.tasks.rules import Refused
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.simulation import Trace
 from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
 from rebalanser.testing.tasks_simulation import Fault, Scenario, World
@@ -132,7 +132,7 @@ class Stage:
             "fail": lambda found: rules.fail(found.head, found.state, held, "failed", 0.0),
             "release": lambda found: rules.release(found.state, held),
         }[how]
-        self._write(worker, how, MoveAsk(stored, decide, lasting=True), claimed)
+        self._write(worker, how, PendingMove(stored, decide, lasting=True), claimed)
 
     def update(self, worker: str) -> None:
         """A body adds to its claim's log."""
@@ -140,18 +140,18 @@ class Stage:
         claim = claimed.stored.state.claim
         assert claim is not None
         content, sequence = b"update", claim.updates
-        ask = MoveAsk(
+        ask = PendingMove(
             claimed.stored,
             lambda found: rules.update(found.state, claimed.held, sequence, content, None),
             update=Update(claimed.held.number, sequence, content),
         )
         self._write(worker, "update", ask, claimed)
 
-    def _write(self, worker: str, what: str, ask: MoveAsk, claimed: Claimed) -> None:
+    def _write(self, worker: str, what: str, ask: PendingMove, claimed: Claimed) -> None:
         self.bodies.spawn(self._written(worker, what, ask, claimed))
         self.wait("0.1")
 
-    def _written(self, worker: str, what: str, ask: MoveAsk, claimed: Claimed) -> Script:
+    def _written(self, worker: str, what: str, ask: PendingMove, claimed: Claimed) -> Script:
         try:
             settled: Any = yield from self.writer.written(ask, claimed.held)
         except RebalanserError as error:

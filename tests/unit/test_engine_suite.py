@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rebalanser.tasks.engine import (
         Answer,
         ClaimAnswer,
-        ClaimRequest,
+        ClaimQuery,
         Engine,
         Page,
         Sink,
@@ -363,7 +363,7 @@ class Asks(SqliteEngine):
 
     changes: ClassVar[dict[str, Any]]
 
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         return super().claim(replace(request, **self.changes), timeout_s)
 
 
@@ -372,7 +372,7 @@ class ClaimsWhatNobodyKnows(Asks):
 
 
 class KeepsOthersToItself(SqliteEngine):
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         return replace(super().claim(request, timeout_s), others_ready=False)
 
 
@@ -385,7 +385,7 @@ class ClaimsWithoutBuffer(Asks):
 
 
 class HandsOutBackwards(SqliteEngine):
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         answer = super().claim(request, timeout_s)
         return replace(answer, claimed=tuple(reversed(answer.claimed)))
 
@@ -393,7 +393,7 @@ class HandsOutBackwards(SqliteEngine):
 class HandsOutTwice(SqliteEngine):
     """Two look at the index before either of them writes."""
 
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         answer = super().claim(request, timeout_s)
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute("UPDATE skuld_tasks SET ready = 1 WHERE status = 1 AND number % 7 = 0")
@@ -439,7 +439,7 @@ class PutsPausesUnseen(SqliteEngine):
 
 
 class PausesAllQueues(SqliteEngine):
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         pause = self.pauses("mail", timeout_s).get("")
         return super().claim(request, timeout_s) if pause is None else ClaimAnswer((), pause=pause)
 

@@ -38,7 +38,7 @@ from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import (
     Applied,
     ClaimAnswer,
-    ClaimRequest,
+    ClaimQuery,
     Collect,
     Conflict,
     Duplicate,
@@ -619,7 +619,7 @@ def test_a_file_of_the_first_version_is_turned_into_one_of_this(path: Path, *, o
         assert answer == (Taken() if outbox else Applied(109))
 
         term = Term(300.0, "boot", 300.0)
-        request = ClaimRequest(QUEUE, ["a", "b"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
+        request = ClaimQuery(QUEUE, ["a", "b"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
         first = engine.claim(request, PATIENCE_S)
         assert [stored.head.id for stored, _ in first.claimed] == [task_id(2), task_id(4)]
         assert (first.next_due, first.next_over) == (5.0, 100.0)
@@ -718,7 +718,7 @@ def test_one_task_of_a_rate_limit_is_looked_at_and_old_marks_are_deleted(
 ) -> None:
     """By counting, so that neither a claim nor the file grows with what waits or was done."""
     term = Term(300.0, "boot", 300.0)
-    request = ClaimRequest(QUEUE, ["a", "b", "c"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
+    request = ClaimQuery(QUEUE, ["a", "b", "c"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
     tasks = [replace(enqueue(number).task.head, rate_limit="1/s") for number in range(1, 101)]
     engine.apply([Enqueue(Task(head, b""), 0) for head in tasks], PATIENCE_S)
     assert len(engine.claim(request, PATIENCE_S).claimed) == 1
@@ -1116,8 +1116,8 @@ def claim_all(engine: SqliteEngine, at_once: int = 2) -> list[int]:
     return claimed
 
 
-def claim_request(holders: tuple[str, ...]) -> ClaimRequest:
-    return ClaimRequest(QUEUE, holders, "worker", Term(30.0, "boot", 1e9), None, lambda: 0.0, 0.0, 0.0)
+def claim_request(holders: tuple[str, ...]) -> ClaimQuery:
+    return ClaimQuery(QUEUE, holders, "worker", Term(30.0, "boot", 1e9), None, lambda: 0.0, 0.0, 0.0)
 
 
 def fan_out(
@@ -1214,7 +1214,7 @@ def steps(connection: sqlite3.Connection, action: Callable[[], object]) -> int:
 def test_the_cost_of_a_task_is_the_same_whatever_was_done_and_whatever_waits(engine: SqliteEngine) -> None:
     """Counted in instructions: enqueueing, claiming and completing one task, and looking for one in vain."""
     writer, reader = engine._committer._store.connection, engine._reader._store.connection
-    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: 0.0, 1.0, 3.0)
+    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: 0.0, 1.0, 3.0)
 
     def claim() -> Stored:
         ((task, _),) = engine.claim(request, PATIENCE_S).claimed
@@ -1248,7 +1248,7 @@ def test_tasks_that_time_makes_ready_are_made_so_a_part_at_a_time(engine: Sqlite
     later = [replace(enqueue(number), state=State(due=5.0)) for number in range(1200)]
     engine.apply(later, PATIENCE_S)
     connection = engine._committer._store.connection
-    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"other"}, lambda: 0.0, 5.0, 3.0)
+    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"other"}, lambda: 0.0, 5.0, 3.0)
     for ready in (500, 1000, 1200, 1200):
         answer = engine.claim(request, PATIENCE_S)
         (counted,) = connection.execute("SELECT count(*) FROM skuld_tasks WHERE ready = 1").fetchone()
@@ -1262,7 +1262,7 @@ def test_an_over_claim_that_can_not_be_read_is_tried_once_a_minute(
 ) -> None:
     """And not with each claim, about a thousand times a second."""
     now, wall = [0.0], 100.0
-    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: now[0], wall, 3.0)
+    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: now[0], wall, 3.0)
     engine.apply([enqueue(1)], PATIENCE_S)
     assert len(engine.claim(request, PATIENCE_S).claimed) == 1
     tried: list[float] = []
@@ -1326,7 +1326,7 @@ def test_a_claim_that_was_begun_before_a_pause_is_refused(
     engine.apply([enqueue(1)], PATIENCE_S)
     engine.put_pause(QUEUE, "", b"{}", PATIENCE_S)
     monkeypatch.setattr(reading.Snapshot, "pause", lambda *_: None)
-    request = ClaimRequest(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), None, lambda: 0.0, 1.0, 3.0)
+    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), None, lambda: 0.0, 1.0, 3.0)
     assert not engine.claim(request, PATIENCE_S).claimed
     engine.put_pause(QUEUE, "", None, PATIENCE_S)
     assert len(engine.claim(request, PATIENCE_S).claimed) == 1

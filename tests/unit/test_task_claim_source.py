@@ -11,7 +11,7 @@ import pytest
 
 from rebalanser.errors import OutcomeUnknown
 from rebalanser.tasks.clocks import PAUSE_S, ForeignTerms
-from rebalanser.tasks.engine import ClaimAnswer, ClaimRequest, ClaimsFromIndex
+from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery, ClaimsFromIndex
 from rebalanser.tasks.execution.claim_source import IndexClaims
 from rebalanser.tasks.index.claiming import MAX_CLAIMS
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
@@ -25,7 +25,7 @@ class FakeIndex(ClaimsFromIndex):
     """Answers what a test wants, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.requests: list[ClaimRequest] = []
+        self.requests: list[ClaimQuery] = []
         self.answer = ClaimAnswer(())
         self.claims = 0
         """Number of claims that each request makes."""
@@ -33,7 +33,7 @@ class FakeIndex(ClaimsFromIndex):
         self.wakes: list[Callable[[], None]] = []
         self.ready = {"send"}
 
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         self.requests.append(request)
         if self.error is not None:
             raise self.error

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, SlotGone
-from rebalanser.tasks.index.claiming import ClaimAsk, Claiming, claim_for, keeps_slot
+from rebalanser.tasks.index.claiming import Claiming, PendingClaim, claim_for, keeps_slot
 from rebalanser.tasks.index.free_slots import (
     AHEAD_FOR_S,
     FRESH_RATIO,
@@ -135,11 +135,11 @@ def test_slots_ahead_are_for_when_no_thread_is_idle() -> None:
 # -- the claim for a slot
 
 
-def asked() -> tuple[Claiming, ClaimAsk]:
+def asked() -> tuple[Claiming, PendingClaim]:
     owner = Owner(0, 5, buffer_s=1.0, clock="boot-here")
     owner.learn(Stored(Head(TASK, "q", "send"), State(), 1, 0), 0.0)
     stored, over = owner.taken(TASK)
-    ask = ClaimAsk(stored, claim_for(slot("a"), "boot-here", 2.0), Epoch(0, 5), over=over, slot=slot("a"))
+    ask = PendingClaim(stored, claim_for(slot("a"), "boot-here", 2.0), Epoch(0, 5), over=over, slot=slot("a"))
     return Claiming(owner), ask
 
 
@@ -205,7 +205,7 @@ def test_a_slot_whose_claim_has_an_unknown_outcome_is_not_tried_again() -> None:
 def test_burying_a_task_uses_no_slot() -> None:
     over = ClaimState(0, "h", "w", Term(TTL_S, "", 0.0))
     stored = Stored(Head(TASK, "q", "send"), State(Status.CLAIMED, over), 1, 0)
-    ask = ClaimAsk(stored, claim_for(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
+    ask = PendingClaim(stored, claim_for(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
     write = ask.write()
     assert write is not None
     assert (write.state.status, write.slot) == (Status.DEAD, None)

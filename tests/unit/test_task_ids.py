@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks import id_files
-from rebalanser.tasks.id_files import RESERVE_MS, Flakes, host_bits, take_slot
+from rebalanser.tasks.id_files import RESERVE_MS, IdSource, host_bits, take_slot
 from rebalanser.tasks.ids import MAX_HOST, MAX_PROCESS, Generator, born_at, is_flake, partition_of
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -136,11 +136,11 @@ def test_a_partition_is_the_crc_of_the_bytes_and_spreads_evenly() -> None:
 @pytest.mark.rule("SK-1")
 def test_two_at_once_have_a_slot_each_and_a_slot_is_used_again(tmp_path: Path) -> None:
     wall = Wall(1000)
-    with Flakes(tmp_path, wall) as one, Flakes(tmp_path, wall) as two:
+    with IdSource(tmp_path, wall) as one, IdSource(tmp_path, wall) as two:
         first, second = one.next(), two.next()
         assert (first[36:], second[36:]) == ("0000", "0001")
         assert first[:36] == second[:36]
-    with Flakes(tmp_path, Wall(0)) as later:
+    with IdSource(tmp_path, Wall(0)) as later:
         third = later.next()
         assert third > first
         assert third[36:] == "0000"
@@ -148,22 +148,22 @@ def test_two_at_once_have_a_slot_each_and_a_slot_is_used_again(tmp_path: Path) -
 
 @pytest.mark.rule("SK-1")
 def test_after_an_orderly_end_nothing_is_skipped_and_after_a_crash_what_was_reserved(tmp_path: Path) -> None:
-    one = Flakes(tmp_path, Wall(1000))
+    one = IdSource(tmp_path, Wall(1000))
     one.next()
     one.close()
     one.close()
     assert take_slot(tmp_path).mark == 1001
-    crashed = Flakes(tmp_path / "other", Wall(1000))
+    crashed = IdSource(tmp_path / "other", Wall(1000))
     crashed.next()
     assert crashed._slot is not None
     crashed._slot.forget()
     crashed._slot = None
-    assert Flakes(tmp_path / "other", Wall(0)).next()[:16] == f"{1000 + RESERVE_MS:016x}"
+    assert IdSource(tmp_path / "other", Wall(0)).next()[:16] == f"{1000 + RESERVE_MS:016x}"
 
 
 @pytest.mark.rule("SK-1")
 def test_threads_share_a_slot(tmp_path: Path) -> None:
-    flakes, made = Flakes(tmp_path), []
+    flakes, made = IdSource(tmp_path), []
     threads = [
         threading.Thread(target=lambda: made.extend(flakes.next() for _ in range(500))) for _ in range(4)
     ]
@@ -179,9 +179,9 @@ def test_threads_share_a_slot(tmp_path: Path) -> None:
 _MAKER = """
 import os, sys
 from pathlib import Path
-from rebalanser.tasks.id_files import Flakes
+from rebalanser.tasks.id_files import IdSource
 
-flakes = Flakes(Path(sys.argv[1]), lambda: 5000)
+flakes = IdSource(Path(sys.argv[1]), lambda: 5000)
 print(flakes.next(), flush=True)
 if os.fork() == 0:
     print(flakes.next(), flush=True)
@@ -206,7 +206,7 @@ def test_a_forked_child_has_a_slot_of_its_own_and_a_killed_process_leaves_its_ma
         assert (parent[36:], child[36:], again[36:]) == ("0000", "0001", "0000")
         assert parent < again
         maker.send_signal(signal.SIGKILL)
-    with Flakes(tmp_path, Wall(5000)) as successor:
+    with IdSource(tmp_path, Wall(5000)) as successor:
         after = successor.next()
     assert after[36:] == "0000"
     assert after > again
@@ -251,15 +251,15 @@ def test_a_first_mark_that_was_torn_counts_for_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "slot-00000").write_bytes(b"x" * 5000)
     with pytest.raises(UnusableFolder, match="slot 0"):
-        Flakes(tmp_path).next()
+        IdSource(tmp_path).next()
     (tmp_path / "file").write_text("")
     with pytest.raises(UnusableFolder, match="file"):
-        Flakes(tmp_path / "file").next()
+        IdSource(tmp_path / "file").next()
 
 
 def test_when_all_slots_are_taken_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_files, "MAX_PROCESS", 0)
-    with Flakes(tmp_path) as one:
+    with IdSource(tmp_path) as one:
         one.next()
         with pytest.raises(UnusableFolder, match="all 1 slots"):
-            Flakes(tmp_path).next()
+            IdSource(tmp_path).next()

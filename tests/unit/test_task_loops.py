@@ -105,7 +105,7 @@ def test_a_loop_goes_on_whatever_its_steps_raise(stand: Stand) -> None:
 
 
 def test_a_thread_that_only_logged_its_error_would_be_dead(stand: Stand) -> None:
-    """Also where telling of the error fails."""
+    """Also where claim_history of the error fails."""
 
     def broken(_loop: str, _error: BaseException, **_named: object) -> float:
         raise MemoryError
@@ -191,9 +191,9 @@ def test_two_bugs_in_an_hour_do_not_persist(stand: Stand) -> None:
 
 def test_each_loop_has_its_own_errors(stand: Stand) -> None:
     for _ in range(PERSISTS_ATTEMPTS + 1):
-        for loop in ("claims", "ledger", "ticks"):
+        for loop in ("claims", "writer", "ticks"):
             stand.errors.failed(loop, BUG)
-        stand.errors.worked("ledger")
+        stand.errors.worked("writer")
         stand.at += PERSISTS_S / PERSISTS_ATTEMPTS / 2
     assert [each.loop for each in stand.errors.troubles] == ["claims", "ticks"]
     assert stand.ended == 0
@@ -268,7 +268,7 @@ def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Cal
 
 THREADS = {
     "processes/child.py": (2, "in a process of its own, whose end its worker notices"),
-    "processes/caller.py": (1, "it serves one process and ends with it, telling who waits for a body"),
+    "processes/caller.py": (1, "it serves one process and ends with it, claim_history who waits for a body"),
     "http/serving.py": (1, "it runs the server, whose end is that of the command"),
     "loops.py": (1, "a loop"),
     "queue.py": (1, "it ends the process"),

@@ -21,7 +21,7 @@ from rebalanser.errors import InvalidSettings, QuotaExceeded, RegistryUnavailabl
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import ready_since
-from rebalanser.tasks.index.ready_index import Ready
+from rebalanser.tasks.index.ready_index import ReadyTasks
 from rebalanser.tasks.metrics import (
     BUCKETS_S,
     MAX_NAMES,
@@ -113,7 +113,7 @@ def test_a_worker_knows_the_oldest_task_that_it_can_not_run(queue: Queue) -> Non
 
 
 def test_the_oldest_of_all_priorities_is_found_behind_those_that_left() -> None:
-    ready = Ready()
+    ready = ReadyTasks()
     assert ready.oldest() is None
     for number, priority in ((3, 1), (1, 0), (2, 5)):
         ready.add(f"{number}", priority)

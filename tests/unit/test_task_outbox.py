@@ -49,7 +49,7 @@ from rebalanser.tasks.model import (
     Term,
 )
 from rebalanser.tasks.outbox.outbox import Forwarding, Waiting, engine_name
-from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Refusal, Spool, SpoolName
+from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
 from rebalanser.tasks.results import sources_in
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -237,13 +237,13 @@ def test_every_commit_of_a_spool_is_synced(spool: Spool) -> None:
 @pytest.mark.rule("SK-4")
 def test_a_refused_entry_is_kept_for_an_operator(spool: Spool) -> None:
     spool.add([made(1), made(2)])
-    spool.refuse(1, Refusal("TaskExists", "it is taken"))
-    assert spool.first(1)[0].refusal == Refusal("TaskExists", "it is taken")
+    spool.refuse(1, SpoolRefusal("TaskExists", "it is taken"))
+    assert spool.first(1)[0].refusal == SpoolRefusal("TaskExists", "it is taken")
     assert spool.counts() == (2, 0)
     spool.keep(1)
     assert spool.counts() == (1, 1)
     (refused,) = spool.refused()
-    assert (refused.head.id, refused.refusal) == (task_id(1), Refusal("TaskExists", "it is taken"))
+    assert (refused.head.id, refused.refusal) == (task_id(1), SpoolRefusal("TaskExists", "it is taken"))
     spool.forget(1)
     assert spool.counts() == (1, 0)
 
@@ -506,18 +506,18 @@ def test_a_duplicate_that_another_process_forwarded_is_told(stage: Stage) -> Non
         waiting = Waiting(spool)
         (future,) = waiting.enter(numbers[:1])
         for number in numbers:
-            spool.refuse(number, Refusal(DUPLICATE, task))
+            spool.refuse(number, SpoolRefusal(DUPLICATE, task))
             spool.keep(number)
         assert (list(spool.refused()), spool.counts()) == ([], (0, 0))
         waiting.look()
         assert future.result(0) == Duplicate(task)
         assert spool.refusal(numbers[0]) is None
         (last,) = spool.add([made(9)] * (KEPT_DUPLICATES - 1))[-1:]
-        spool.refuse(last, Refusal(DUPLICATE, task))
+        spool.refuse(last, SpoolRefusal(DUPLICATE, task))
         spool.keep(last)
         assert spool.refusal(numbers[1]) is not None
         (more,) = spool.add([made(9)])
-        spool.refuse(more, Refusal(DUPLICATE, task))
+        spool.refuse(more, SpoolRefusal(DUPLICATE, task))
         spool.keep(more)
         assert spool.refusal(numbers[1]) is None, "it was kept for long enough"
         assert spool.refusal(last) is not None
@@ -591,7 +591,7 @@ def test_a_refusal_is_not_lost_when_the_producer_dies_in_its_middle(stage: Stage
         task = send.enqueue("a")
     with closing(stage.spool()) as spool:
         (number,) = spool.add([made(7)])
-        spool.refuse(number, Refusal("TaskExists", "it is taken"))
+        spool.refuse(number, SpoolRefusal("TaskExists", "it is taken"))
         outbox, _ = spool.identity()
     if is_counted:
         with closing(SqliteEngine(stage.file)) as engine:
@@ -667,7 +667,7 @@ def test_who_waits_for_another_process_hears_what_that_one_found(stage: Stage) -
         waiting = outbox._waiting
         with closing(stage.spool()) as spool:
             numbers = spool.add([made(1), made(2), made(3)])
-            spool.refuse(numbers[1], Refusal("UnknownTask", "it is not there"))
+            spool.refuse(numbers[1], SpoolRefusal("UnknownTask", "it is not there"))
             spool.keep(numbers[1])
             spool.forward(numbers[0], numbers[0])
             futures = waiting.enter(numbers)

@@ -15,10 +15,10 @@ from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, RateStart
 from rebalanser.tasks.index import dependencies
 from rebalanser.tasks.index import owner as owner_module
-from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, ClaimAsk, Claiming, ask_of
+from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, Claiming, PendingClaim, pending_claim
 from rebalanser.tasks.index.dependencies import Dependencies
 from rebalanser.tasks.index.owner import Owner
-from rebalanser.tasks.index.ready_index import Ready
+from rebalanser.tasks.index.ready_index import ReadyTasks
 from rebalanser.tasks.model import (
     OPEN,
     AfterFailure,
@@ -33,7 +33,7 @@ from rebalanser.tasks.model import (
 )
 from rebalanser.tasks.retention import Components
 from rebalanser.tasks.rules import FailedDependency, Reason, Refused
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 
 TTL_S, BUFFER_S = 10.0, 1.0
 HERE, ELSEWHERE = "boot-here", "boot-elsewhere"
@@ -169,7 +169,7 @@ def test_an_offered_task_that_fails_says_why_until_more_is_known_of_it() -> None
     owner = make(stored(1, after=(7,), after_failure=FAIL))
     ask(owner, Status.DEAD)
     assert owner.failed_dependency(task(1)) == FailedDependency(task(7), Status.DEAD)
-    made = ask_of(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
+    made = pending_claim(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
     assert (made.fails, made.buries) == (True, True)
     write = made.write()
     assert write is not None
@@ -404,7 +404,7 @@ def test_of_what_is_closed_a_bounded_number_is_remembered(monkeypatch: pytest.Mo
 
 @pytest.mark.rule("SK-12")
 def test_garbage_is_bounded() -> None:
-    ready, timers, waits = Ready(), Timers(), Dependencies()
+    ready, timers, waits = ReadyTasks(), Timers(), Dependencies()
     for step in range(10_000):
         ready.add(task(step), step % 3)
         timers.set(task(step), float(step))
@@ -599,12 +599,12 @@ def test_whatever_happens_the_same_is_offered_as_by_a_list_that_is_searched(seed
         model.the_same_is_offered()
 
 
-def asks_of(owner: Owner, claimants: Sequence[Claimant], now: float = 0.0) -> list[ClaimAsk]:
+def pending_claims(owner: Owner, claimants: Sequence[Claimant], now: float = 0.0) -> list[PendingClaim]:
     """The claim of the best task for each, as long as there are tasks."""
     made = []
     for claimant in claimants:
         best = owner.best(now, 0.0)
-        made += [] if best is None else [ask_of(owner, best[1], claimant)]
+        made += [] if best is None else [pending_claim(owner, best[1], claimant)]
     return made
 
 
@@ -668,7 +668,7 @@ def test_a_claim_whose_outcome_is_unknown_takes_room() -> None:
 def test_a_task_whose_claim_can_not_be_written_leaves_its_place_to_others() -> None:
     owner = whole(limited(1), limited(2))
     claiming = Claiming(owner)
-    (ask,) = asks_of(owner, CLAIMANTS)
+    (ask,) = pending_claims(owner, CLAIMANTS)
     ask.fail(RequestTooLarge("too large"))
     with pytest.raises(RequestTooLarge):
         claiming.settled(ask, 3.0)
@@ -682,7 +682,7 @@ def test_a_task_whose_claim_can_not_be_written_leaves_its_place_to_others() -> N
 @pytest.mark.rule("SK-6", "SK-23")
 def test_a_claim_that_failed_for_an_unknown_reason_takes_room_until_it_is_read() -> None:
     owner = whole(limited(1), limited(2))
-    (ask,) = asks_of(owner, CLAIMANTS)
+    (ask,) = pending_claims(owner, CLAIMANTS)
     ask.fail(KeyError("a bug"))
     with pytest.raises(KeyError):
         Claiming(owner).settled(ask, 3.0)
@@ -726,7 +726,7 @@ def started(owner: Owner, now: float, *, revision: int | None = None) -> list[in
     """Claim and complete all that is offered, one after the other; the claims are written at ``revision``."""
     numbers: list[int] = []
     while (best := owner.best(now, 0.0)) is not None:
-        ask = ask_of(owner, best[1], CLAIMANTS[0])
+        ask = pending_claim(owner, best[1], CLAIMANTS[0])
         assert owner.best(now, 0.0) is None, "one start of a limit is written at a time"
         ask.write()
         ask.answered(Conflict() if revision is None else Applied(revision))
@@ -758,7 +758,7 @@ def test_a_new_owner_counts_the_starts_before(clock: str, room_at: float) -> Non
     assert offered(owner, now=100.0) == []
     assert owner.next_wakeup(100.0, 0.0) == room_at
     assert offered(owner, now=room_at) == [1]
-    write = asks_of(owner, CLAIMANTS[:1], room_at)[0].write()
+    write = pending_claims(owner, CLAIMANTS[:1], room_at)[0].write()
     assert write is not None
     assert write.start == RateStart(("f", "k"), 9, RateMark(60.0, HERE, room_at, 60.0))
 
@@ -781,7 +781,7 @@ def test_what_is_over_waits_for_its_rate_and_what_becomes_dead_is_no_start() -> 
     owner.learn_rate(("f", "k"), RateMark(60.0, HERE, 0.0, 0.0, 9), 0.0)
     assert offered(owner, now=59.0) == []
     assert offered(owner, now=60.0, limit=1) == [1]
-    (ask,) = asks_of(owner, CLAIMANTS[:1], 60.0)
+    (ask,) = pending_claims(owner, CLAIMANTS[:1], 60.0)
     write = ask.write()
     assert write is not None
     assert (write.state.status, write.start) == (Status.DEAD, None)
@@ -797,13 +797,13 @@ CLAIMANTS = [Claimant(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(numb
 def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
     owner = make(stored(1), stored(2, priority=1))
     claiming = Claiming(owner)
-    asks = asks_of(owner, CLAIMANTS)
+    asks = pending_claims(owner, CLAIMANTS)
     writes = [ask.write() for ask in asks]
     assert [(each.id, each.epoch, each.revision) for each in writes if each] == [
         (task(2), Epoch(0, 5), 1),
         (task(1), Epoch(0, 5), 1),
     ]
-    assert asks_of(owner, CLAIMANTS) == []
+    assert pending_claims(owner, CLAIMANTS) == []
     asks[0].answered(Applied(9))
     claimed = claiming.settled(asks[0], 3.0)
     assert claimed is not None
@@ -815,7 +815,7 @@ def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
 def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
     owner = make(stored(1, Status.CLAIMED, claim=held(), retries=0), stored(2))
     claiming = Claiming(owner)
-    asks = asks_of(owner, CLAIMANTS[:2], TTL_S + BUFFER_S)
+    asks = pending_claims(owner, CLAIMANTS[:2], TTL_S + BUFFER_S)
     assert [(ask.task, ask.buries) for ask in asks] == [(task(1), True), (task(2), False)]
     for ask in asks:
         ask.write()
@@ -827,7 +827,7 @@ def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
 def _refused(found: Stored | None) -> tuple[Owner, Claiming, Stored | None]:
     owner = make(stored(1))
     claiming = Claiming(owner)
-    (ask,) = asks_of(owner, CLAIMANTS[:1])
+    (ask,) = pending_claims(owner, CLAIMANTS[:1])
     while not ask.settled and ask.write() is not None:
         ask.answered(Conflict())
         ask.found(found)
@@ -868,7 +868,7 @@ def test_who_is_deposed_knows_it_and_what_is_gone_is_forgotten() -> None:
 def test_what_became_of_nobody_knows_is_read_before_it_is_offered_again() -> None:
     owner = make(stored(1))
     claiming = Claiming(owner)
-    (ask,) = asks_of(owner, CLAIMANTS[:1])
+    (ask,) = pending_claims(owner, CLAIMANTS[:1])
     ask.future.set_exception(TimeoutError("the engine is away"))
     with pytest.raises(TimeoutError):
         claiming.settled(ask, 5.0)
@@ -877,7 +877,7 @@ def test_what_became_of_nobody_knows_is_read_before_it_is_offered_again() -> Non
 
 
 def test_an_ask_that_is_refused_for_good_says_why() -> None:
-    ask = MoveAsk(stored(1, Status.COMPLETED), lambda found: rules.cancel(found.state))
+    ask = PendingMove(stored(1, Status.COMPLETED), lambda found: rules.cancel(found.state))
     assert ask.write() is None
     assert ask.future.result(timeout=0) == Refused(Reason.FINISHED)
 

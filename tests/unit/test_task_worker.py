@@ -33,7 +33,7 @@ from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import Filled
 from rebalanser.tasks.rules import Held
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -59,12 +59,12 @@ class Store:
     """Takes asks, and settles them when a test says so."""
 
     def __init__(self) -> None:
-        self.batches: list[list[MoveAsk]] = []
+        self.batches: list[list[PendingMove]] = []
         self.clock = Wall()
         self.errors = ErrorPolicy("work", SystemClock(), lambda: None)
         self.told: list[SkuldKind] = []
         self.ttl_s = TTL_S
-        self.ledger = self
+        self.batcher = self
         self.history = SimpleNamespace(write=lambda kind, *_, **__: self.told.append(kind))
         self.metrics = TaskMetrics()
         self.is_closed = False
@@ -74,19 +74,19 @@ class Store:
     def refuse_fork(self) -> None:
         pass
 
-    def submit_all(self, asks: Sequence[MoveAsk]) -> None:
+    def submit_all(self, asks: Sequence[PendingMove]) -> None:
         if self.is_closed:
             raise InvalidState("closed")
         self.batches.append(list(asks))
 
-    def submit(self, ask: MoveAsk) -> Future[Any]:
+    def submit(self, ask: PendingMove) -> Future[Any]:
         self.submit_all([ask])
         return ask.future
 
     def term(self) -> Term:
         return Term(TTL_S, "boot", self.clock.now() + TTL_S)
 
-    def settle(self, ask: MoveAsk, revision: int = REVISION + 1) -> State | None:
+    def settle(self, ask: PendingMove, revision: int = REVISION + 1) -> State | None:
         """Write what was asked for; the state written, None where the rule refused it."""
         write = ask.write()
         if write is None:
@@ -118,7 +118,7 @@ class Stand:
     def tries(self) -> list[Try[WorkerClaim]]:
         return list(self.worker.execution.tries.values())
 
-    def renew(self) -> list[MoveAsk]:
+    def renew(self) -> list[PendingMove]:
         """Let the worker look once; what it has submitted."""
         before = len(self.store.batches)
         assert self.worker._renew()

@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.problems import Refusal
+from rebalanser.tasks.http.problems import ProblemRaised
 from rebalanser.testing.waiting import PATIENCE_S
 
 
@@ -113,7 +113,7 @@ def test_who_waits_when_the_server_stops_gets_nothing(dispenser: Dispenser) -> N
 def test_not_all_connections_are_of_those_who_wait(dispenser: Dispenser) -> None:
     dispenser = Dispenser(dispenser._context, max_waiting=2)
     waiting = [dispenser.ask("a", 1, 1000.0) for _ in range(2)]
-    with pytest.raises(Refusal, match="2 clients wait for a task already") as refused:
+    with pytest.raises(ProblemRaised, match="2 clients wait for a task already") as refused:
         dispenser.ask("b", 1, 0.1)
     dispenser.ask("b", 1, 0.0)
     dispenser.forget(waiting[0])
@@ -139,14 +139,14 @@ def test_the_server_goes_on_whatever_was_raised(
 ) -> None:
     """Also beside the claims, where nobody who asks could be told."""
     faults = [KeyError("a bug"), SystemExit(3)]
-    end_over = dispenser.telling.end_over
+    end_over = dispenser.claim_history.end_over
 
     def fault() -> float | None:
         if faults:
             raise faults.pop()
         return end_over()
 
-    monkeypatch.setattr(dispenser.telling, "end_over", fault)
+    monkeypatch.setattr(dispenser.claim_history, "end_over", fault)
     dispenser.start(Partitions())  # type: ignore[arg-type]
     for _ in range(3):
         assert dispenser.ask("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []

@@ -30,7 +30,7 @@ from rebalanser_sqlite.tasks.writing import MOVE, Writing
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from rebalanser.tasks.engine import ClaimRequest
+    from rebalanser.tasks.engine import ClaimQuery
     from rebalanser_sqlite.tasks.reading import Running
 
 MADE_READY: Final = 500
@@ -134,7 +134,7 @@ class Claims:
     over, as seen at ``now``.
     """
 
-    def __init__(self, request: ClaimRequest, now: float, over: Sequence[Running], rates: Rates) -> None:
+    def __init__(self, request: ClaimQuery, now: float, over: Sequence[Running], rates: Rates) -> None:
         self._request = request
         self._now = now
         self._over = over

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rebalanser.registry.urls import RegistryUrl
-    from rebalanser.tasks.engine import ClaimRequest
+    from rebalanser.tasks.engine import ClaimQuery
     from rebalanser.tasks.model import (
         ClaimState,
         LimitId,
@@ -324,7 +324,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
         return self._follower.add(queue, from_revision, sink, wants)
 
-    def claim(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         """Claim the best ready tasks; see :meth:`rebalanser.tasks.engine.ClaimsFromIndex.claim`.
 
         Looks first, without a lock, so that who finds nothing keeps nobody from writing.
@@ -342,7 +342,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             pass
         return answer
 
-    def _claim(self, request: ClaimRequest, deadline: Deadline) -> ClaimAnswer | None:
+    def _claim(self, request: ClaimQuery, deadline: Deadline) -> ClaimAnswer | None:
         """Claim tasks; None if there were none, but dependents were told that may be ready now."""
         clock = request.term.clock
         with self._foreign_lock:

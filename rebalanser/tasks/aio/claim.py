@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 THREADS: Final = 32
-"""Maximum number of calls that wait for the engine at a time; the ledger writes them together."""
+"""Maximum number of calls that wait for the engine at a time; the batcher writes them together."""
 P = ParamSpec("P")
 T = TypeVar("T")
 

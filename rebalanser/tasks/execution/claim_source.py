@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.clocks import LIMIT_S, FarClock, FarClocks
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import ClaimRequest, ClaimsFromIndex, Watch
+from rebalanser.tasks.engine import ClaimQuery, ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
@@ -175,7 +175,7 @@ class IndexClaims(ClaimSource):
         sent_at = context.clock.now()
         wall = context.clock.wall()
         holders = self._new_holders(min(limit, MAX_CLAIMS))
-        request = ClaimRequest(
+        request = ClaimQuery(
             context.queue,
             holders,
             worker or self._worker,

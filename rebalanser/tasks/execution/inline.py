@@ -112,7 +112,7 @@ class InlineWorker:
             self._bodies.fail(claim, stored.head, InternalError("the task's payload is not in the store"))
         else:
             contextvars.copy_context().run(self._work, claim, claimed, payload)
-        self._context.ledger.flush()
+        self._context.batcher.flush()
         claim.tell(SkuldKind.CLAIM_ENDED)
 
     def _work(self, claim: WorkerClaim, claimed: Claimed, payload: bytes) -> None:

@@ -12,10 +12,11 @@ has not begun once the queue is paused (SK-23). No thread ends by an error, see
 :mod:`~rebalanser.tasks.loops`. All this is decided in :mod:`~rebalanser.tasks.execution.decisions`, which is
 pure.
 
-A worker takes places before it claims, and holds one for each claim until its body has ended. While a worker
-*looks* for tasks, workers of later queues get no place. It looks from its request for places until it has
-claimed fewer tasks than it got places for. If all places are taken it goes on looking, and gets the next free
-one. A worker that can take no task although a place is free does not look.
+**Several queues in one process** share the concurrency, the earlier queues first. A worker takes places
+before it claims, and holds one for each claim until its body has ended. While a worker *looks* for tasks,
+workers of later queues get no place. It looks from its request for places until it has claimed fewer tasks
+than it got places for. If all places are taken it goes on looking, and gets the next free one. A worker that
+can take no task although a place is free does not look.
 
 So a task of a later queue begins only while no earlier queue has a ready one, and a queue that always has
 ready tasks starves those after it. A body that runs is never ended for a task of an earlier queue.
@@ -494,14 +495,14 @@ class Worker:
         return each.claim.renewal() if care.renews else None
 
     def _renew_together(self, renewals: Sequence[tuple[Try[WorkerClaim], Renewal]]) -> None:
-        """Submit renewals at once. Each is settled by the ledger, which nobody here waits for."""
+        """Submit renewals at once. Each is settled by the batcher, which nobody here waits for."""
         with self._lock:
             sent_at = self.execution.renewing([each for each, _ in renewals])
         for each, renewal in renewals:
             renewal.outcome.add_done_callback(partial(self._renewed, each, sent_at))
         try:
-            self._context.ledger.submit_all([renewal.ask for _, renewal in renewals])
-        except BaseException as error:  # the ledger is closed
+            self._context.batcher.submit_all([renewal.pending for _, renewal in renewals])
+        except BaseException as error:  # the batcher is closed
             for _, renewal in renewals:
                 renewal.outcome.set_exception(error)
 

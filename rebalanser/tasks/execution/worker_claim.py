@@ -19,7 +19,7 @@ from rebalanser.tasks.metrics import outcome_of
 from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import Filled, filled
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 
 if TYPE_CHECKING:
     import sqlite3
@@ -62,7 +62,7 @@ class StopRequest(threading.Event):
 class Renewal:
     """A renewal of a claim: what is to be written, and whether the claim lasts on then."""
 
-    ask: MoveAsk
+    pending: PendingMove
     outcome: Future[bool]
 
 
@@ -148,7 +148,7 @@ class WorkerClaim(Claim):
         renewal = self.renewal()
         if renewal is None:
             return False
-        self._context.submit(renewal.ask)
+        self._context.submit(renewal.pending)
         return renewal.outcome.result()
 
     def renewal(self) -> Renewal | None:
@@ -160,7 +160,7 @@ class WorkerClaim(Claim):
             return None
         context = self._context
         rule = RenewalRule(self.held, context.clock.now, context.term)
-        renewal = Renewal(MoveAsk(self._life.stored, rule), Future())
+        renewal = Renewal(PendingMove(self._life.stored, rule), Future())
 
         def settle(settled: Future[Stored | Refused]) -> None:
             error = settled.exception()
@@ -169,7 +169,7 @@ class WorkerClaim(Claim):
             else:
                 renewal.outcome.set_exception(error)
 
-        renewal.ask.future.add_done_callback(settle)
+        renewal.pending.future.add_done_callback(settle)
         return renewal
 
     def _renewed(self, settled: Stored | Refused, sent: float) -> bool:
@@ -206,7 +206,7 @@ class WorkerClaim(Claim):
         It is kept while the engine is away: a result is written as long as nobody else has claimed the task.
         """
         self.end(Reason.ENDED)
-        return self._context.submit(MoveAsk(self._life.stored, rule, lasting=True))
+        return self._context.submit(PendingMove(self._life.stored, rule, lasting=True))
 
     def end(self, reason: Reason) -> bool:
         """End the claim, for whatever reason; the first one stays. True if it was not over before."""
@@ -239,7 +239,7 @@ class WorkerClaim(Claim):
         """Write what the rule gives; refused only where another update has the number."""
         if self._life.ended is not None:
             raise Fenced(self._message(self._life.ended))
-        settled = self._context.write(MoveAsk(self._life.stored, rule, update=update))
+        settled = self._context.write(PendingMove(self._life.stored, rule, update=update))
         if not isinstance(settled, Refused):
             self._know(settled)
         elif settled.reason is not Reason.OTHER_CONTENT:

@@ -8,7 +8,8 @@ elsewhere; or when its time is over, as the holder has to stop by then. An opera
 not end what its holder does.
 
 The news must come before the next claim of the task begins, which another server may make: so a server that
-is asked to fail or release a claim which it did not make lets the task wait for :data:`TELLING_S` seconds.
+is asked to fail or release a claim which it did not make lets the task wait for :data:`HISTORY_DELAY_S`
+seconds.
 
 Updates have their numbers in the history as long as the server that made the claim has accepted all of them.
 One that comes after another server has accepted some has none, as a history that was cut off with that server
@@ -29,15 +30,15 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
-from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, Refusal
+from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.metrics import outcome_of
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
-from rebalanser.tasks.writes.pending import Decide, MoveAsk
+from rebalanser.tasks.writes.pending import Decide, PendingMove
 
-TELLING_S: Final = 1.0
+HISTORY_DELAY_S: Final = 1.0
 """More than an engine that is there takes to tell of a change."""
 _SEPARATOR: Final = "."
 _MAX_DIGITS: Final = 18
@@ -69,7 +70,7 @@ def parsed(number: int, holder: str) -> tuple[Held, int | None]:
     return Held(number, name), int(token) if is_token else None
 
 
-class Telling:
+class ClaimHistory:
     """History of the claims that one server made or was asked about. May be used from any thread.
 
     Without a place for a history it does nothing. ``wake`` wakes whoever calls :meth:`end_over`.
@@ -169,7 +170,7 @@ class Telling:
         """
         with self._lock:
             is_known = not self._context.history.is_written or self._lent_to(task, held) is not None
-        return 0.0 if is_known else self._context.clock.wall() + TELLING_S
+        return 0.0 if is_known else self._context.clock.wall() + HISTORY_DELAY_S
 
     def end_over(self) -> float | None:
         """Write the end of claims that are over; when the next one's time is, None if there is none."""
@@ -263,18 +264,20 @@ _REFUSALS = {
 class Holding:
     """One claim of a task, as its holder names it. Every method answers the task as it is then.
 
-    ``telling`` writes down what becomes of it.
+    ``claim_history`` writes down what becomes of it.
 
     Every method raises :class:`~rebalanser.errors.UnknownTask` where there is no such task,
-    :class:`~rebalanser.tasks.http.problems.Refusal` where a rule refuses it,
+    :class:`~rebalanser.tasks.http.problems.ProblemRaised` where a rule refuses it,
     :class:`~rebalanser.errors.RequestTooLarge` or :class:`~rebalanser.errors.RegistryUnavailable` where
     nothing was done, and :class:`~rebalanser.errors.OutcomeUnknown` where nobody knows.
     """
 
-    def __init__(self, queue: Queue, telling: Telling, task: TaskId, number: int, holder: str) -> None:
+    def __init__(
+        self, queue: Queue, claim_history: ClaimHistory, task: TaskId, number: int, holder: str
+    ) -> None:
         self._queue = queue
         self._context: Context = queue.context
-        self._telling = telling
+        self._claim_history = claim_history
         self._task = task
         self._held, self._token = parsed(number, holder)
 
@@ -282,7 +285,7 @@ class Holding:
         """Let the claim last for its whole time from now (SK-7)."""
         term = self._context.term()
         stored = self._settled(lambda stored: rules.renew(stored.state, self._held, term))
-        self._telling.renewed(self._task, self._held, self._token, term.ends_at_s)
+        self._claim_history.renewed(self._task, self._held, self._token, term.ends_at_s)
         return stored
 
     def update(self, sequence: int, content: bytes) -> Stored:
@@ -290,7 +293,7 @@ class Holding:
         content = self._context.check("an update", content)
         rule = partial(self._updated, sequence=sequence, content=content)
         stored = self._settled(rule, Update(self._held.number, sequence, content))
-        self._telling.updated(stored, self._held, self._token, sequence)
+        self._claim_history.updated(stored, self._held, self._token, sequence)
         return stored
 
     def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
@@ -302,30 +305,30 @@ class Holding:
     def complete(self, result: bytes | None) -> Stored:
         """Complete the task for good (SK-10)."""
         result = None if result is None else self._context.check("a result", result)
-        self._telling.completing(self._task, self._held)
+        self._claim_history.completing(self._task, self._held)
         stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result), ends=True)
-        self._telling.completed(stored, self._held, self._token)
+        self._claim_history.completed(stored, self._held, self._token)
         return stored
 
     def fail(self, error: str, delay_s: float | None) -> Stored:
         """The try has failed: the next one waits ``delay_s`` seconds, None for no further try (SK-15)."""
-        not_before = self._telling.due_after(self._task, self._held)
+        not_before = self._claim_history.due_after(self._task, self._held)
         due = None if delay_s is None else max(self._context.clock.wall() + delay_s, not_before)
         return self._ended(lambda stored: rules.fail(stored.head, stored.state, self._held, error, due))
 
     def release(self) -> Stored:
         """Give the claim back unworked."""
-        due = self._telling.due_after(self._task, self._held)
+        due = self._claim_history.due_after(self._task, self._held)
         return self._ended(lambda stored: rules.release(stored.state, self._held, due))
 
     def _ended(self, rule: Decide) -> Stored:
         # Told before: once it is written another claim may begin at any moment.
-        self._telling.ended(self._task, self._held)
+        self._claim_history.ended(self._task, self._held)
         return self._settled(rule, ends=True)
 
     def _settled(self, rule: Decide, update: Update | None = None, *, ends: bool = False) -> Stored:
         stored = self._queue.get(self._task)
-        settled = self._context.write(MoveAsk(stored, rule, update=update))
+        settled = self._context.write(PendingMove(stored, rule, update=update))
         if not isinstance(settled, Refused):
             if ends and stored.state.status is Status.CLAIMED:  # else it was sent again
                 self._context.metrics.ended(stored.head.name, outcome_of(settled, stored.state.failures))
@@ -333,6 +336,6 @@ class Holding:
         told = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
         kind = _REFUSALS.get(settled.reason, FENCED)
         if kind is FENCED:
-            self._telling.fenced(self._task, self._held, self._token)
+            self._claim_history.fenced(self._task, self._held, self._token)
             raise Fenced(told)
-        raise Refusal(kind, told)
+        raise ProblemRaised(kind, told)

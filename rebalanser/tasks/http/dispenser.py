@@ -16,13 +16,13 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.outcomes import raised
-from rebalanser.tasks.http.claims import Telling
-from rebalanser.tasks.http.problems import TOO_MANY, Refusal
+from rebalanser.tasks.http.claims import ClaimHistory
+from rebalanser.tasks.http.problems import TOO_MANY, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.results import MAX_RESULTS_BYTES, filled
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 
 SHORTEST_PAUSE_S: Final = 0.001
 _log = get_logger()
@@ -65,7 +65,7 @@ class Dispenser:
         self._context = context
         self._max_waiting = max_waiting
         self._woken = threading.Event()
-        self.telling = Telling(context, self._woken.set)
+        self.claim_history = ClaimHistory(context, self._woken.set)
         """Writes the history of the claims that were handed out."""
         self._source: ClaimSource | None = None
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class Dispenser:
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        self.telling.follow()
+        self.claim_history.follow()
         self._source = source
         self._loop.start()
 
@@ -104,7 +104,7 @@ class Dispenser:
         self._loop.hurry()
         self._loop.join()
         self._context.errors.ended("claims")
-        self.telling.close()
+        self.claim_history.close()
         with self._lock:
             clients, self._clients = self._clients, []
         for each in clients:
@@ -119,7 +119,7 @@ class Dispenser:
 
         Raises:
             RetryLater: the server stops.
-            Refusal: too many clients wait already.
+            ProblemRaised: too many clients wait already.
         """
         now = self._context.clock.now()
         client = WaitingClient(worker, limit, now, now + wait_s, names)
@@ -127,7 +127,7 @@ class Dispenser:
             if self._stopping:
                 raise RetryLater("the server stops; ask another")
             if wait_s > 0 and len(self._clients) >= self._max_waiting:
-                raise Refusal(TOO_MANY, f"{self._max_waiting} clients wait for a task already")
+                raise ProblemRaised(TOO_MANY, f"{self._max_waiting} clients wait for a task already")
             self._clients.append(client)
         self._woken.set()
         return client
@@ -154,7 +154,7 @@ class Dispenser:
         if self._source is not None and self._claims_fail_for_s is None:
             self._source.lend()  # tasks that no client here can take
             self._offer(self._source)
-        pauses = (self._pause_s(self.telling.end_over()), self._claims_fail_for_s)
+        pauses = (self._pause_s(self.claim_history.end_over()), self._claims_fail_for_s)
         self._pause = min((each for each in pauses if each is not None), default=None)
         return True
 
@@ -233,7 +233,7 @@ class Dispenser:
             return []
         try:
             for each in claimed:
-                self.telling.claimed(each)
+                self.claim_history.claimed(each)
             lent, unlent = self._with_payloads(client, claimed)
         except BaseException:
             for each in claimed:
@@ -307,18 +307,20 @@ class Dispenser:
     def _give_back(self, claimed: Claimed) -> None:
         """Release a claim that no client has; its try is not counted."""
         task: TaskId = claimed.stored.head.id
-        self.telling.ended(task, claimed.held)
-        ask = MoveAsk(claimed.stored, lambda stored: rules.release(stored.state, claimed.held), lasting=True)
+        self.claim_history.ended(task, claimed.held)
+        pending = PendingMove(
+            claimed.stored, lambda stored: rules.release(stored.state, claimed.held), lasting=True
+        )
         _log.info("a claim was given back, as no client has it", action="task_given_back", task=task)
-        self._context.submit(ask)
+        self._context.submit(pending)
 
     def _fail(self, claimed: Claimed, error: RebalanserError) -> None:
         """Fail the try of a task that no worker can run; the task is dead if the fault is its own."""
         due = None if isinstance(error, InvalidTask) else self._context.clock.wall() + self._context.ttl_s
         self._context.errors.ignored("a payload", error)
-        self.telling.ended(claimed.stored.head.id, claimed.held)
+        self.claim_history.ended(claimed.stored.head.id, claimed.held)
         self._context.submit(
-            MoveAsk(
+            PendingMove(
                 claimed.stored,
                 lambda stored: rules.fail(stored.head, stored.state, claimed.held, raised(error).told, due),
                 lasting=True,

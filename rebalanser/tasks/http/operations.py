@@ -13,7 +13,7 @@ from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDoc
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.messages import Changed, NewTask, Selected
-from rebalanser.tasks.http.problems import INVALID, Refusal
+from rebalanser.tasks.http.problems import INVALID, ProblemRaised
 from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.queue import Queue
@@ -96,12 +96,12 @@ def newest(
     """Read at most ``limit`` tasks, the newest first.
 
     Raises:
-        Refusal: the limit is above :data:`PAGE`, or ``after`` or ``at_least`` is given.
+        ProblemRaised: the limit is above :data:`PAGE`, or ``after`` or ``at_least`` is given.
     """
     limit = PAGE if limit is None else limit
     if after is not None or at_least or limit > PAGE:
         told = f"newest goes with a limit of {PAGE} at most, and with neither after nor at_least"
-        raise Refusal(INVALID, told)
+        raise ProblemRaised(INVALID, told)
     return _documents(queue, queue.newest(limit, statuses, name=name, older_than_s=older_than_s))
 
 
@@ -127,10 +127,10 @@ def delete(queue: Queue, selected: Selected) -> Changed:
     """Delete tasks: closed ones unless a status is given.
 
     Raises:
-        Refusal: an open status is given.
+        ProblemRaised: an open status is given.
     """
     if selected.status and not OPEN.isdisjoint(selected.status):
-        raise Refusal(INVALID, "open tasks can't be deleted: cancel them first")
+        raise ProblemRaised(INVALID, "open tasks can't be deleted: cancel them first")
     closed = frozenset(Status) - OPEN
 
     def collect(tasks: Iterable[Stored]) -> int:

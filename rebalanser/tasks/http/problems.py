@@ -113,7 +113,7 @@ _OF_STATUSES: Final[Mapping[int, Kind]] = {
 }
 
 
-class Refusal(Exception):
+class ProblemRaised(Exception):
     """A request is refused for a reason that is no error of the house."""
 
     def __init__(self, kind: Kind, detail: str) -> None:
@@ -174,8 +174,8 @@ def add_handlers(app: FastAPI) -> None:
             _log.error("a request failed", action="http_failed", error=repr(error))
         return document(kind, str(error))
 
-    @app.exception_handler(Refusal)
-    async def refused(_request: Request, error: Refusal) -> JSONResponse:
+    @app.exception_handler(ProblemRaised)
+    async def refused(_request: Request, error: ProblemRaised) -> JSONResponse:
         return document(error.kind, str(error))
 
     @app.exception_handler(RequestValidationError)

@@ -235,7 +235,7 @@ class Server:
         queue = self.queue
         router = self._router("claims")
         of_claim = "/tasks/{task}/claims/{number}"
-        held = partial(Holding, queue, self.dispenser.telling)
+        held = partial(Holding, queue, self.dispenser.claim_history)
         fenced = _described(problems.FENCED)
 
         @router.post("/claims")
@@ -376,7 +376,7 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
         """Ask what a kind of problem means: where the `type` of a problem document points to."""
         kind = problems.KINDS.get(name)
         if kind is None:
-            raise problems.Refusal(problems.UNKNOWN, f"there is no kind of problem {name!r}")
+            raise problems.ProblemRaised(problems.UNKNOWN, f"there is no kind of problem {name!r}")
         return Problem(type=kind.type, title=kind.title, status=kind.status)
 
     described: dict[str, Any] = {}

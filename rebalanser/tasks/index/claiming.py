@@ -21,7 +21,7 @@ from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Script, Submit
 
 MAX_CLAIMS: Final = 256
@@ -55,7 +55,7 @@ class Claimant:
     term: Term
 
 
-class ClaimAsk(MoveAsk):
+class PendingClaim(PendingMove):
     """The claim of a task at the revision at which it was offered.
 
     The owner knows of that revision that the task is due, its dependencies are complete and an earlier claim
@@ -135,9 +135,9 @@ class ClaimAsk(MoveAsk):
         )
 
 
-def ask_of(
+def pending_claim(
     owner: Owner, task: TaskId, claimant: Claimant, slot: FreeSlot | None = None, wall: float = 0.0
-) -> ClaimAsk:
+) -> PendingClaim:
     """Return the claim of an offered task, which is not offered again until the claim is settled.
 
     ``wall`` is seconds since 1970. A task that becomes dead is no start of its rate limit (SK-23).
@@ -145,10 +145,10 @@ def ask_of(
     failed = owner.failed_dependency(task)
     stored, over = owner.taken(task)
     epoch = Epoch(owner.partition, owner.token)
-    ask = ClaimAsk(stored, claimant, epoch, over=over, slot=slot, failed=failed)
-    if stored.head.rate_limit and not ask.buries:
-        ask.starts(owner.start(task, wall))
-    return ask
+    pending = PendingClaim(stored, claimant, epoch, over=over, slot=slot, failed=failed)
+    if stored.head.rate_limit and not pending.buries:
+        pending.starts(owner.start(task, wall))
+    return pending
 
 
 def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
@@ -156,14 +156,14 @@ def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
     return Claimant(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
 
 
-def keeps_slot(ask: ClaimAsk) -> bool:
-    """True if the slot of a settled ask is certainly still free."""
-    if ask.future.exception() is not None:
+def keeps_slot(pending: PendingClaim) -> bool:
+    """True if the slot of a settled claim is certainly still free."""
+    if pending.future.exception() is not None:
         return False
-    outcome = ask.future.result()
+    outcome = pending.future.result()
     if isinstance(outcome, Refused):
         return outcome.reason is not Reason.NO_SLOT
-    return outcome.state.claim is None or not ask.is_mine(outcome)
+    return outcome.state.claim is None or not pending.is_mine(outcome)
 
 
 class Claiming:
@@ -174,37 +174,37 @@ class Claiming:
         self.deposed = False
         """True if the store has refused a claim because a later owner has taken the partition (SK-13)."""
 
-    def settled(self, ask: ClaimAsk, now: float) -> Stored | None:
-        """Take the outcome of an ask that was settled by ``now``; the claimed task, or None.
+    def settled(self, pending: PendingClaim, now: float) -> Stored | None:
+        """Take the outcome of a pending claim that was settled by ``now``; the claimed task, or None.
 
         Raises:
             RebalanserError: the engine stayed away. The task is not offered again before it has been read. Or
                 the claim can't be written: the task is set aside.
         """
-        self.owner.start_ended(ask.seen.head, ask.applied_at)
+        self.owner.start_ended(pending.seen.head, pending.applied_at)
         try:
-            outcome = ask.future.result(timeout=0)
+            outcome = pending.future.result(timeout=0)
         except BaseException as error:
             if kind_of(error) is ErrorKind.POISON:
-                self.owner.set_aside(ask.task, now + ASIDE_S)
+                self.owner.set_aside(pending.task, now + ASIDE_S)
             else:
-                self.owner.conflicted(ask.task, now)
+                self.owner.conflicted(pending.task, now)
             raise
         if isinstance(outcome, Refused):
-            self._refused(ask, outcome.reason, now)
+            self._refused(pending, outcome.reason, now)
             return None
         self.owner.settled(outcome, now)
-        return outcome if outcome.state.status is Status.CLAIMED and ask.is_mine(outcome) else None
+        return outcome if outcome.state.status is Status.CLAIMED and pending.is_mine(outcome) else None
 
-    def _refused(self, ask: ClaimAsk, reason: Reason, now: float) -> None:
+    def _refused(self, pending: PendingClaim, reason: Reason, now: float) -> None:
         self.deposed |= reason is Reason.DEPOSED
         if reason is Reason.GONE:
-            self.owner.forget(ask.task)
+            self.owner.forget(pending.task)
         elif reason in {Reason.NO_SLOT, Reason.PAUSED, Reason.RATE_MOVED}:
-            self.owner.put_back(ask.task, now)
+            self.owner.put_back(pending.task, now)
         else:
-            self.owner.conflicted(ask.task, now)
-            self.owner.learn(ask.seen, now)
+            self.owner.conflicted(pending.task, now)
+            self.owner.learn(pending.seen, now)
 
 
 class Slots(Protocol):
@@ -449,29 +449,29 @@ class OwnedIndex:
         """
         yield from self.catch_up()
         sent_at = self._clock.now()
-        asks = self._asks(min(limit, MAX_CLAIMS), names, worker or self._worker)
-        asks += self._asks_for_others(MAX_CLAIMS - len(asks))
-        if not asks:
+        pending_writes = self._own_claims(min(limit, MAX_CLAIMS), names, worker or self._worker)
+        pending_writes += self._claims_for_others(MAX_CLAIMS - len(pending_writes))
+        if not pending_writes:
             return []
-        yield Submit([ask for _, ask in asks])
+        yield Submit([pending for _, pending in pending_writes])
         # A payload never changes (SK-2), so it need not be read after the claim is known.
         payloads: Mapping[TaskId, bytes] = yield ReadPayloads(
-            [ask.task for _, ask in asks if ask.slot is None]
+            [pending.task for _, pending in pending_writes if pending.slot is None]
         )
-        yield Await([ask for _, ask in asks])
+        yield Await([pending for _, pending in pending_writes])
         claimed: list[Claimed] = []
         failed: list[Exception] = []
-        # Settle all asks even if some have failed: an unsettled task would never be offered again.
-        for claiming, ask in asks:
+        # Settle all even if some have failed: an unsettled task would never be offered again.
+        for claiming, pending in pending_writes:
             try:
-                made = self._settled(claiming, ask, sent_at, payloads)
+                made = self._settled(claiming, pending, sent_at, payloads)
             except Exception as error:
                 failed.append(error)
             else:
                 claimed += [] if made is None else [made]
-            if ask.slot is not None and self._slots is not None:
-                is_known = ask.future.exception() is None
-                self._slots.settled(ask.slot, is_free=keeps_slot(ask), is_known=is_known)
+            if pending.slot is not None and self._slots is not None:
+                is_known = pending.future.exception() is None
+                self._slots.settled(pending.slot, is_free=keeps_slot(pending), is_known=is_known)
         if failed and not claimed:
             raise failed[0]
         return claimed
@@ -491,37 +491,37 @@ class OwnedIndex:
                 far = self._far_clocks.saw(each.head.id, now, wall, is_new=are_new)
                 self.news.far_clocks += [] if far is None else [far]
 
-    def _asks(
+    def _own_claims(
         self, limit: int, names: Collection[str] | None, worker: str
-    ) -> list[tuple[Claiming, ClaimAsk]]:
+    ) -> list[tuple[Claiming, PendingClaim]]:
         """Return claims of the best tasks of all partitions. Tasks that become dead take no room."""
-        asks: list[tuple[Claiming, ClaimAsk]] = []
+        pending_writes: list[tuple[Claiming, PendingClaim]] = []
         for claiming, task in self._best_first(names) if limit > 0 else ():
             term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
             claimant = Claimant(self._new_holder(), worker, term)
-            ask = ask_of(claiming.owner, task, claimant, wall=self._clock.wall())
-            asks.append((claiming, ask))
-            limit -= not ask.fails
-            if limit == 0 or len(asks) == MAX_CLAIMS:
+            pending = pending_claim(claiming.owner, task, claimant, wall=self._clock.wall())
+            pending_writes.append((claiming, pending))
+            limit -= not pending.fails
+            if limit == 0 or len(pending_writes) == MAX_CLAIMS:
                 break
-        return asks
+        return pending_writes
 
-    def _asks_for_others(self, limit: int) -> list[tuple[Claiming, ClaimAsk]]:
+    def _claims_for_others(self, limit: int) -> list[tuple[Claiming, PendingClaim]]:
         """Return claims of the remaining ready tasks, for the free slots of other processes."""
-        asks: list[tuple[Claiming, ClaimAsk]] = []
+        pending_writes: list[tuple[Claiming, PendingClaim]] = []
         if self._slots is None:
-            return asks
+            return pending_writes
         for names in self.groups():
-            for claiming, task in self._best_first(names) if len(asks) < limit else ():
+            for claiming, task in self._best_first(names) if len(pending_writes) < limit else ():
                 slot = self._slots.take(names)
                 if slot is None:
                     break
                 claimant = claim_for(slot, self._clock_name, self._clock.now())
-                ask = ask_of(claiming.owner, task, claimant, slot, self._clock.wall())
-                asks.append((claiming, ask))
-                if len(asks) == limit:
+                pending = pending_claim(claiming.owner, task, claimant, slot, self._clock.wall())
+                pending_writes.append((claiming, pending))
+                if len(pending_writes) == limit:
                     break
-        return asks
+        return pending_writes
 
     def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[Claiming, TaskId]]:
         """Iterate over the best tasks of all partitions; each must be taken before the next step."""
@@ -541,25 +541,25 @@ class OwnedIndex:
                 heapq.heappop(offers)
 
     def _settled(
-        self, claiming: Claiming, ask: ClaimAsk, sent_at: float, payloads: Mapping[TaskId, bytes]
+        self, claiming: Claiming, pending: PendingClaim, sent_at: float, payloads: Mapping[TaskId, bytes]
     ) -> Claimed | None:
         """Pass the outcome of a claim to its owner; return the claim, if it was made for this process."""
-        error = ask.future.exception()
+        error = pending.future.exception()
         now = self._clock.now()
         if error is not None and kind_of(error) is not ErrorKind.OUTAGE:
-            self._aside[ask.task] = now + ASIDE_S
-            self.news.set_aside.append((ask.task, error))
-        self.news.is_paused |= ask.is_paused
+            self._aside[pending.task] = now + ASIDE_S
+            self.news.set_aside.append((pending.task, error))
+        self.news.is_paused |= pending.is_paused
         try:
-            stored = claiming.settled(ask, now)
+            stored = claiming.settled(pending, now)
         finally:
             partition = claiming.owner.partition
             if claiming.deposed and self._owners.get(partition) is claiming:
                 self.remove(partition)
-        if stored is None or stored.state.claim is None or ask.slot is not None:
+        if stored is None or stored.state.claim is None or pending.slot is not None:
             return None
-        held = Held(stored.state.claim.number, ask.claimant.holder)
-        return Claimed(stored, held, sent_at, payloads.get(ask.task))
+        held = Held(stored.state.claim.number, pending.claimant.holder)
+        return Claimed(stored, held, sent_at, payloads.get(pending.task))
 
 
 def _is_new(stored: Stored) -> bool:

@@ -19,7 +19,7 @@ from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE
-from rebalanser.tasks.writes.pending import TakeOverAsk
+from rebalanser.tasks.writes.pending import PendingTakeOver
 from rebalanser.tasks.writes.script import (
     Await,
     ReadPage,
@@ -112,7 +112,7 @@ class Partitions(ClaimSource):
             self._take(partition, token)
 
     def _take(self, partition: int, token: int) -> None:
-        self._context.write(TakeOverAsk(TakeOver(self._context.queue, Epoch(partition, token))))
+        self._context.write(PendingTakeOver(TakeOver(self._context.queue, Epoch(partition, token))))
         with self._lock:
             self._index.add(partition, token)
         self._follow()
@@ -298,11 +298,11 @@ class Partitions(ClaimSource):
                 return context.engine.rates(context.queue, limits, context.timeout_s)
             case ReadPayloads(ids=ids):
                 return self._payloads(ids)
-            case Submit(asks=asks):
-                context.ledger.submit_all(asks)
+            case Submit(pending_writes=pending_writes):
+                context.batcher.submit_all(pending_writes)
                 return None
-            case Await(asks=asks):
-                return concurrent.futures.wait([ask.future for ask in asks])
+            case Await(pending_writes=pending_writes):
+                return concurrent.futures.wait([pending.future for pending in pending_writes])
             case _:
                 raise InternalError(f"an index makes no request {request!r}")
 

@@ -13,8 +13,8 @@ from rebalanser.tasks.model import Head, LimitId, Rate, RateMark, TaskId, rate_o
 _MIN_GARBAGE: Final = 64
 
 
-class Ready:
-    """Ready tasks of one function: highest priority first, then oldest, that is smallest id.
+class ReadyTasks:
+    """ReadyTasks tasks of one function: highest priority first, then oldest, that is smallest id.
 
     Each priority in use has a heap of ids, so a step takes logarithmic time. A dropped task stays in its heap
     until it comes to the top, or until most entries are dropped tasks.
@@ -92,7 +92,7 @@ Rank: TypeAlias = tuple[int, TaskId]
 
 
 class ReadyByName:
-    """Ready tasks by function, so that tasks that no worker here knows delay no others.
+    """ReadyTasks tasks by function, so that tasks that no worker here knows delay no others.
 
     The time to find the best task of several functions grows with their number.
     """
@@ -100,7 +100,7 @@ class ReadyByName:
     __slots__ = ("_by_name",)
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Ready] = {}
+        self._by_name: dict[str, ReadyTasks] = {}
 
     def names(self) -> list[str]:
         """Return the functions that have ready tasks."""
@@ -114,7 +114,7 @@ class ReadyByName:
         """Add a ready task; adding it again does nothing."""
         ready = self._by_name.get(head.name)
         if ready is None:
-            ready = self._by_name[head.name] = Ready()
+            ready = self._by_name[head.name] = ReadyTasks()
         ready.add(head.id, head.priority)
 
     def drop(self, head: Head) -> None:
@@ -197,8 +197,8 @@ class Limit:
 
     def __init__(self) -> None:
         self.counted: set[TaskId] = set()
-        self.ready = Ready()
-        self.over = Ready()
+        self.ready = ReadyTasks()
+        self.over = ReadyTasks()
         self.heads: dict[TaskId, Head] = {}
         self.offered: Head | None = None
         self.pace = Pace()

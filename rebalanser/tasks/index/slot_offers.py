@@ -31,7 +31,7 @@ from rebalanser.tasks.index.free_slots import (
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, run_script
 
 LEASE_S: Final = 5.0
@@ -323,10 +323,12 @@ class Offering:
     def _renewed(self, claims: Sequence[tuple[Stored, Held]]) -> SlotScript[list[Arrived]]:
         """Renew claims of old slots; those that are current still."""
         sent_at, term = self._now(), self._term()
-        asks = [(held, MoveAsk(stored, partial(_renewed, held=held, term=term))) for stored, held in claims]
-        yield Submit([ask for _, ask in asks])
-        yield Await([ask for _, ask in asks])
-        settled = [(held, ask.future.result()) for held, ask in asks]
+        pending_writes = [
+            (held, PendingMove(stored, partial(_renewed, held=held, term=term))) for stored, held in claims
+        ]
+        yield Submit([pending for _, pending in pending_writes])
+        yield Await([pending for _, pending in pending_writes])
+        settled = [(held, pending.future.result()) for held, pending in pending_writes]
         return [Arrived(stored, held, sent_at) for held, stored in settled if isinstance(stored, Stored)]
 
 
@@ -461,10 +463,10 @@ class SlotOffers:
                 self._wake()
             case ReadTasks(ids=ids):
                 return context.read(ids)
-            case Submit(asks=asks):
-                context.ledger.submit_all(asks)
-            case Await(asks=asks):
-                wait([ask.future for ask in asks])
+            case Submit(pending_writes=pending_writes):
+                context.batcher.submit_all(pending_writes)
+            case Await(pending_writes=pending_writes):
+                wait([pending.future for pending in pending_writes])
             case _:
                 return self._write(request, timeout_s)
         return None
@@ -502,8 +504,8 @@ class SlotOffers:
             self._wake()
 
 
-def _release(stored: Stored, held: Held) -> MoveAsk:
-    return MoveAsk(stored, partial(_released, held=held), lasting=True)
+def _release(stored: Stored, held: Held) -> PendingMove:
+    return PendingMove(stored, partial(_released, held=held), lasting=True)
 
 
 def _released(stored: Stored, held: Held) -> Decision:

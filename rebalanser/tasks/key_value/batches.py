@@ -8,8 +8,8 @@ Moves are nearly never refused. So those that stand in one transaction are first
 guards, one of puts, all or none. That costs the registry, and this process, half of what nested transactions
 do. Only where a guard does not hold are they carried out again, each for itself.
 
-Each step of a batch has a nested transaction of its own, and no two steps may write one key. All entries of
-an outbox write its tally, so each would need a transaction of its own. Entries without dependencies therefore
+No two steps of one transaction may write one key. All entries of an outbox write its tally, so each would
+need a transaction of its own. Entries without dependencies therefore
 share a transaction under one guard on the tally, which then counts the last entry. If that transaction fails,
 because an id or an entry is taken, they are carried out one by one.
 """

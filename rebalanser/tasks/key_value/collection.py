@@ -38,8 +38,8 @@ from rebalanser.tasks.key_value.steps import (
 )
 from rebalanser.tasks.key_value.values import (
     Collection,
-    Entry,
     Phase,
+    RegistryTask,
     dump_collection,
     dump_mark,
     load_collection,
@@ -274,7 +274,7 @@ class _Sweeper:
         items = self._call.get(self._keys.state(partition, task) for partition, task in tasks)
         return [item for item in items.values() if self._load(item).mark == self._name]
 
-    def _load(self, item: KeyValue) -> Entry:
+    def _load(self, item: KeyValue) -> RegistryTask:
         partition, task = self._keys.partition_and_task(item.key)
         return load_task(self._keys.queue, partition, task, item.key, item.value, item.mod_revision)
 

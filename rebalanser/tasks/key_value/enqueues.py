@@ -134,7 +134,7 @@ def _witness(call: EngineCall, keys: QueueKeys) -> KeyValue:
 
 
 class EntryOfOutbox:
-    """Entry of an outbox that a step counts."""
+    """RegistryTask of an outbox that a step counts."""
 
     def __init__(self, entry: Forwarded, keys: QueueKeys) -> None:
         self.key = keys.tally(entry.outbox)

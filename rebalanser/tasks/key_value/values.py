@@ -230,7 +230,7 @@ def status_of(key: str, value: bytes) -> Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegistryTask:
     """A task as it lies in the registry.
 
     ``mark`` names the collection that has marked it, in which case ``stored`` is the task as before.
@@ -242,11 +242,13 @@ class Entry:
     mark: str | None
 
 
-def load_task(queue: str, partition: int, task: TaskId, key: str, value: bytes, revision: int) -> Entry:
+def load_task(
+    queue: str, partition: int, task: TaskId, key: str, value: bytes, revision: int
+) -> RegistryTask:
     """A task from the value of its key."""
     is_short = len(value) <= CACHED_BYTES  # others differ, and may be long: they name dependencies
     if is_short and value.endswith(_NEW) and (head := _load_new(value)) is not None:
-        return Entry(Stored(Head(task, queue, *head), _NEW_STATE, revision, partition), revision, None)
+        return RegistryTask(Stored(Head(task, queue, *head), _NEW_STATE, revision, partition), revision, None)
     with _reading(key):
         loaded = _load(key, value)
         mark = loaded.get("mark")
@@ -256,7 +258,7 @@ def load_task(queue: str, partition: int, task: TaskId, key: str, value: bytes, 
             mark["revision"] if mark else revision,
             partition,
         )
-        return Entry(stored, revision, mark["by"] if mark else None)
+        return RegistryTask(stored, revision, mark["by"] if mark else None)
 
 
 @lru_cache(maxsize=1024)

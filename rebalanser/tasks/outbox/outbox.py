@@ -57,7 +57,15 @@ from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueu
 from rebalanser.tasks.ids import place_of
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.model import EnqueueAnswer, Head, Task, TaskId
-from rebalanser.tasks.outbox.spool import DUPLICATE, Entry, Refusal, Spool, SpoolName, forwarded, placed
+from rebalanser.tasks.outbox.spool import (
+    DUPLICATE,
+    Spool,
+    SpoolEntry,
+    SpoolName,
+    SpoolRefusal,
+    forwarded,
+    placed,
+)
 from rebalanser.tasks.results import with_others
 
 BATCH: Final = 60
@@ -98,7 +106,7 @@ class Forwarding:
             self._refuse(head, DependencyCycle(f"task {head.head.id} would wait for itself"))
         return True
 
-    def _after_those_there(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+    def _after_those_there(self, entries: Sequence[SpoolEntry]) -> Sequence[SpoolEntry]:
         """The entries, each after the task that is there where it came after a duplicate that was dropped.
 
         Who enqueued it was told that the duplicate was spooled, and would else have got the id of that task.
@@ -111,9 +119,9 @@ class Forwarding:
             for entry in entries
         ]
 
-    def _ready(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _ready(self, entries: Sequence[SpoolEntry]) -> list[SpoolEntry]:
         """The first entries, up to one that is refused already or would wait for itself."""
-        ready: list[Entry] = []
+        ready: list[SpoolEntry] = []
         coming: dict[TaskId, Head] = {}
         for entry in entries:
             if entry.refusal is not None:
@@ -126,7 +134,7 @@ class Forwarding:
             coming[entry.head.id] = entry.head
         return ready
 
-    def _send(self, entries: Sequence[Entry]) -> None:
+    def _send(self, entries: Sequence[SpoolEntry]) -> None:
         identity = self._spool.identity()
         writes = [placed(each, place_of(each.head, self._partitions), identity) for each in entries]
         try:
@@ -139,7 +147,9 @@ class Forwarding:
             return
         self._settle(entries, writes, answers)
 
-    def _settle(self, entries: Sequence[Entry], writes: Sequence[Enqueue], answers: Sequence[Answer]) -> None:
+    def _settle(
+        self, entries: Sequence[SpoolEntry], writes: Sequence[Enqueue], answers: Sequence[Answer]
+    ) -> None:
         """Take note of the answers up to the first that is not good; what follows that one was not taken."""
         taken = 0
         for answer in answers:
@@ -155,17 +165,17 @@ class Forwarding:
         elif taken == 0:
             self._renew(entry)
 
-    def _done(self, entries: Sequence[Entry]) -> None:
+    def _done(self, entries: Sequence[SpoolEntry]) -> None:
         """Tell who waits, then forget: were it the other way round, a crash between would change nothing."""
         if entries:
             for entry in entries:
                 self._told(entry.number, None)
             self._spool.forward(entries[0].number, entries[-1].number)
 
-    def _refused_or_there(self, entry: Entry, write: Enqueue, answer: Answer) -> None:
+    def _refused_or_there(self, entry: SpoolEntry, write: Enqueue, answer: Answer) -> None:
         """The engine has a task of this id, or one that keeps it out; or it lacks what it depends on."""
         if isinstance(answer, Duplicate):
-            self._spool.refuse(entry.number, Refusal(DUPLICATE, answer.id))
+            self._spool.refuse(entry.number, SpoolRefusal(DUPLICATE, answer.id))
             self._skip(entry, answer)
             return
         try:
@@ -176,11 +186,11 @@ class Forwarding:
             self._count(entry)
             self._done([entry])
 
-    def _refuse(self, entry: Entry, error: RebalanserError) -> None:
-        self._spool.refuse(entry.number, Refusal(type(error).__name__, str(error)))
+    def _refuse(self, entry: SpoolEntry, error: RebalanserError) -> None:
+        self._spool.refuse(entry.number, SpoolRefusal(type(error).__name__, str(error)))
         self._skip(entry, error)
 
-    def _skip(self, entry: Entry, error: RebalanserError | Duplicate | None = None) -> None:
+    def _skip(self, entry: SpoolEntry, error: RebalanserError | Duplicate | None = None) -> None:
         """Count a refused entry; then report it to its waiting caller, or keep it for others."""
         if not self._count(entry):
             self._done([entry])
@@ -199,7 +209,7 @@ class Forwarding:
                 reason=reason,
             )
 
-    def _count(self, entry: Entry) -> bool:
+    def _count(self, entry: SpoolEntry) -> bool:
         """Count an entry as skipped in the engine; False if its task was made after all, by an earlier try
         that had not been answered."""
         write = Skip(entry.head.queue, forwarded(entry, self._spool.identity()))
@@ -211,7 +221,7 @@ class Forwarding:
             return self._count(entry)
         raise InternalError(f"a skip was answered {answer!r}")
 
-    def _renew(self, entry: Entry) -> None:
+    def _renew(self, entry: SpoolEntry) -> None:
         """The engine does not know of the entries before, which it had taken: it was put back or replaced."""
         _log.warning(
             "the engine has lost what it had taken from this outbox before",
@@ -223,7 +233,7 @@ class Forwarding:
         self._spool.renew(entry.number)
 
 
-def _redirected(entry: Entry, duplicates: Mapping[TaskId, TaskId]) -> Entry:
+def _redirected(entry: SpoolEntry, duplicates: Mapping[TaskId, TaskId]) -> SpoolEntry:
     task = entry.enqueue.task
     after = tuple(dict.fromkeys(duplicates.get(each, each) for each in task.head.after))
     changed = Task(replace(task.head, after=after), with_others(task.payload, duplicates))
@@ -492,7 +502,7 @@ class Forwarder:
         )(attempt)
 
 
-def _told_of(refusal: Refusal) -> RebalanserError | Duplicate:
+def _told_of(refusal: SpoolRefusal) -> RebalanserError | Duplicate:
     """Return what another process noted of an entry: its error, or the duplicate."""
     if refusal.kind == DUPLICATE:
         return Duplicate(refusal.reason)

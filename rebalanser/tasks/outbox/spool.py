@@ -103,7 +103,7 @@ _PAGE: Final = 500
 Row: TypeAlias = tuple[int, bytes, bytes, str | None, str | None]
 
 
-class Content(BaseModel):
+class SpooledContent(BaseModel):
     """All of an entry but its payload."""
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
@@ -114,7 +114,7 @@ class Content(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class SpoolRefusal:
     """Reason for which an engine refuses an entry for good: the name of the error, and its message."""
 
     kind: str
@@ -122,12 +122,12 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SpoolEntry:
     """A task in the spool. One with a ``refusal`` is to be skipped."""
 
     number: int
     enqueue: Enqueue
-    refusal: Refusal | None
+    refusal: SpoolRefusal | None
 
     @property
     def head(self) -> Head:
@@ -239,7 +239,7 @@ class Spool:
             last = cursor.lastrowid or 0
         return range(last - len(rows) + 1, last + 1)
 
-    def first(self, limit: int) -> list[Entry]:
+    def first(self, limit: int) -> list[SpoolEntry]:
         """The entries that are to be forwarded next, in their order."""
         return self._entries(_FIRST, limit)
 
@@ -255,11 +255,11 @@ class Spool:
             ((queue, engine),) = cursor.execute("SELECT queue, engine FROM spool").fetchall()
         return SpoolName(queue, engine, self.path.name.removesuffix(SUFFIX))
 
-    def waiting(self) -> Iterator[Entry]:
+    def waiting(self) -> Iterator[SpoolEntry]:
         """All entries that wait, read page by page."""
         return self._all(_NEXT)
 
-    def refused(self) -> Iterator[Entry]:
+    def refused(self) -> Iterator[SpoolEntry]:
         """All entries that were refused for good, read page by page; duplicates are not among them."""
         return self._all(_REFUSED)
 
@@ -269,11 +269,11 @@ class Spool:
             found = cursor.execute("SELECT number FROM entries WHERE number BETWEEN ? AND ?", (first, last))
             return {number for (number,) in found}
 
-    def refusal(self, number: int) -> Refusal | None:
+    def refusal(self, number: int) -> SpoolRefusal | None:
         """Return the reason for which an entry was refused for good, if it was."""
         with self._reading() as cursor:
             row = cursor.execute("SELECT kind, reason FROM refused WHERE number = ?", (number,)).fetchone()
-        return None if row is None else Refusal(*row)
+        return None if row is None else SpoolRefusal(*row)
 
     def duplicates(self) -> dict[TaskId, TaskId]:
         """The tasks that were dropped of late, as they are duplicates, each with the one that is there."""
@@ -291,7 +291,7 @@ class Spool:
         with self._writing() as cursor:
             cursor.execute(_FORWARDED, (first, last))
 
-    def refuse(self, number: int, refusal: Refusal) -> None:
+    def refuse(self, number: int, refusal: SpoolRefusal) -> None:
         """Note that an entry can never be taken, before it is skipped."""
         with self._writing() as cursor:
             cursor.execute(_REFUSE, (refusal.kind, refusal.reason, number))
@@ -323,15 +323,15 @@ class Spool:
                 self._connection.close()
             self._is_suspended, self._is_closed = False, True
 
-    def _all(self, statement: str) -> Iterator[Entry]:
+    def _all(self, statement: str) -> Iterator[SpoolEntry]:
         last = 0
         while page := self._entries(statement, last, _PAGE):
             yield from page
             last = page[-1].number
 
-    def _entries(self, statement: str, *values: int) -> list[Entry]:
+    def _entries(self, statement: str, *values: int) -> list[SpoolEntry]:
         """Some entries, fewer where they are large, but one at least where there is one."""
-        entries: list[Entry] = []
+        entries: list[SpoolEntry] = []
         size = 0
         with self._reading() as cursor:
             for row in cursor.execute(statement, values):
@@ -422,26 +422,26 @@ def _failure(error: sqlite3.Error, path: Path) -> RebalanserError:
     )
 
 
-def forwarded(entry: Entry, identity: tuple[str, int]) -> Forwarded:
+def forwarded(entry: SpoolEntry, identity: tuple[str, int]) -> Forwarded:
     """Identify an entry of the outbox with this identity to the engine."""
     outbox, base = identity
     return Forwarded(outbox, entry.number - base)
 
 
 def _dump(enqueue: Enqueue) -> bytes:
-    content = Content(
+    content = SpooledContent(
         head=enqueue.task.head, state=enqueue.state, waits_for_unknown=enqueue.waits_for_unknown
     )
     return content.model_dump_json().encode()
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row) -> SpoolEntry:
     number, text, payload, kind, reason = row
-    content = Content.model_validate_json(text)
+    content = SpooledContent.model_validate_json(text)
     enqueue = Enqueue(Task(content.head, payload), UNPLACED, content.state, content.waits_for_unknown)
-    return Entry(number, enqueue, None if kind is None else Refusal(kind, reason or ""))
+    return SpoolEntry(number, enqueue, None if kind is None else SpoolRefusal(kind, reason or ""))
 
 
-def placed(entry: Entry, partition: int, identity: tuple[str, int]) -> Enqueue:
+def placed(entry: SpoolEntry, partition: int, identity: tuple[str, int]) -> Enqueue:
     """Return the write that forwards an entry."""
     return replace(entry.enqueue, partition=partition, forwarded=forwarded(entry, identity))

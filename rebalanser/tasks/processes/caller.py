@@ -31,10 +31,10 @@ from rebalanser.tasks.processes.child import (
     AskUpdate,
     Begin,
     ChildAsk,
+    ChildReady,
     Done,
     Failed,
     Question,
-    Ready,
     Work,
     refuse_in_child,
 )
@@ -159,11 +159,11 @@ class ChildProcess:
                 return False
         return True
 
-    def _take(self, message: Ready | Question | Done) -> None:
+    def _take(self, message: ChildReady | Question | Done) -> None:
         match message:
-            case Ready(problem=None):
+            case ChildReady(problem=None):
                 self.ready.set_result(None)
-            case Ready(problem=problem):
+            case ChildReady(problem=problem):
                 self.ready.set_exception(
                     InvalidHandlers(f"a process for bodies can't import their functions: {problem}")
                 )

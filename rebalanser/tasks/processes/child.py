@@ -38,7 +38,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ChildReady:
     """From the child: its functions are imported; or what went wrong."""
 
     problem: str | None = None
@@ -126,7 +126,7 @@ PATIENCE_S: Final = 1.0
 """Maximum seconds to wait for the worker to extend a claim; a paused worker does not."""
 
 
-class Ask(Protocol):
+class SendQuestion(Protocol):
     """Asks the worker something of the claim."""
 
     def __call__(self, ask: ChildAsk, timeout_s: float | None = None) -> Any:
@@ -136,7 +136,7 @@ class Ask(Protocol):
 class ChildClaim(Claim):
     """A claim that another process holds."""
 
-    def __init__(self, facts: Facts, deadline: float, ask: Ask, max_bytes: int) -> None:
+    def __init__(self, facts: Facts, deadline: float, ask: SendQuestion, max_bytes: int) -> None:
         super().__init__(facts, threading.Event())
         self._max_bytes = max_bytes
         self._deadline = deadline
@@ -207,10 +207,10 @@ def main(file: int, worker: int) -> None:
     except EOFError:
         return
     except BaseException as error:  # whatever a module does when it is imported
-        pipe.send(Ready(f"{type(error).__name__}: {error}"))
+        pipe.send(ChildReady(f"{type(error).__name__}: {error}"))
         return
     child = _Child(pipe, bodies)
-    pipe.send(Ready())
+    pipe.send(ChildReady())
     child.serve()
 
 

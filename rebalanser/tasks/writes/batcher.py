@@ -1,12 +1,12 @@
-"""Writes the asks of many threads in few transactions, and retries each until its outcome is known.
+"""Writes of many threads in few transactions, each retried until its outcome is known.
 
-One thread takes all asks that wait, lets the engine apply them in one call, and reads back those whose answer
-was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the load. That
-thread is the ledger's own, or a caller that waits for the outcome while nothing else is to be written. A
-remote engine takes several batches at the same time.
+One thread takes all that are pending, lets the engine apply them in one call, and reads back those
+whose answer was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the
+load. That thread is the batcher's own, or a caller that waits for the outcome while nothing else is to be
+written. A remote engine takes several batches at the same time.
 
-:mod:`~rebalanser.tasks.writes.batches` selects the asks of a batch and settles them. While the engine is
-away, or takes nothing, callers get an error within ``timeout_s``; lasting asks are kept.
+:mod:`~rebalanser.tasks.writes.batches` selects the pending writes of a batch and settles them. While the
+engine is away, or takes nothing, callers get an error within ``timeout_s``; lasting writes are kept.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rebalanser.errors import Forked, InternalError, InvalidState
 from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
-from rebalanser.tasks.writes.pending import Ask
+from rebalanser.tasks.writes.pending import PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
 
-NAME: Final = "ledger"
+NAME: Final = "writer"
 """Name of all its loops: one loop may write what another could not."""
 
 ResultT = TypeVar("ResultT")
 
 
-class Ledger:
+class WriteBatcher:
     """The only writer of a process to an engine's queue. May be called from any thread.
 
-    ``timeout_s`` limits one request to the engine, and its retries while the engine is away. Lasting asks are
-    retried without limit, as ``errors`` say. At most ``max_in_flight`` batches are written at the same time,
-    and never two with one task.
+    ``timeout_s`` limits one request to the engine, and its retries while the engine is away. Lasting writes
+    are retried without limit, as ``errors`` say. At most ``max_in_flight`` batches are written at the same
+    time, and never two with one task.
     """
 
     def __init__(
@@ -53,36 +53,36 @@ class Ledger:
         for loop in self._loops:
             loop.start()
 
-    def submit(self, ask: Ask[ResultT]) -> Future[ResultT]:
-        """Submit an ask; those of one task are written in the order of their submission.
+    def submit(self, pending: PendingWrite[ResultT]) -> Future[ResultT]:
+        """Submit a pending write; those of one task are written in the order of their submission.
 
         Its future raises :class:`~rebalanser.errors.OutcomeUnknown` or
         :class:`~rebalanser.errors.RegistryUnavailable` if the engine stayed away for too long.
 
         Raises:
-            InvalidState: the ledger is closed.
-            Forked: the ledger belongs to the parent process.
+            InvalidState: the batcher is closed.
+            Forked: the batcher belongs to the parent process.
         """
-        self.submit_all([ask])
-        return ask.future
+        self.submit_all([pending])
+        return pending.future
 
-    def submit_all(self, asks: Sequence[Ask[ResultT]]) -> None:
-        """Submit asks, to be written in one batch if possible; raises what :meth:`submit` does."""
+    def submit_all(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
+        """Submit pending writes, to be written in one batch if possible; raises what :meth:`submit` does."""
         with self._more:
-            self._add(asks)
+            self._add(pending_writes)
             self._more.notify()
 
-    def write_all(self, asks: Sequence[Ask[ResultT]]) -> None:
-        """Submit asks for a caller that waits for their outcomes; raises what :meth:`submit` does.
+    def write_all(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
+        """Submit pending writes for a caller that waits for their outcomes; raises what :meth:`submit` does.
 
         If nothing else waits, the first batch is written by the calling thread: handing it over to another
         thread takes longer than SQLite takes to commit it.
         """
-        batch: list[Ask[object]] = []
+        batch: list[PendingWrite[object]] = []
         try:
             with self._more:
                 is_idle = not self._batches.has_waiting
-                self._add(asks)
+                self._add(pending_writes)
                 if is_idle:
                     self._take(batch)
                 if self._batches.has_waiting:
@@ -93,10 +93,10 @@ class Ledger:
             self._land(batch)
 
     def flush(self) -> None:
-        """Wait until all asks that were submitted so far are settled, or the engine stays away.
+        """Wait until all pending writes that were submitted so far are settled, or the engine stays away.
 
-        The callbacks of their futures have returned then, and the asks that these submitted are settled too.
-        Nothing is kept meanwhile: lasting asks fail as others do.
+        The callbacks of their futures have returned then, and the pending writes that these submitted are
+        settled too. Nothing is kept meanwhile: lasting writes fail as others do.
         """
         with self._more:
             self._batches.flushes += 1
@@ -104,10 +104,10 @@ class Ledger:
                 for _ in range(2):  # the second time for what follows from the first
                     asked = set(self._batches.unsettled())
                     self._more.wait_for(partial(self._is_settled, asked))
-            finally:  # also if the caller was interrupted: else no lasting ask would be kept any more
+            finally:  # also if the caller was interrupted: else no lasting write would be kept any more
                 self._batches.flushes -= 1
 
-    def _is_settled(self, asked: set[Ask[object]]) -> bool:
+    def _is_settled(self, asked: set[PendingWrite[object]]) -> bool:
         return asked.isdisjoint(self._batches.unsettled())
 
     def forked(self) -> None:
@@ -117,7 +117,7 @@ class Ledger:
         self._is_inherited = True
 
     def close(self) -> None:
-        """Settle all submitted asks, then end. Closing twice does nothing."""
+        """Settle all submitted pending writes, then end. Closing twice does nothing."""
         with self._more:
             self._batches.is_closing = True
             self._more.notify_all()
@@ -128,15 +128,15 @@ class Ledger:
         with self._more:
             self._more.wait_for(lambda: not self._batches.are_in_flight)
 
-    def _add(self, asks: Sequence[Ask[ResultT]]) -> None:
-        """Append asks to those that wait. The caller holds the lock."""
+    def _add(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
+        """Append pending writes to those that wait. The caller holds the lock."""
         if self._batches.is_closing:
             raise InvalidState(f"the queue {self._queue!r} is closed")
         if self._is_inherited:
             raise Forked(f"the writes of queue {self._queue!r} are the parent's of this process")
-        self._batches.add(asks)
+        self._batches.add(pending_writes)
 
-    def _write_here(self, batch: list[Ask[object]]) -> None:
+    def _write_here(self, batch: list[PendingWrite[object]]) -> None:
         """Write a batch in the calling thread; its errors count as those of the loop."""
         try:
             self._carry_out(batch)
@@ -146,7 +146,7 @@ class Ledger:
             self._errors.worked(NAME)
 
     def _step(self) -> bool:
-        batch: list[Ask[object]] = []
+        batch: list[PendingWrite[object]] = []
         with self._more:
             while not self._take(batch):
                 if self._batches.is_closing and not self._batches.has_waiting:
@@ -158,24 +158,24 @@ class Ledger:
             self._land(batch)
         return True
 
-    def _carry_out(self, batch: Sequence[Ask[object]]) -> None:
+    def _carry_out(self, batch: Sequence[PendingWrite[object]]) -> None:
         try:
             run_script(Settlement(batch, self._timeout_s, time.monotonic).script(), self._perform)
         except BaseException as error:  # callers wait for these futures, whatever the error is
             with self._more:
                 kept = self._batches.keep(batch, error)
-            fail_all((ask for ask in batch if ask not in kept), error)
+            fail_all((pending for pending in batch if pending not in kept), error)
             if kept or kind_of(error) is ErrorKind.BUG:
                 raise
 
-    def _take(self, batch: list[Ask[object]]) -> bool:
+    def _take(self, batch: list[PendingWrite[object]]) -> bool:
         """Fill the next batch; False if there is nothing for it. The caller holds the lock."""
         has_taken = self._batches.take(batch)
         if has_taken and self._batches.has_waiting:
             self._more.notify()
         return has_taken
 
-    def _land(self, batch: list[Ask[object]]) -> None:
+    def _land(self, batch: list[PendingWrite[object]]) -> None:
         """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
         with self._more:
             self._batches.land(batch)

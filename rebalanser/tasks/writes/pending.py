@@ -1,4 +1,4 @@
-"""Asks: pending writes on behalf of waiting callers, each retried until it is settled."""
+"""Pending writes on behalf of waiting callers, each retried until it is settled."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Decide: TypeAlias = Callable[[Stored], Decision]
 ResultT = TypeVar("ResultT")
 
 
-class Ask(ABC, Generic[ResultT]):
+class PendingWrite(ABC, Generic[ResultT]):
     """One write of one task. ``future`` gets its result.
 
     :meth:`write` returns the write, and :meth:`answered` takes the answer. If that was lost or the condition
-    failed, :meth:`found` takes the stored task before the next write. A ``lasting`` ask is kept while the
-    engine is away, as no caller could repeat it.
+    failed, :meth:`found` takes the stored task before the next write. A ``lasting`` pending write is kept
+    while the engine is away, as no caller could repeat it.
     """
 
     after: Sequence[TaskId] = ()
-    """Tasks whose earlier asks must be settled before this one is written."""
+    """Tasks whose earlier pending writes must be settled before this one is written."""
 
     def __init__(self, task: TaskId, *, lasting: bool = False) -> None:
         self.task = task
@@ -65,7 +65,7 @@ class Ask(ABC, Generic[ResultT]):
 
     @abstractmethod
     def write(self) -> Write | None:
-        """Return the next write; None if the ask is settled instead."""
+        """Return the next write; None if the pending write is settled instead."""
 
     @abstractmethod
     def answered(self, answer: Answer) -> None:
@@ -76,7 +76,7 @@ class Ask(ABC, Generic[ResultT]):
         """Take the task as it is stored now, None if it does not exist."""
 
 
-class MoveAsk(Ask["Stored | Refused"]):
+class PendingMove(PendingWrite["Stored | Refused"]):
     """Moves a task to its next state by a rule. The result is the moved task, or why it is refused.
 
     ``update`` is written with the move. With an ``epoch`` the move needs that epoch to be the partition's and
@@ -130,7 +130,7 @@ class MoveAsk(Ask["Stored | Refused"]):
         )
 
     def answered(self, answer: Answer) -> None:
-        """Settle the ask if the move was applied."""
+        """Settle the pending write if the move was applied."""
         if isinstance(answer, Applied):
             assert self._next is not None
             before = self._stored
@@ -161,7 +161,7 @@ class MoveAsk(Ask["Stored | Refused"]):
             self._stored = stored
 
 
-class EnqueueAsk(Ask[Answer]):
+class PendingEnqueue(PendingWrite[Answer]):
     """Enqueues one task or several. The result is the answer; after a lost one it is repeated (SK-3)."""
 
     def __init__(self, enqueue: Enqueue | EnqueueAll) -> None:
@@ -175,7 +175,7 @@ class EnqueueAsk(Ask[Answer]):
         return self._enqueue
 
     def answered(self, answer: Answer) -> None:
-        """Settle the ask. An existing task with this content was enqueued by an earlier try."""
+        """Settle the pending write. An existing task with this content was enqueued by an earlier try."""
         if isinstance(answer, Conflict):
             raise InternalError(f"an enqueue was answered {answer!r}")
         assert isinstance(answer, Applied | Exists | Duplicate | Unknown)
@@ -185,7 +185,7 @@ class EnqueueAsk(Ask[Answer]):
         """Do nothing: the repeated enqueue has the answer."""
 
 
-class TakeOverAsk(Ask[None]):
+class PendingTakeOver(PendingWrite[None]):
     """Stores a partition's new epoch (SK-13); the future raises if a newer one is stored."""
 
     def __init__(self, take_over: TakeOver) -> None:
@@ -197,7 +197,7 @@ class TakeOverAsk(Ask[None]):
         return self._take_over
 
     def answered(self, answer: Answer) -> None:
-        """Settle the ask."""
+        """Settle the pending write."""
         if isinstance(answer, Applied):
             self.future.set_result(None)
         else:

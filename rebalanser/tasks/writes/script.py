@@ -1,4 +1,4 @@
-"""Scripts: the store accesses of the ledger and of partition owners, as generators without I/O.
+"""Scripts: the store accesses of the batcher and of partition owners, as generators without I/O.
 
 A script yields a request, receives the store's answer or its error, and returns a result. It does no I/O and
 takes no lock, so that threads and the simulator run the same code. Threads run it by :func:`run_script`.
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from rebalanser.tasks.engine import Write
 from rebalanser.tasks.model import LimitId, TaskId
-from rebalanser.tasks.writes.pending import Ask
+from rebalanser.tasks.writes.pending import PendingWrite
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -58,16 +58,16 @@ class ReadRates:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Submit asks to the ledger; answered at once."""
+    """Submit pending writes to the batcher; answered at once."""
 
-    asks: Sequence[Ask[Any]]
+    pending_writes: Sequence[PendingWrite[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until all asks are settled, also those that fail."""
+    """Wait until all pending writes are settled, also those that fail."""
 
-    asks: Sequence[Ask[Any]]
+    pending_writes: Sequence[PendingWrite[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from rebalanser.tasks.index.slot_offers import (
 from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadTasks, Submit
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import Unanswered, once
@@ -157,12 +157,12 @@ class PoolClaim:
         if self.life.is_ended_by(change.status, change.revision):
             self.lose(Reason.ENDED)
 
-    def settle(self, rule: Callable[[Stored], Decision]) -> MoveAsk:
+    def settle(self, rule: Callable[[Stored], Decision]) -> PendingMove:
         """End it by a rule, as soon as the store takes that."""
         self.lose(Reason.ENDED)
-        ask = MoveAsk(self.life.stored, rule, lasting=True)
-        self.worker.writer.submit_all([ask], self.life.held)
-        return ask
+        pending = PendingMove(self.life.stored, rule, lasting=True)
+        self.worker.writer.submit_all([pending], self.life.held)
+        return pending
 
     def give_back(self) -> None:
         """End it; the try is not counted."""
@@ -182,13 +182,13 @@ class PoolClaim:
         if self.is_over:
             return
         held = self.life.held
-        ask = self.settle(lambda stored: rules.complete(stored.state, held, result))
+        pending = self.settle(lambda stored: rules.complete(stored.state, held, result))
 
         def ended(_: Any) -> None:
-            if isinstance(ask.future.exception(), RequestTooLarge):
+            if isinstance(pending.future.exception(), RequestTooLarge):
                 self.settle(lambda stored: rules.fail(stored.head, stored.state, held, "too large", None))
 
-        ask.future.add_done_callback(ended)
+        pending.future.add_done_callback(ended)
 
 
 class PoolWorker(Process):
@@ -485,7 +485,7 @@ class PoolWorker(Process):
     def _attend(self, due: Sequence[Try[PoolClaim]]) -> None:
         """Stop, fail and renew tries that are due."""
         run = self.execution
-        renewals: list[tuple[Try[PoolClaim], RenewalRule, MoveAsk]] = []
+        renewals: list[tuple[Try[PoolClaim], RenewalRule, PendingMove]] = []
         for each in due:
             care = run.care(each)
             if care.stops:
@@ -497,12 +497,12 @@ class PoolWorker(Process):
                 each.claim.fail()
             if care.renews and not each.claim.is_over:
                 rule = RenewalRule(each.claim.life.held, lambda: self.now, self.term)
-                renewals.append((each, rule, MoveAsk(each.claim.life.stored, rule)))
+                renewals.append((each, rule, PendingMove(each.claim.life.stored, rule)))
         if renewals:
             sent_at = run.renewing([each for each, _, _ in renewals])
-            for each, rule, ask in renewals:
-                ask.future.add_done_callback(partial(self._renewed, each, rule, sent_at))
-                self.writer.submit_all([ask], each.claim.life.held)
+            for each, rule, pending in renewals:
+                pending.future.add_done_callback(partial(self._renewed, each, rule, sent_at))
+                self.writer.submit_all([pending], each.claim.life.held)
 
     def _renewed(self, each: Try[PoolClaim], rule: RenewalRule, sent_at: float, outcome: Any) -> None:
         error = outcome.exception()
@@ -557,9 +557,9 @@ def _ends(change: Change, claim: PoolClaim) -> bool:
     return change.revision > claim.made_at and not is_open_claim
 
 
-def _author_of(ask: Any) -> Held:
+def _author_of(pending: Any) -> Held:
     """The claim that an ask is about, for the oracle."""
-    claim = ask._stored.state.claim  # noqa: SLF001
+    claim = pending._stored.state.claim  # noqa: SLF001
     return Held(claim.number, claim.holder)
 
 
@@ -616,11 +616,11 @@ class SlotSource:
                 if isinstance(answer, Unanswered):
                     raise answer.error
                 return answer
-            case Submit(asks=asks):
-                for ask in asks:
-                    worker.writer.submit_all([ask], _author_of(ask))
-            case Await(asks=asks):
-                yield worker.writer.settled(asks)
+            case Submit(pending_writes=pending_writes):
+                for pending in pending_writes:
+                    worker.writer.submit_all([pending], _author_of(pending))
+            case Await(pending_writes=pending_writes):
+                yield worker.writer.settled(pending_writes)
             case WakeClaimant():
                 worker.wake()
             case _:

@@ -11,7 +11,7 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Collect
 from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.retention import Components, Mark, Marks
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.owning import QUEUE
 from rebalanser.testing.tasks_simulation.process import Host, Process, Script
@@ -48,7 +48,7 @@ class Operator(Process):
         found = yield self.world.network.read(self, [task])
         if not isinstance(found, Unanswered) and task in found:
             with suppress(RebalanserError):
-                yield from self._writer.written(MoveAsk(found[task], rule))
+                yield from self._writer.written(PendingMove(found[task], rule))
 
     def _requeue_for_ever(self) -> Script:
         while True:

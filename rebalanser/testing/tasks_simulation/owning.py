@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.tasks.engine import Change, Epoch, Page, TakeOver
-from rebalanser.tasks.index.claiming import ClaimAsk, Claimed, OwnedIndex
+from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.free_slots import FreeSlot, FreeSlots, Names, SlotNews
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.model import Status, Stored, TaskId
-from rebalanser.tasks.writes.pending import TakeOverAsk
+from rebalanser.tasks.writes.pending import PendingTakeOver
 from rebalanser.tasks.writes.script import (
     Await,
     ReadPage,
@@ -143,7 +143,7 @@ class OwnerProcess(Process):
         epoch = Epoch(tenancy.partition, tenancy.token)
         while not tenancy.is_over:
             try:
-                yield from self._writer.written(TakeOverAsk(TakeOver(QUEUE, epoch)))
+                yield from self._writer.written(PendingTakeOver(TakeOver(QUEUE, epoch)))
             except RebalanserError:  # the engine was away, or somebody newer owns it
                 yield self.sleep(_FAILURE_PAUSE_S)
             else:
@@ -222,13 +222,13 @@ class OwnerProcess(Process):
                     self, lambda: {each: known[each] for each in ids if each in known}
                 )
                 answer = {} if isinstance(answer, Unanswered) else answer
-            case Submit(asks=asks):
-                claims = [ask for ask in asks if isinstance(ask, ClaimAsk)]
-                self.world.oracle.requested([ask.claimant.holder for ask in claims])
-                self._judge([ask for ask in claims if ask.slot is None])
-                answer = self._writer.submit_all(asks)  # type: ignore[func-returns-value]
-            case Await(asks=asks):
-                answer = yield self._writer.settled(asks)
+            case Submit(pending_writes=pending_writes):
+                claims = [pending for pending in pending_writes if isinstance(pending, PendingClaim)]
+                self.world.oracle.requested([pending.claimant.holder for pending in claims])
+                self._judge([pending for pending in claims if pending.slot is None])
+                answer = self._writer.submit_all(pending_writes)  # type: ignore[func-returns-value]
+            case Await(pending_writes=pending_writes):
+                answer = yield self._writer.settled(pending_writes)
             case _:
                 raise InternalError(f"an index makes no request {request!r}")
         if isinstance(answer, Unanswered):
@@ -287,9 +287,9 @@ class OwnerProcess(Process):
         if self.index.take_news().wakes:
             self._wake()
 
-    def _judge(self, asks: Sequence[ClaimAsk]) -> None:
+    def _judge(self, pending_writes: Sequence[PendingClaim]) -> None:
         """True if each is the best that is known here (SK-5)."""
-        position_of = {ask.task: position for position, ask in enumerate(asks)}
+        position_of = {pending.task: position for position, pending in enumerate(pending_writes)}
         known = [
             stored
             for task in self.world.oracle.tasks()
@@ -298,15 +298,15 @@ class OwnerProcess(Process):
             and (task in position_of or not owner.is_taken(task))
             and self._is_surely_ready(owner, stored)
         ]
-        for position, ask in enumerate(asks):
+        for position, pending in enumerate(pending_writes):
             better = [
                 stored
                 for stored in known
-                if _rank(stored) < _rank(ask.seen)
+                if _rank(stored) < _rank(pending.seen)
                 and position_of.get(stored.head.id, position) >= position
-                and _limit_lets(stored, ask.seen)
+                and _limit_lets(stored, pending.seen)
             ]
-            self.world.oracle.chose(ask.seen, min(better, key=_rank, default=None))
+            self.world.oracle.chose(pending.seen, min(better, key=_rank, default=None))
 
     def _is_surely_ready(self, owner: Owner, stored: Stored) -> bool:
         state = stored.state

@@ -12,7 +12,7 @@ from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.index.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
 from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
-from rebalanser.tasks.writes.pending import MoveAsk
+from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import LOST, Unanswered, once
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish
@@ -115,9 +115,9 @@ class Worker(Process):
         if sent_at is None or not is_fresh(sent_at, self.now, TTL_S):
             sent_at, term = self.now, self.term()
             held = Held(_claim_number(stored), arrived.holder)
-            ask = MoveAsk(stored, lambda now: rules.renew(now.state, held, term))
+            pending = PendingMove(stored, lambda now: rules.renew(now.state, held, term))
             try:
-                stored = yield from self.writer.written(ask, held)
+                stored = yield from self.writer.written(pending, held)
             except RebalanserError:
                 return  # the claim is over in time
         if isinstance(stored, Stored):
@@ -245,18 +245,18 @@ class Working:
         rule: Callable[[Stored], Decision] = lambda stored: rules.complete(  # noqa: E731 - needs a type
             stored.state, self.held, result
         )
-        asks = [MoveAsk(self.stored, rule, lasting=True) for _ in range(2)]
-        self.worker.writer.submit_all(asks, self.held)
-        yield self.worker.writer.settled(asks)
+        pending_writes = [PendingMove(self.stored, rule, lasting=True) for _ in range(2)]
+        self.worker.writer.submit_all(pending_writes, self.held)
+        yield self.worker.writer.settled(pending_writes)
         try:
-            self._take(asks[0])
+            self._take(pending_writes[0])
         except RequestTooLarge:
             yield from self._fail(is_final=True)
             return
         if not self._has_ended:
-            self._take(asks[1])
+            self._take(pending_writes[1])
             # It may be collected between the two, while this worker can't reach the engine.
-            if self._has_ended and asks[1].future.result() != Refused(Reason.GONE):
+            if self._has_ended and pending_writes[1].future.result() != Refused(Reason.GONE):
                 raise Violation("SK-10", f"{self.worker.name} can't complete twice what is complete")
 
     def _fail(self, *, is_final: bool = False) -> Script:
@@ -278,12 +278,12 @@ class Working:
         sequence = self._sequence
         content = self.world.content(b"%d of %d" % (sequence, self.held.number))
         rule = partial(self._updated, sequence=sequence, content=content)
-        ask = MoveAsk(self.stored, rule, update=Update(self.held.number, sequence, content))
+        pending = PendingMove(self.stored, rule, update=Update(self.held.number, sequence, content))
         if self.worker.is_careless:
-            yield from self._update_carelessly(ask)
+            yield from self._update_carelessly(pending)
         else:
             try:
-                yield from self._written(ask)
+                yield from self._written(pending)
             except RebalanserError:
                 yield from self._fail()  # the body ends with this error
                 self._has_ended = True
@@ -296,28 +296,28 @@ class Working:
         written = self.world.engine.update_at(self.task, self.held.number, sequence)
         return rules.update(stored.state, self.held, sequence, content, written)
 
-    def _update_carelessly(self, ask: MoveAsk) -> Script:
-        write = ask.write()
+    def _update_carelessly(self, pending: PendingMove) -> Script:
+        write = pending.write()
         answers = (
             [LOST] if write is None else (yield self.world.network.apply(self.worker, [write], [self.held]))
         )
         if not isinstance(answers, Unanswered) and not isinstance(answers[0], Unanswered):
-            ask.answered(answers[0])
-        if ask.settled:
-            self._take(ask)
+            pending.answered(answers[0])
+        if pending.settled:
+            self._take(pending)
         found = yield self.world.network.read(self.worker, [self.task])
         if not isinstance(found, Unanswered) and self.task in found:
             self.stored = found[self.task]
 
     def _ask(self, rule: Callable[[Stored], Decision], *, lasting: bool = False) -> Script:
-        yield from self._written(MoveAsk(self.stored, rule, lasting=lasting))
+        yield from self._written(PendingMove(self.stored, rule, lasting=lasting))
 
-    def _written(self, ask: MoveAsk) -> Script:
-        yield from self.worker.writer.written(ask, self.held)
-        self._take(ask)
+    def _written(self, pending: PendingMove) -> Script:
+        yield from self.worker.writer.written(pending, self.held)
+        self._take(pending)
 
-    def _take(self, ask: MoveAsk) -> None:
-        outcome = ask.future.result(timeout=0)
+    def _take(self, pending: PendingMove) -> None:
+        outcome = pending.future.result(timeout=0)
         if not isinstance(outcome, Refused):
             self.stored = outcome
         elif outcome.reason is Reason.GAP:

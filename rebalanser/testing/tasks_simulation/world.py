@@ -173,9 +173,9 @@ class World:
             case Fault.FULL | Fault.READ_ONLY | Fault.LOCKED:
                 self.network.refuse(fault, self.now + random.uniform(0.2, 2.0))
             case Fault.CANCEL | Fault.REQUEUE:
-                ask = self.operator.cancel if fault is Fault.CANCEL else self.operator.requeue
+                pending = self.operator.cancel if fault is Fault.CANCEL else self.operator.requeue
                 tasks = [task for task, each in self.engine.tasks.items() if each.state.status in OPEN]
-                ask(random.choice(tasks if self.pools and tasks else list(self.engine.tasks)))
+                pending(random.choice(tasks if self.pools and tasks else list(self.engine.tasks)))
             case Fault.BUG | Fault.STOP:
                 self._befall_pool(fault)
             case _:

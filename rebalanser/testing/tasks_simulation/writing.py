@@ -13,7 +13,7 @@ from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
-from rebalanser.tasks.writes.pending import Ask, TakeOverAsk
+from rebalanser.tasks.writes.pending import PendingTakeOver, PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, RequestT, Sleep
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import TIMEOUT_S, Unanswered
@@ -44,8 +44,8 @@ def driven(script: Generator[RequestT, Any, Any], perform: Callable[[RequestT], 
 class Writer:
     """The one writer of a process.
 
-    It sees that no ask suffers from another, that what is lasting is written, and the order of a task's asks
-    (SK-19).
+    It sees that no pending write suffers from another, that what is lasting is written, and the order of a
+    task's pending writes (SK-19).
     """
 
     def __init__(self, process: Process) -> None:
@@ -53,50 +53,50 @@ class Writer:
         self._world: World = process.world
         self._batches = Batches(self._world.random.randint(1, 3))
         self._authors: dict[int, Held | None] = {}
-        """By the identity of an ask, in whose name it is."""
-        self._order: dict[TaskId, deque[Ask[Any]]] = {}
+        """By the identity of a pending write, in whose name it is."""
+        self._order: dict[TaskId, deque[PendingWrite[Any]]] = {}
         self._delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
         self._rests = False
         self._sent: dict[int, list[Write]] = {}
-        """By the identity of an ask, the writes that were sent for it."""
+        """By the identity of a pending write, the writes that were sent for it."""
         self._found: list[Violation] = []
 
-    def submit_all(self, asks: Sequence[Ask[Any]], author: Held | None = None) -> None:
+    def submit_all(self, pending_writes: Sequence[PendingWrite[Any]], author: Held | None = None) -> None:
         """Have all of these written."""
-        for ask in asks:
-            self._authors[id(ask)] = author
-            self._order.setdefault(ask.task, deque()).append(ask)
-            ask.future.add_done_callback(lambda _, ask=ask: self._settled(ask))  # type: ignore[misc]
-        self._batches.add(asks)
+        for pending in pending_writes:
+            self._authors[id(pending)] = author
+            self._order.setdefault(pending.task, deque()).append(pending)
+            pending.future.add_done_callback(lambda _, pending=pending: self._settled(pending))  # type: ignore[misc]
+        self._batches.add(pending_writes)
         self._write_all()
 
-    def settled(self, asks: Sequence[Ask[Any]]) -> Wish:
+    def settled(self, pending_writes: Sequence[PendingWrite[Any]]) -> Wish:
         """Go on once all of these are settled."""
 
         def wish(resume: Resume) -> None:
-            left = {id(ask) for ask in asks}
+            left = {id(pending) for pending in pending_writes}
 
-            def done(ask: Ask[Any]) -> None:
-                left.discard(id(ask))
+            def done(pending: PendingWrite[Any]) -> None:
+                left.discard(id(pending))
                 if not left:
                     self._world.after(0.0, lambda: resume(None))
 
-            if not asks:
+            if not pending_writes:
                 self._world.after(0.0, lambda: resume(None))
-            for ask in asks:
-                ask.future.add_done_callback(lambda _, ask=ask: done(ask))  # type: ignore[misc]
+            for pending in pending_writes:
+                pending.future.add_done_callback(lambda _, pending=pending: done(pending))  # type: ignore[misc]
 
         return wish
 
-    def written(self, ask: Ask[Any], author: Held | None = None) -> Script:
-        """Have something written, and wait for the outcome; raises what the ask's future does."""
-        self.submit_all([ask], author)
-        yield self.settled([ask])
-        return ask.future.result(timeout=0)
+    def written(self, pending: PendingWrite[Any], author: Held | None = None) -> Script:
+        """Have something written, and wait for the outcome; raises what the pending write's future does."""
+        self.submit_all([pending], author)
+        yield self.settled([pending])
+        return pending.future.result(timeout=0)
 
     def _write_all(self) -> None:
         while not self._rests:
-            batch: list[Ask[Any]] = []
+            batch: list[PendingWrite[Any]] = []
             if not self._batches.take(batch):
                 return
             self._world.oracle.counts["batches"] += 1
@@ -104,24 +104,24 @@ class Writer:
                 self._world.oracle.counts["batches of several"] += 1
             self._process.spawn(self._write(batch))
 
-    def _write(self, batch: list[Ask[Any]]) -> Script:
-        asks = {ask.task: ask for ask in batch}
+    def _write(self, batch: list[PendingWrite[Any]]) -> Script:
+        pending_writes = {pending.task: pending for pending in batch}
         settlement = Settlement(batch, WRITE_TIMEOUT_S, lambda: self._process.now)
         try:
-            yield from driven(settlement.script(), lambda request: self._perform(request, asks))
+            yield from driven(settlement.script(), lambda request: self._perform(request, pending_writes))
         except RebalanserError as error:
             kept = self._batches.keep(batch, error)
-            fail_all((ask for ask in batch if ask not in kept), error)
+            fail_all((pending for pending in batch if pending not in kept), error)
             if kept:
                 self._world.oracle.counts["kept"] += len(kept)
                 self._rest()
         else:
             self._delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
         self._batches.land(batch)
-        for ask in batch:
-            if ask.settled:
-                self._authors.pop(id(ask), None)
-                self._sent.pop(id(ask), None)
+        for pending in batch:
+            if pending.settled:
+                self._authors.pop(id(pending), None)
+                self._sent.pop(id(pending), None)
         self._raise_found()
         self._write_all()
 
@@ -135,15 +135,15 @@ class Writer:
         self._rests = True
         self._world.after(self._delay.after(0.0), lambda: self._process.received(go_on))
 
-    def _perform(self, request: Request, asks: dict[TaskId, Ask[Any]]) -> Script:
+    def _perform(self, request: Request, pending_writes: dict[TaskId, PendingWrite[Any]]) -> Script:
         network = self._world.network
         match request:
             case Apply(writes=writes):
                 authors: list[Held | None] = []
                 for write in writes:
-                    ask = asks[_task_of(write)]
-                    self._sent.setdefault(id(ask), []).append(write)
-                    authors.append(self._authors[id(ask)])
+                    pending = pending_writes[_task_of(write)]
+                    self._sent.setdefault(id(pending), []).append(write)
+                    authors.append(self._authors[id(pending)])
                 answer = yield network.apply(self._process, writes, authors)
                 if isinstance(answer, Unanswered):
                     raise answer.error
@@ -157,26 +157,28 @@ class Writer:
                 raise TypeError(f"a batch makes no request {request!r}")
         return answer
 
-    def _settled(self, ask: Ask[Any]) -> None:
-        """Note whether an ask is settled in the order of asks about its task, and by its own doing."""
-        order = self._order[ask.task]
-        if order[0] is not ask:
+    def _settled(self, pending: PendingWrite[Any]) -> None:
+        """Check that writes of one task settle in order, each by its own answer."""
+        order = self._order[pending.task]
+        if order[0] is not pending:
             self._found.append(
-                Violation("SK-9", f"a write about {ask.task} is settled before an earlier one")
+                Violation("SK-9", f"a write about {pending.task} is settled before an earlier one")
             )
-        order.remove(ask)
-        error = ask.future.exception()
+        order.remove(pending)
+        error = pending.future.exception()
         if error is None:
             return
-        oracle, sent = self._world.oracle, self._sent.pop(id(ask), [])
+        oracle, sent = self._world.oracle, self._sent.pop(id(pending), [])
         oracle.counts[f"failed writes: {type(error).__name__}"] += 1
         is_too_large = isinstance(error, RequestTooLarge)
         if is_too_large and not any(map(self._world.engine.is_too_large, sent)):
-            self._found.append(Violation("SK-19", f"a write about {ask.task} fails for the size of another"))
-        if ask.lasting and not is_too_large:
-            self._found.append(Violation("SK-19", f"a lasting write about {ask.task} is lost: {error!r}"))
+            self._found.append(
+                Violation("SK-19", f"a write about {pending.task} fails for the size of another")
+            )
+        if pending.lasting and not is_too_large:
+            self._found.append(Violation("SK-19", f"a lasting write about {pending.task} is lost: {error!r}"))
         # That a partition has a newer owner is no failure of the store.
-        if not isinstance(error, OutcomeUnknown) and not isinstance(ask, TakeOverAsk):
+        if not isinstance(error, OutcomeUnknown) and not isinstance(pending, PendingTakeOver):
             try:
                 for write in sent:
                     oracle.denied(write)
@@ -190,7 +192,7 @@ class Writer:
 
 
 def _task_of(write: Write) -> TaskId:
-    """The name that the ask of a write has."""
+    """The task of a write, as its pending write names it."""
     match write:
         case Move(id=task):
             return task
@@ -199,4 +201,4 @@ def _task_of(write: Write) -> TaskId:
         case TakeOver(queue=queue, epoch=epoch):
             return f"{queue} {epoch.partition}"
         case _:
-            raise TypeError(f"no ask writes {write!r}")
+            raise TypeError(f"no pending write writes {write!r}")

@@ -13,7 +13,7 @@ import pytest
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.engine import Change, Lost
-from rebalanser.tasks.http.claims import TELLING_S, Telling, named, parsed
+from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, named, parsed
 from rebalanser.tasks.index.partitions import Claimed
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.rules import Held
@@ -29,7 +29,7 @@ pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
 @dataclass
 class Stand:
-    """A telling, its clock, and what it has written."""
+    """A claim_history, its clock, and what it has written."""
 
     now: float = 100.0
     is_written: bool = True
@@ -47,7 +47,7 @@ class Stand:
             clock=clock, clock_name="here", history=history, ttl_s=TTL_S, timeout_s=5.0, queue="work",
             watch=self._watched, read=lambda tasks: self.read(tasks),
         )  # fmt: skip
-        self.telling = Telling(context, self.woken.set)
+        self.claim_history = ClaimHistory(context, self.woken.set)
 
     def _write(
         self, kind: SkuldKind, task: str, token: int, *, revision: int | None, value: int | None
@@ -75,7 +75,7 @@ class Stand:
 
     def claim(self, number: int = 0, revision: int = 7) -> Held:
         held = Held(number, f"holder {number}")
-        self.telling.claimed(Claimed(self.stored(revision), held, sent_at=self.now))
+        self.claim_history.claimed(Claimed(self.stored(revision), held, sent_at=self.now))
         return held
 
 
@@ -84,29 +84,29 @@ def test_a_claim_is_told_from_its_beginning_to_its_end() -> None:
     stand = Stand()
     held = stand.claim()
     for sequence in (0, 1, 1):
-        stand.telling.updated(stand.stored(8 + sequence), held, 7, sequence)
-    stand.telling.renewed(TASK, held, 7, stand.now + TTL_S)
-    stand.telling.completed(stand.stored(10), held, 7)
+        stand.claim_history.updated(stand.stored(8 + sequence), held, 7, sequence)
+    stand.claim_history.renewed(TASK, held, 7, stand.now + TTL_S)
+    stand.claim_history.completed(stand.stored(10), held, 7)
     assert stand.written == [
         ("claimed", 7, 0), ("updated", 7, 0), ("updated", 7, 1), ("claim_renewed", 7, None),
         ("completed", 7, None), ("claim_ended", 7, None),
     ]  # fmt: skip
-    assert stand.telling.end_over() is None
+    assert stand.claim_history.end_over() is None
 
 
 @pytest.mark.rule("AU-4", "SK-8")
 def test_a_claim_that_nobody_renews_ends_with_its_time() -> None:
     stand = Stand()
     held = stand.claim()
-    assert stand.telling.end_over() == stand.now + TTL_S
+    assert stand.claim_history.end_over() == stand.now + TTL_S
     stand.now += TTL_S - 1
-    stand.telling.renewed(TASK, held, 7, stand.now + TTL_S)
+    stand.claim_history.renewed(TASK, held, 7, stand.now + TTL_S)
     stand.now += TTL_S - 1
-    assert stand.telling.end_over() == stand.now + 1
+    assert stand.claim_history.end_over() == stand.now + 1
     stand.now += 1
-    assert stand.telling.end_over() is None
+    assert stand.claim_history.end_over() is None
     assert stand.written[-1] == ("claim_ended", 7, None)
-    stand.telling.fenced(TASK, held, 7)
+    stand.claim_history.fenced(TASK, held, 7)
     assert stand.written[-1] == ("fenced", 7, None), "it ends once"
 
 
@@ -115,8 +115,8 @@ def test_a_claim_ends_before_the_next_one_of_its_task_begins() -> None:
     stand = Stand()
     first = stand.claim()
     stand.claim(1, revision=9)
-    stand.telling.ended(TASK, first)
-    stand.telling.fenced(TASK, first, 7)
+    stand.claim_history.ended(TASK, first)
+    stand.claim_history.fenced(TASK, first, 7)
     assert stand.written == [
         ("claimed", 7, 0), ("claim_ended", 7, None), ("claimed", 9, 1), ("fenced", 7, None)
     ]  # fmt: skip
@@ -127,10 +127,10 @@ def test_updates_have_no_number_once_another_server_may_have_accepted_some() -> 
     stand = Stand()
     held = stand.claim()
     for sequence in (0, 2, 3):
-        stand.telling.updated(stand.stored(8 + sequence), held, 7, sequence)
+        stand.claim_history.updated(stand.stored(8 + sequence), held, 7, sequence)
     assert [value for kind, _, value in stand.written if kind == "updated"] == [0, None, None]
     other = Stand()
-    other.telling.updated(other.stored(8), HELD, 7, 0)
+    other.claim_history.updated(other.stored(8), HELD, 7, 0)
     assert other.written == [("updated", 7, None)]
 
 
@@ -138,7 +138,7 @@ def test_updates_have_no_number_once_another_server_may_have_accepted_some() -> 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.WAITING, Status.DEAD])
 def test_a_claim_that_is_ended_at_another_server_ends_with_the_news(status: Status) -> None:
     stand = Stand()
-    stand.telling.follow()
+    stand.claim_history.follow()
     held = stand.claim(1)
     stand.news(Status.WAITING, Held(0, "an earlier one"))  # news that come late
     stand.news(Status.CLAIMED, held)
@@ -146,27 +146,27 @@ def test_a_claim_that_is_ended_at_another_server_ends_with_the_news(status: Stat
     stand.news(status, held)
     stand.news(status, held)
     assert stand.written == [("claimed", 7, 1), ("claim_ended", 7, None)]
-    stand.telling.close()
-    stand.telling.close()
+    stand.claim_history.close()
+    stand.claim_history.close()
     assert stand.closed == 1
 
 
 @pytest.mark.rule("AU-4", "SK-10")
 def test_a_claim_that_completes_here_ends_after_that() -> None:
     stand = Stand()
-    stand.telling.follow()
+    stand.claim_history.follow()
     held = stand.claim()
-    stand.telling.completing(TASK, HELD)  # somebody else's
-    stand.telling.completing(TASK, held)
+    stand.claim_history.completing(TASK, HELD)  # somebody else's
+    stand.claim_history.completing(TASK, held)
     stand.news(Status.COMPLETED, held)
-    stand.telling.completed(stand.stored(10), held, 7)
+    stand.claim_history.completed(stand.stored(10), held, 7)
     assert [kind for kind, _, _ in stand.written] == ["claimed", "completed", "claim_ended"]
 
 
 @pytest.mark.rule("AU-4", "SK-6")
 def test_a_claim_that_was_followed_by_another_server_s_ends_with_the_news() -> None:
     stand = Stand()
-    stand.telling.follow()
+    stand.claim_history.follow()
     stand.claim()
     stand.news(Status.CLAIMED, Held(1, "of another server"))
     assert stand.written[-1] == ("claim_ended", 7, None)
@@ -175,39 +175,39 @@ def test_a_claim_that_was_followed_by_another_server_s_ends_with_the_news() -> N
 @pytest.mark.rule("AU-4")
 def test_who_holds_a_cancelled_task_acts_until_he_is_told() -> None:
     stand = Stand()
-    stand.telling.follow()
+    stand.claim_history.follow()
     held = stand.claim()
     stand.news(Status.CANCELLED, held)
     assert [kind for kind, _, _ in stand.written] == ["claimed"]
-    assert stand.telling.end_over() == stand.now + TTL_S
+    assert stand.claim_history.end_over() == stand.now + TTL_S
 
 
 @pytest.mark.rule("AU-4", "SK-7")
 @pytest.mark.parametrize(("clock", "ends_at"), [("here", 113.0), ("there", 114.0)])
 def test_a_claim_that_is_renewed_at_another_server_lasts_longer(clock: str, ends_at: float) -> None:
     stand = Stand()
-    stand.telling.follow()
+    stand.claim_history.follow()
     held = stand.claim()
     stand.now += 4.0
     stand.news(Status.CLAIMED, held, Term(TTL_S, clock, 113.0))
-    assert stand.telling.end_over() == ends_at
+    assert stand.claim_history.end_over() == ends_at
 
 
 @pytest.mark.rule("AU-4", "SK-11")
 def test_what_the_engine_could_not_tell_is_read() -> None:
     stand = Stand()
-    stand.telling.follow()
+    stand.claim_history.follow()
     held = stand.claim()
     stand.is_away = True
     stand.told(Lost(30))
     assert stand.woken.is_set()
-    assert stand.telling.end_over() == stand.now + TTL_S
+    assert stand.claim_history.end_over() == stand.now + TTL_S
     stand.is_away, stand.there[TASK] = False, stand.stored(7)
     stand.there[TASK] = Stored(HEAD, State(Status.CLAIMED, ClaimState(0, held.holder, "a", TERM)), 7, 0)
-    assert stand.telling.end_over() == stand.now + TTL_S
+    assert stand.claim_history.end_over() == stand.now + TTL_S
     stand.told(Lost(40))
     del stand.there[TASK]  # it was completed and collected
-    assert stand.telling.end_over() is None
+    assert stand.claim_history.end_over() is None
     assert stand.written[-1] == ("claim_ended", 7, None)
 
 
@@ -215,16 +215,16 @@ def test_what_the_engine_could_not_tell_is_read() -> None:
 def test_a_task_waits_until_the_server_that_made_its_claim_has_heard_of_the_end() -> None:
     stand = Stand()
     held = stand.claim()
-    assert stand.telling.due_after(TASK, held) == 0.0
-    assert stand.telling.due_after(TASK, HELD) == stand.now + 1e9 + TELLING_S
-    assert Stand(is_written=False).telling.due_after(TASK, HELD) == 0.0
+    assert stand.claim_history.due_after(TASK, held) == 0.0
+    assert stand.claim_history.due_after(TASK, HELD) == stand.now + 1e9 + HISTORY_DELAY_S
+    assert Stand(is_written=False).claim_history.due_after(TASK, HELD) == 0.0
 
 
 def test_without_a_history_nothing_is_kept_in_mind() -> None:
     stand = Stand(is_written=False)
-    stand.telling.follow()
+    stand.claim_history.follow()
     stand.claim()
-    assert stand.telling.end_over() is None
+    assert stand.claim_history.end_over() is None
 
 
 def test_a_holder_is_given_back_with_its_token() -> None:

@@ -22,9 +22,9 @@ from rebalanser.errors import (
 )
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
-from rebalanser.tasks.writes.batcher import Ledger
+from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.batches import Settlement
-from rebalanser.tasks.writes.pending import Ask
+from rebalanser.tasks.writes.pending import PendingWrite
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rebalanser.tasks.model import Stored, TaskId
 
 
-class Asked(Ask[str]):
+class Asked(PendingWrite[str]):
     """Settled by the first answer."""
 
     def __init__(self, task: str, *, lasting: bool = False, after: Sequence[str] = ()) -> None:
@@ -123,30 +123,30 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> ErrorPolicy:
 
 
 @pytest.fixture
-def ledger(engine: Gated, errors: ErrorPolicy) -> Iterator[Ledger]:
-    made = Ledger(cast("Engine", engine), "work", 0.0, errors)
+def batcher(engine: Gated, errors: ErrorPolicy) -> Iterator[WriteBatcher]:
+    made = WriteBatcher(cast("Engine", engine), "work", 0.0, errors)
     yield made
     engine.may.set()
     made.close()
 
 
 @pytest.fixture
-def wide(engine: Gated, errors: ErrorPolicy) -> Iterator[Ledger]:
-    """A ledger that writes two batches at the same time."""
-    made = Ledger(cast("Engine", engine), "work", 0.0, errors, max_in_flight=2)
+def wide(engine: Gated, errors: ErrorPolicy) -> Iterator[WriteBatcher]:
+    """A batcher that writes two batches at the same time."""
+    made = WriteBatcher(cast("Engine", engine), "work", 0.0, errors, max_in_flight=2)
     yield made
     engine.may.set()
     made.close()
 
 
-def begin(ledger: Ledger, asked: Sequence[Ask[str]]) -> threading.Thread:
+def begin(batcher: WriteBatcher, asked: Sequence[PendingWrite[str]]) -> threading.Thread:
     """Write in a thread that waits for the outcome."""
-    thread = threading.Thread(target=ledger.write_all, args=(asked,), daemon=True)
+    thread = threading.Thread(target=batcher.write_all, args=(asked,), daemon=True)
     thread.start()
     return thread
 
 
-def outcomes(asked: Sequence[Ask[str]]) -> list[str]:
+def outcomes(asked: Sequence[PendingWrite[str]]) -> list[str]:
     """What became of each: its result, or the name of its error."""
     return [
         type(error).__name__ if (error := each.future.exception(PATIENCE_S)) else each.future.result()
@@ -155,37 +155,37 @@ def outcomes(asked: Sequence[Ask[str]]) -> list[str]:
 
 
 @pytest.mark.rule("SK-15")
-def test_what_was_asked_before_is_known_after_a_flush(engine: Gated, ledger: Ledger) -> None:
+def test_what_was_asked_before_is_known_after_a_flush(engine: Gated, batcher: WriteBatcher) -> None:
     asked = [Asked("a"), Asked("b"), Asked("a")]
-    ledger.submit(asked[0])
+    batcher.submit(asked[0])
     engine.has_begun.wait()
-    ledger.submit_all(asked[1:])  # one waits for the other, which is about the same task
+    batcher.submit_all(asked[1:])  # one waits for the other, which is about the same task
     engine.may.set()
-    ledger.flush()
+    batcher.flush()
     assert [each.future.done() and each.future.result() for each in asked] == ["a", "b", "a"]
 
 
 @pytest.mark.rule("SK-15")
-def test_a_flush_waits_for_what_the_outcomes_call(engine: Gated, ledger: Ledger) -> None:
+def test_a_flush_waits_for_what_the_outcomes_call(engine: Gated, batcher: WriteBatcher) -> None:
     """What is told of an outcome, such as that a write was refused, must not be lost with the process."""
     begun, told = threading.Event(), []
     asked = Asked("a")
 
     def tell(_: object) -> None:
         begun.set()
-        wait_until(lambda: ledger._batches.flushes, "a flush")
+        wait_until(lambda: batcher._batches.flushes, "a flush")
         told.append("a")
 
     asked.future.add_done_callback(tell)
     engine.may.set()
-    ledger.submit(asked)
+    batcher.submit(asked)
     assert begun.wait(PATIENCE_S)
-    ledger.flush()
+    batcher.flush()
     assert told == ["a"]
 
 
 @pytest.mark.rule("SK-15")
-def test_a_flush_waits_for_what_follows_from_an_outcome(engine: Gated, ledger: Ledger) -> None:
+def test_a_flush_waits_for_what_follows_from_an_outcome(engine: Gated, batcher: WriteBatcher) -> None:
     """A completion that the engine can't take is followed by a failure, which must not be lost either."""
     asked, follows, ended = Asked("a"), Asked("a"), []
     engine.poison = {"a": TOO_LARGE}
@@ -193,13 +193,13 @@ def test_a_flush_waits_for_what_follows_from_an_outcome(engine: Gated, ledger: L
     def follow(_: object) -> None:
         engine.may.clear()
         engine.poison = {}
-        ledger.submit(follows)
+        batcher.submit(follows)
 
     asked.future.add_done_callback(follow)
-    ledger.submit(asked)
-    flushing = threading.Thread(target=lambda: (ledger.flush(), ended.append(follows.settled)))
+    batcher.submit(asked)
+    flushing = threading.Thread(target=lambda: (batcher.flush(), ended.append(follows.settled)))
     flushing.start()
-    wait_until(lambda: ledger._batches.flushes, "a flush")
+    wait_until(lambda: batcher._batches.flushes, "a flush")
     engine.may.set()
     flushing.join(0.05)
     assert ended == []
@@ -208,8 +208,8 @@ def test_a_flush_waits_for_what_follows_from_an_outcome(engine: Gated, ledger: L
     assert ended == [True]
 
 
-def test_where_nothing_is_asked_a_flush_is_over_at_once(ledger: Ledger) -> None:
-    ledger.flush()
+def test_where_nothing_is_asked_a_flush_is_over_at_once(batcher: WriteBatcher) -> None:
+    batcher.flush()
 
 
 TOO_LARGE = RequestTooLarge("5 MB")
@@ -221,12 +221,12 @@ FULL = QuotaExceeded("full")
 @pytest.mark.parametrize("error", [TOO_LARGE, InternalError("refused a statement"), TypeError("no bytes")])
 @pytest.mark.parametrize("where", [0, 63, 99])
 def test_what_the_engine_can_not_take_fails_alone(
-    engine: Gated, ledger: Ledger, error: Exception, where: int
+    engine: Gated, batcher: WriteBatcher, error: Exception, where: int
 ) -> None:
     asked = [Asked(f"{number:02}") for number in range(100)]
     engine.poison = {f"{where:02}": error}
     engine.may.set()
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     expected = [each.task for each in asked]
     expected[where] = type(error).__name__
     assert outcomes(asked) == expected
@@ -234,41 +234,43 @@ def test_what_the_engine_can_not_take_fails_alone(
 
 
 @pytest.mark.rule("SK-15")
-def test_all_that_the_engine_can_not_take_is_found(engine: Gated, ledger: Ledger) -> None:
+def test_all_that_the_engine_can_not_take_is_found(engine: Gated, batcher: WriteBatcher) -> None:
     asked = [Asked(str(number)) for number in range(9)]
     engine.poison = dict.fromkeys("1278", TOO_LARGE)
     engine.may.set()
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     told = ["RequestTooLarge" if each.task in "1278" else each.task for each in asked]
     assert outcomes(asked) == told
 
 
 @pytest.mark.rule("SK-15")
 def test_a_batch_of_which_a_part_took_effect_is_written_again_and_split(
-    engine: Gated, ledger: Ledger
+    engine: Gated, batcher: WriteBatcher
 ) -> None:
     """As an engine says it that was refused the second of its transactions."""
     engine.errors = [OutcomeUnknown("a part took effect")]
     engine.poison = {"b": TOO_LARGE}
     engine.may.set()
     asked = [Asked("a"), Asked("b"), Asked("c")]
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     assert outcomes(asked) == ["a", "RequestTooLarge", "c"]
 
 
-def test_who_gives_up_on_lost_answers_is_told_that_nobody_knows(engine: Gated, ledger: Ledger) -> None:
+def test_who_gives_up_on_lost_answers_is_told_that_nobody_knows(engine: Gated, batcher: WriteBatcher) -> None:
     """Not that nothing was written: a request that was lost may take effect later."""
     engine.errors = [OutcomeUnknown("no answer")] * 1000
     engine.may.set()
     asked = [Asked("a"), Asked("b")]
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     assert outcomes(asked) == ["OutcomeUnknown"] * 2
     assert len(engine.written) < 10, "pauses instead of asking again and again"
     engine.errors = []
 
 
 @pytest.mark.rule("SK-9")
-def test_an_update_that_may_be_written_is_not_told_as_one_that_was_not(engine: Gated, ledger: Ledger) -> None:
+def test_an_update_that_may_be_written_is_not_told_as_one_that_was_not(
+    engine: Gated, batcher: WriteBatcher
+) -> None:
     """Its rule reads the log once an answer was lost, and the store may be away by then."""
 
     class Rereading(Asked):
@@ -283,60 +285,62 @@ def test_an_update_that_may_be_written_is_not_told_as_one_that_was_not(engine: G
     engine.errors = [OutcomeUnknown("no answer")]
     engine.may.set()
     asked = [Rereading("a"), Asked("b")]
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     assert outcomes(asked) == ["OutcomeUnknown", "b"]
 
 
 @pytest.mark.rule("SK-9")
 @pytest.mark.parametrize("error", [AWAY, FULL, UnusableStore("read-only")])
 def test_a_write_whose_answer_was_lost_is_unknown_also_if_the_engine_takes_none_then(
-    engine: Gated, ledger: Ledger, error: Exception
+    engine: Gated, batcher: WriteBatcher, error: Exception
 ) -> None:
     """The first request may take effect later: whoever is told of a full disk would write it once more."""
     engine.errors = [OutcomeUnknown("no answer"), error]
     engine.may.set()
     asked = [Asked("a")]
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     assert outcomes(asked) == ["OutcomeUnknown"]
 
 
 @pytest.mark.rule("SK-9")
 def test_a_half_whose_answer_was_lost_is_unknown_also_if_the_other_half_is_refused(
-    engine: Gated, ledger: Ledger
+    engine: Gated, batcher: WriteBatcher
 ) -> None:
     engine.errors = [TypeError("no bytes"), OutcomeUnknown("no answer"), FULL]
     engine.may.set()
     asked = [Asked("a"), Asked("b")]
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     assert outcomes(asked) == ["OutcomeUnknown", "OutcomeUnknown"]
 
 
 @pytest.mark.parametrize("part", ["write", "answered"])
-def test_what_goes_wrong_with_one_ask_is_its_own_failure(engine: Gated, ledger: Ledger, part: str) -> None:
+def test_what_goes_wrong_with_one_ask_is_its_own_failure(
+    engine: Gated, batcher: WriteBatcher, part: str
+) -> None:
     asked = [Asked("a"), Broken("b", part), Asked("c")]
     engine.may.set()
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     assert outcomes(asked) == ["a", "ZeroDivisionError", "c"]
 
 
 @pytest.mark.parametrize("error", [AWAY, FULL, UnusableStore("read-only")])
 def test_while_the_engine_takes_nothing_those_who_wait_are_told_and_the_lasting_is_kept(
-    engine: Gated, ledger: Ledger, errors: ErrorPolicy, error: Exception
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy, error: Exception
 ) -> None:
     engine.errors = [error] * 10
     waiting, lasting = Asked("a"), Asked("b", lasting=True)
-    ledger.submit_all([waiting, lasting])
+    batcher.submit_all([waiting, lasting])
     engine.may.set()
     assert outcomes([waiting, lasting]) == [type(error).__name__, "b"]
     assert engine.written == [["a", "b"], *[["b"]] * 10]
     later = Asked("c")
-    ledger.submit(later)
+    batcher.submit(later)
     assert outcomes([later]) == ["c"]
     assert errors.troubles == ()
 
 
 def test_that_something_is_kept_is_seen(
-    engine: Gated, ledger: Ledger, errors: ErrorPolicy, monkeypatch: pytest.MonkeyPatch
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, failed = threading.Event(), errors.failed
 
@@ -348,21 +352,21 @@ def test_that_something_is_kept_is_seen(
     monkeypatch.setattr(errors, "failed", noted)
     engine.poison = {"a": FULL}
     engine.may.set()
-    ledger.submit(Asked("a", lasting=True))
+    batcher.submit(Asked("a", lasting=True))
     assert seen.wait(PATIENCE_S)
-    assert [(each.loop, each.error) for each in errors.troubles] == [("ledger", "QuotaExceeded('full')")]
+    assert [(each.loop, each.error) for each in errors.troubles] == [("writer", "QuotaExceeded('full')")]
     engine.poison = {}
 
 
 def test_what_is_kept_keeps_its_place_before_what_follows_of_the_same_task(
-    engine: Gated, ledger: Ledger
+    engine: Gated, batcher: WriteBatcher
 ) -> None:
     engine.errors = [FULL] * 3
     first, second = Asked("a", lasting=True), Asked("a", lasting=True)
     done: list[str] = []
     first.future.add_done_callback(lambda _: done.append("first"))
     second.future.add_done_callback(lambda _: done.append("second"))
-    ledger.submit_all([first, second])
+    batcher.submit_all([first, second])
     engine.may.set()
     outcomes([first, second])
     assert done == ["first", "second"]
@@ -370,54 +374,56 @@ def test_what_is_kept_keeps_its_place_before_what_follows_of_the_same_task(
 
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_who_ends_does_not_wait_for_an_engine_that_stays_away(
-    engine: Gated, ledger: Ledger, end: str
+    engine: Gated, batcher: WriteBatcher, end: str
 ) -> None:
     engine.poison = {"a": AWAY}
     engine.may.set()
     lasting = Asked("a", lasting=True)
-    ledger.submit(lasting)
-    getattr(ledger, end)()
+    batcher.submit(lasting)
+    getattr(batcher, end)()
     assert isinstance(lasting.future.exception(0), RegistryUnavailable)
 
 
-def test_who_has_given_up_waiting_ends_nothing(engine: Gated, ledger: Ledger) -> None:
+def test_who_has_given_up_waiting_ends_nothing(engine: Gated, batcher: WriteBatcher) -> None:
     asked = [Asked("a"), Asked("b")]
-    ledger.submit_all(asked)
+    batcher.submit_all(asked)
     engine.has_begun.wait()
     assert asked[0].future.cancel()
     engine.may.set()
     assert outcomes(asked[1:]) == ["b"]
     later = Asked("c")
-    ledger.submit(later)
+    batcher.submit(later)
     assert outcomes([later]) == ["c"]
 
 
-def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, ledger: Ledger) -> None:
+def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, batcher: WriteBatcher) -> None:
     engine.may.set()
     for task in "abc":
         asked = [Asked(task)]
-        ledger.write_all(asked)
+        batcher.write_all(asked)
         assert asked[0].settled
     assert engine.writers == [threading.current_thread()] * 3
 
 
-def test_callers_that_come_while_one_writes_share_the_next_batch(engine: Gated, ledger: Ledger) -> None:
-    begin(ledger, [Asked("first")])
+def test_callers_that_come_while_one_writes_share_the_next_batch(
+    engine: Gated, batcher: WriteBatcher
+) -> None:
+    begin(batcher, [Asked("first")])
     engine.has_begun.wait()
     asked = [Asked(str(number)) for number in range(20)]
     for each in asked:
-        ledger.write_all([each])  # returns, as another thread is to write it
+        batcher.write_all([each])  # returns, as another thread is to write it
     engine.may.set()
     assert outcomes(asked) == [each.task for each in asked]
     assert engine.written == [["first"], [each.task for each in asked]]
 
 
 def test_what_one_batch_does_not_hold_is_written_by_the_ledger_s_own_thread(
-    engine: Gated, ledger: Ledger
+    engine: Gated, batcher: WriteBatcher
 ) -> None:
     engine.may.set()
     asked = [Asked("a"), Asked("b"), Asked("a")]
-    ledger.write_all(asked)
+    batcher.write_all(asked)
     assert outcomes(asked) == ["a", "b", "a"]
     assert engine.written == [["a", "b"], ["a"]]
     assert engine.writers[0] is threading.current_thread() is not engine.writers[1]
@@ -426,56 +432,56 @@ def test_what_one_batch_does_not_hold_is_written_by_the_ledger_s_own_thread(
 @pytest.mark.rule("SK-15")
 @pytest.mark.parametrize("error", [AWAY, FULL, TypeError("no bytes"), OutcomeUnknown("no answer")])
 def test_a_caller_that_writes_is_told_and_the_ledger_goes_on(
-    engine: Gated, ledger: Ledger, errors: ErrorPolicy, error: Exception
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy, error: Exception
 ) -> None:
     engine.poison = {"a": error}
     engine.may.set()
     asked = [Asked("a"), Asked("b")]
-    ledger.write_all(asked)
+    batcher.write_all(asked)
     told = type(error).__name__
     assert outcomes(asked) == [told, "b" if isinstance(error, TypeError) else told]
     engine.poison = {}
     later = Asked("c")
-    ledger.write_all([later])
+    batcher.write_all([later])
     assert outcomes([later]) == ["c"]
     assert errors.troubles == ()
 
 
 @pytest.mark.rule("SK-15")
 def test_what_is_lasting_is_kept_for_the_ledger_s_own_thread(
-    engine: Gated, ledger: Ledger, errors: ErrorPolicy
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy
 ) -> None:
     engine.errors = [FULL] * 3
     engine.may.set()
     lasting = Asked("a", lasting=True)
-    ledger.write_all([lasting])  # does not wait for the engine to take something again
+    batcher.write_all([lasting])  # does not wait for the engine to take something again
     assert outcomes([lasting]) == ["a"]
     assert [each is threading.current_thread() for each in engine.writers] == [True, False, False, False]
-    ledger.flush()
+    batcher.flush()
     later = Asked("b")
-    ledger.write_all([later])
+    batcher.write_all([later])
     assert outcomes([later]) == ["b"]
     assert errors.troubles == ()
 
 
 @pytest.mark.rule("SK-15")
 def test_who_waits_beside_what_is_kept_does_not_ask_an_engine_that_rests(
-    engine: Gated, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    engine: Gated, batcher: WriteBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pause after an error is one of all writers: else each caller would ask a full store once more."""
+    """The pause after an error is one of all writers: callers must not query a full store again."""
     paused, goes_on = threading.Event(), threading.Event()
 
     def pause(_: float) -> None:
         paused.set()
         goes_on.wait()
 
-    monkeypatch.setattr(ledger._loops[0], "pause", pause)
+    monkeypatch.setattr(batcher._loops[0], "pause", pause)
     engine.errors = [FULL]
     engine.may.set()
     asked = [Asked("a", lasting=True), Asked("b")]
-    ledger.submit(asked[0])
+    batcher.submit(asked[0])
     paused.wait()
-    ledger.write_all(asked[1:])
+    batcher.write_all(asked[1:])
     assert len(engine.written) == 1
     goes_on.set()
     assert outcomes(asked) == ["a", "b"]
@@ -484,7 +490,7 @@ def test_who_waits_beside_what_is_kept_does_not_ask_an_engine_that_rests(
 
 @pytest.mark.rule("SK-15")
 def test_an_error_nobody_foresaw_counts_whoever_wrote(
-    engine: Gated, ledger: Ledger, errors: ErrorPolicy, monkeypatch: pytest.MonkeyPatch
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.may.set()
 
@@ -494,37 +500,37 @@ def test_an_error_nobody_foresaw_counts_whoever_wrote(
     with monkeypatch.context() as patch:
         patch.setattr(Settlement, "script", broken)
         asked = Asked("a")
-        ledger.write_all([asked])
+        batcher.write_all([asked])
         assert outcomes([asked]) == ["ZeroDivisionError"]
-        assert [(each.loop, each.attempts) for each in errors.troubles] == [("ledger", 1)]
-    ledger.write_all([Asked("b")])
+        assert [(each.loop, each.attempts) for each in errors.troubles] == [("writer", 1)]
+    batcher.write_all([Asked("b")])
     assert errors.troubles == ()
 
 
 @pytest.mark.rule("SK-15")
 def test_a_caller_that_is_interrupted_keeps_nobody_from_writing(
-    engine: Gated, ledger: Ledger, errors: ErrorPolicy
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy
 ) -> None:
     engine.errors = [KeyboardInterrupt()]
     engine.may.set()
     asked = Asked("a")
     with pytest.raises(KeyboardInterrupt):
-        ledger.write_all([asked])
+        batcher.write_all([asked])
     assert asked.settled
     later = [Asked("a"), Asked("b")]
-    ledger.submit(later[0])
-    ledger.write_all(later[1:])
+    batcher.submit(later[0])
+    batcher.write_all(later[1:])
     assert outcomes(later) == ["a", "b"]
     assert errors.troubles == ()
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
-def test_who_ends_waits_for_a_caller_that_writes(engine: Gated, ledger: Ledger, end: str) -> None:
+def test_who_ends_waits_for_a_caller_that_writes(engine: Gated, batcher: WriteBatcher, end: str) -> None:
     asked = Asked("a")
-    begin(ledger, [asked])
+    begin(batcher, [asked])
     engine.has_begun.wait()
     ended: list[bool] = []
-    ending = threading.Thread(target=lambda: (getattr(ledger, end)(), ended.append(asked.settled)))
+    ending = threading.Thread(target=lambda: (getattr(batcher, end)(), ended.append(asked.settled)))
     ending.start()
     ending.join(0.05)
     assert ended == []
@@ -534,22 +540,22 @@ def test_who_ends_waits_for_a_caller_that_writes(engine: Gated, ledger: Ledger, 
 
 
 def test_what_is_lasting_is_kept_after_a_flush_that_was_interrupted(
-    engine: Gated, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    engine: Gated, batcher: WriteBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(ledger._more, "wait_for", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(batcher._more, "wait_for", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            ledger.flush()
+            batcher.flush()
     engine.errors = [FULL]
     engine.may.set()
     lasting = Asked("a", lasting=True)
-    ledger.submit(lasting)
+    batcher.submit(lasting)
     assert outcomes([lasting]) == ["a"]
 
 
 @pytest.mark.rule("SK-15")
 def test_a_trouble_of_any_batch_is_over_once_another_is_written(
-    engine: Gated, wide: Ledger, errors: ErrorPolicy
+    engine: Gated, wide: WriteBatcher, errors: ErrorPolicy
 ) -> None:
     """By whichever thread: one that has nothing more to write would be in trouble for ever."""
     engine.may.set()
@@ -559,15 +565,15 @@ def test_a_trouble_of_any_batch_is_over_once_another_is_written(
     assert errors.troubles == ()
 
 
-def test_what_is_closed_takes_nothing_from_a_caller_that_waits(engine: Gated, ledger: Ledger) -> None:
+def test_what_is_closed_takes_nothing_from_a_caller_that_waits(engine: Gated, batcher: WriteBatcher) -> None:
     engine.may.set()
-    ledger.close()
+    batcher.close()
     with pytest.raises(InvalidState):
-        ledger.write_all([Asked("a")])
+        batcher.write_all([Asked("a")])
     assert engine.written == []
 
 
-def test_batches_about_different_tasks_are_in_flight_together(engine: Gated, wide: Ledger) -> None:
+def test_batches_about_different_tasks_are_in_flight_together(engine: Gated, wide: WriteBatcher) -> None:
     engine.meeting = threading.Barrier(2)
     asked = [Asked("a"), Asked("b")]
     wide.submit(asked[0])
@@ -580,7 +586,9 @@ def test_batches_about_different_tasks_are_in_flight_together(engine: Gated, wid
 @pytest.mark.parametrize(
     "second", [Asked("a"), Asked("b", after=["a"])], ids=["the same task", "one that comes after it"]
 )
-def test_what_concerns_a_task_in_flight_waits_for_it(engine: Gated, wide: Ledger, second: Asked) -> None:
+def test_what_concerns_a_task_in_flight_waits_for_it(
+    engine: Gated, wide: WriteBatcher, second: Asked
+) -> None:
     first, other, last = Asked("a"), Asked("c"), Asked(second.task)
     begin(wide, [first])
     engine.has_begun.wait()
@@ -618,14 +626,14 @@ def test_many_callers_are_all_told_and_each_task_keeps_its_order(
             inside.difference_update(tasks)
 
     engine.apply = checked  # type: ignore[method-assign]
-    ledger = Ledger(cast("Engine", engine), "work", 0.0, errors, max_in_flight)
+    batcher = WriteBatcher(cast("Engine", engine), "work", 0.0, errors, max_in_flight)
 
     def caller(name: str) -> None:
         for number in range(200):
             asked = Asked(name, lasting=True)
             asked.future.add_done_callback(lambda _, number=number: done[name].append(number))
             futures.append(asked.future)
-            (ledger.submit if number % 3 else lambda ask: ledger.write_all([ask]))(asked)
+            (batcher.submit if number % 3 else lambda pending: batcher.write_all([pending]))(asked)
 
     threads = [threading.Thread(target=caller, args=(str(number),), daemon=True) for number in range(8)]
     for number, thread in enumerate(threads):
@@ -634,6 +642,6 @@ def test_many_callers_are_all_told_and_each_task_keeps_its_order(
     for thread in threads:
         thread.join(PATIENCE_S)
     assert all(each.result(PATIENCE_S) for each in futures)
-    ledger.close()
+    batcher.close()
     assert all(each == list(range(200)) for each in done.values())
     assert errors.troubles == ()
