@@ -314,7 +314,7 @@ def test_an_error_is_split_into_its_type_and_its_message() -> None:
     assert 'File "' not in told, "no frame is the user's"
     kind, message = split_error(told)
     assert kind == "rebalanser.errors.InvalidTask", "and not that of the error that it comes from"
-    assert "Invalid JSON" in message
+    assert "it is not JSON" in message
     assert split_error(raised(KeyboardInterrupt()).told) == ("KeyboardInterrupt", "")
     assert split_error(raised(TimeoutError("too late")).told) == ("TimeoutError", "too late")
     assert split_error("the last try was cut off: it is over") == ("", "the last try was cut off: it is over")
