@@ -639,7 +639,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-2")
     def test_queues_are_apart(self, engine: Engine) -> None:
-        """The same id in two queues is two tasks: "How many tasks of a queue there are", its own."""
+        """The same id in two queues is two tasks: "Count the tasks of a queue", its own."""
         one, other = make(1, payload=b"one"), make(1, queue=OTHER_QUEUE, payload=b"other")
         first, second = applied(engine, one, other)
         (third,) = applied(engine, move(stored(one, first), claimed()))
@@ -1168,7 +1168,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-6", "SK-13")
     def test_no_claim_of_an_older_owner_follows_a_takeover(self, connect: Connect) -> None:
-        """Holds: "Who may claim in a partition: the owner whose fencing token this is"."""
+        """Holds: "Fencing token of a partition's owner, which alone may claim there"."""
         older, newer = connect(), connect()
         enqueue = make(1)
         epoch = Epoch(enqueue.partition, 1)
@@ -1560,7 +1560,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-12")
     def test_tasks_are_counted(self, engine: Engine) -> None:
-        """Holds: "How many tasks of a queue there are in each status"."""
+        """Holds: "Count the tasks of a queue in each status"."""
         assert counts(engine) == {}
         applied(engine, *(make(number) for number in range(50)))
         assert counts(engine) == {Status.WAITING: 50}
@@ -1576,7 +1576,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-2")
     def test_a_queue_keeps_its_partitions(self, connect: Connect) -> None:
-        """Holds: "the number given if it is new, else the one it was made with"."""
+        """Holds: "the given one if it is new, else the one it has"."""
         one, two = connect(), connect()
         before = {QUEUE: PARTITIONS, OTHER_QUEUE: PARTITIONS}
         assert one.queues(TIMEOUT_S) == before
@@ -1587,7 +1587,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-2")
     def test_of_many_only_one_defines_a_queue(self, connect: Connect) -> None:
-        """Holds: "the number given if it is new, else the one it was made with", at once too."""
+        """Holds: "the given one if it is new, else the one it has", at once too."""
         engines = [connect() for _ in range(THREADS)]
         together = threading.Barrier(THREADS)
 

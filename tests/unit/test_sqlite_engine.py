@@ -722,7 +722,7 @@ def test_one_task_of_a_rate_limit_is_looked_at_and_old_marks_are_deleted(
     tasks = [replace(enqueue(number).task.head, rate_limit="1/s") for number in range(1, 101)]
     engine.apply([Enqueue(Task(head, b""), 0) for head in tasks], PATIENCE_S)
     assert len(engine.claim(request, PATIENCE_S).claimed) == 1
-    assert engine.claim(request, PATIENCE_S) == ClaimAnswer((), None, 1.0)
+    assert engine.claim(request, PATIENCE_S) == ClaimAnswer((), None, 1.0, others_ready=False)
     places = "SELECT ready, count(*) FROM skuld_tasks WHERE status = 0 GROUP BY ready ORDER BY ready"
     assert own.execute(places).fetchall() == [(2, 98), (3, 1)]
     keyed = [replace(head, id=task_id(200 + n), limit_key=str(n)) for n, head in enumerate(tasks[:50])]

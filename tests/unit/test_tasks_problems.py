@@ -55,11 +55,14 @@ class Partitions:
         self.answer = answer
         self.asked: list[tuple[int, str]] = []
 
-    def claim(self, limit: int, names: None, worker: str) -> list[Any]:
+    def claim(self, limit: int, names: Any, worker: str = "") -> list[Any]:
         self.asked.append((limit, worker))
         if self.answer is not None:
             raise self.answer
         return []
+
+    def offer(self, idle: int, room: int, names: Any) -> None:
+        """No other process claims for it."""
 
     def lend(self) -> None:
         """Nobody else has room."""

@@ -177,7 +177,10 @@ def test_two_limits_are_refused_in_our_words(queue: Queue) -> None:
     body = json.dumps({"name": "send", "payload": {"value": 1}, **limits})
     reply = client_of(queue).send("POST", TASKS, body)
     assert reply.status == 422
-    assert reply.json["detail"] == "give max_running or max_running_per_key, not both: a task has one limit"
+    assert (
+        reply.json["detail"]
+        == "give max_running or max_running_per_key, not both: limits count by function or by key"
+    )
 
 
 @pytest.mark.rule("SK-16")
