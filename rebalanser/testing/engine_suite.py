@@ -1896,7 +1896,8 @@ class EngineSuite:
 
         assert claimed(100.0) == [9, 1, 2, 8]
         for holder in "xy":
-            assert index.claim(request(holder, now=100.9), TIMEOUT_S) == ClaimAnswer((), None, 101.0)
+            answer = index.claim(request(holder, now=100.9), TIMEOUT_S)
+            assert (answer.claimed, answer.next_due, answer.next_over) == ((), None, 101.0)
         assert claimed(101.0) == [3]
         applied(engine, make(10, priority=5, **rate))
         assert claimed(101.9, 1e9) == [], "the wall clock lets nothing through"

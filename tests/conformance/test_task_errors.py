@@ -37,7 +37,7 @@ from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import (
     Answer,
     ClaimAnswer,
-    ClaimRequest,
+    ClaimQuery,
     ClaimsFromIndex,
     Enqueue,
     Epoch,
@@ -221,7 +221,7 @@ class Stage:
             raise error
         return answers
 
-    def _claimed(self, request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+    def _claimed(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         if (error := self.refuses([A_CLAIM])) is not None:
             raise error
         answer = self._claim(request, timeout_s)
@@ -832,7 +832,7 @@ def test_a_result_is_kept_for_longer_than_its_claim(stage: Stage) -> None:
         if isinstance(engine, ClaimsFromIndex):
             claim_from_index = engine.claim
 
-            def claimed(request: ClaimRequest, timeout_s: float) -> ClaimAnswer:
+            def claimed(request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
                 if back_at and not is_back.is_set():
                     raise RegistryUnavailable("away")
                 return claim_from_index(request, timeout_s)

@@ -54,8 +54,8 @@ class Oracle:
     """True time at which a task was closed that is."""
     _running: dict[LimitId, set[TaskId]] = field(default_factory=dict)
     """The claimed tasks of each limit."""
-    _requested_at: dict[str, float] = field(default_factory=dict)
-    """True time at which a claim was requested, by its holder."""
+    _requested_at: dict[tuple[TaskId, str], float] = field(default_factory=dict)
+    """True time at which a claim was last requested, by its task and holder: a slot may be tried again."""
     _full_at: dict[LimitId, float] = field(default_factory=dict)
     """True time at which a rate limit allows its whole burst again."""
     _gone: set[TaskId] = field(default_factory=set)
@@ -135,10 +135,9 @@ class Oracle:
         if len(running) > head.max_running:
             raise Violation("SK-23", f"{_told(after)} is claimed as number {len(running)} of its limit")
 
-    def requested(self, holders: Iterable[str]) -> None:
-        """Claims in the names of these holders are requested now."""
-        for holder in holders:
-            self._requested_at.setdefault(holder, self.now())
+    def requested(self, claims: Iterable[tuple[TaskId, str]]) -> None:
+        """Take the tasks and holders of claims that are requested now."""
+        self._requested_at.update(dict.fromkeys(claims, self.now()))
 
     def _judge_rate(self, after: Stored, claim: ClaimState) -> None:
         """Judge that a rate limit allows a start when it was requested, by the fastest clock (SK-23)."""
@@ -147,7 +146,7 @@ class Oracle:
             return
         rate = rate_of(head.rate_limit)
         every_s = rate.every_s / (1 + 2 * DRIFT_RATIO)
-        at = self._requested_at[claim.holder]
+        at = self._requested_at[head.id, claim.holder]
         full_at = max(self._full_at.get(head.limit, at), at)
         self.counts["starts of rate limits"] += 1
         if full_at - at > (rate.burst - 1) * every_s + _ROUNDED_S:

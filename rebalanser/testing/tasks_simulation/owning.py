@@ -224,7 +224,7 @@ class OwnerProcess(Process):
                 answer = {} if isinstance(answer, Unanswered) else answer
             case Submit(pending_writes=pending_writes):
                 claims = [pending for pending in pending_writes if isinstance(pending, PendingClaim)]
-                self.world.oracle.requested([pending.claimant.holder for pending in claims])
+                self.world.oracle.requested([(pending.task, pending.claimant.holder) for pending in claims])
                 self._judge([pending for pending in claims if pending.slot is None])
                 answer = self._writer.submit_all(pending_writes)  # type: ignore[func-returns-value]
             case Await(pending_writes=pending_writes):
