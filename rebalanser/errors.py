@@ -143,6 +143,10 @@ class UnknownApplication(FixConfiguration):
     """The cluster knows no application of this name; the message names those that it knows."""
 
 
+class UnknownWorker(FixConfiguration):
+    """The cluster knows no worker of this id; the message names those that it knows."""
+
+
 class ApplicationFailed(FixConfiguration):
     """The application was refused, or failed on every worker that could take it; with the reason."""
 

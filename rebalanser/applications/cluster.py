@@ -16,7 +16,16 @@ from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, CommandId, LeaderId, Mode, Tag, WorkerId
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    CommandId,
+    Cordon,
+    LeaderId,
+    Mode,
+    Tag,
+    WorkerId,
+)
 from rebalanser.shiva.worker_options import WorkerOptions
 
 ENTRY_POINT_GROUP = "rebalanser.shiva"
@@ -148,6 +157,31 @@ class Cluster(ABC):
             NotSettled: not within ``timeout_s``; the message says how it stands and why.
             ApplicationFailed: it failed wherever it could be placed, or was refused; with the reason.
             Superseded: a later command of another client has taken this one's place.
+        """
+
+    @abstractmethod
+    def cordon(self, worker: WorkerId, cordon: Cordon | None) -> CommandId:
+        """Cordon or drain a worker, or end both with None; the id of the command (SH-26).
+
+        It lasts, whatever becomes of leaders and of the worker.
+
+        Raises:
+            UnknownWorker: the last document does not know it.
+            RegistryUnavailable: the log could not be written; the command had no effect.
+        """
+
+    @abstractmethod
+    def wait_cordoned(
+        self,
+        worker: WorkerId,
+        cordon: Cordon | None,
+        timeout_s: float,
+        on_document: OnDocument = lambda _document: None,
+    ) -> None:
+        """Wait until a worker is cordoned, or drained and runs nothing any more, or, with None, is neither.
+
+        Raises:
+            NotSettled: not within ``timeout_s``; the message says what it still has.
         """
 
     @abstractmethod

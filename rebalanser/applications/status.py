@@ -19,6 +19,7 @@ from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
+    Cordon,
     Mode,
     WorkerEntry,
     WorkerId,
@@ -61,6 +62,8 @@ class WorkerStatus(BaseModel):
     """The epoch of the document that it follows, as its last pong says."""
     stale: bool = False
     """True if its last pong is too old, or it has left: what it runs is not known."""
+    cordon: Cordon | None = None
+    """Cordoned or drained by an operator (SH-26)."""
 
 
 class ApplicationStatus(BaseModel):
@@ -109,6 +112,8 @@ class ClusterStatus(BaseModel):
     workers: list[WorkerStatus]
     applications: list[ApplicationStatus]
     set_aside: list[SetAsideStatus]
+    cordons: dict[str, Cordon] = {}
+    """The workers that are cordoned or drained, also those that are not there."""
 
     @property
     def settled(self) -> bool:
@@ -141,7 +146,7 @@ def status_of(
         return status
     named = Counter(entry.worker for entry in document.applications.values())
     workers = {
-        worker: _worker(worker, entry, named[worker], heard, limit_s)
+        worker: _worker(worker, entry, named[worker], document.cordons.get(worker), heard, limit_s)
         for worker, entry in sorted(document.workers.items())
     }
     return status.model_copy(
@@ -157,6 +162,7 @@ def status_of(
                 SetAsideStatus(offset=each.offset, key=each.key, reason=each.reason)
                 for each in document.set_aside
             ],
+            "cordons": dict(sorted(document.cordons.items())),
         }
     )
 
@@ -167,7 +173,12 @@ def _stale_after_s(document: AssignmentDocument | None) -> float:
 
 
 def _worker(
-    worker: WorkerId, entry: WorkerEntry, applications: int, heard: LastHeard | None, limit_s: float
+    worker: WorkerId,
+    entry: WorkerEntry,
+    applications: int,
+    cordon: Cordon | None,
+    heard: LastHeard | None,
+    limit_s: float,
 ) -> WorkerStatus:
     pong, age_s = heard.pongs.get(worker, (None, None)) if heard is not None else (None, None)
     if pong is not None and pong.incarnation != entry.incarnation:
@@ -182,6 +193,7 @@ def _worker(
         pong_age_s=age_s,
         follows=str(pong.seen) if pong is not None and pong.seen is not None else None,
         stale=heard is not None and (age_s is None or age_s > limit_s or left),
+        cordon=cordon,
     )
 
 

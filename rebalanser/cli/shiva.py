@@ -43,6 +43,7 @@ from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
+    Cordon,
     Mode,
     RestartPolicy,
     check_part,
@@ -106,6 +107,16 @@ MissedOption = Annotated[
         "--missed-rounds", min=1, metavar="N", help="Number of missed rounds after which a worker is removed."
     ),
 ]
+GraceOption = Annotated[
+    float,
+    typer.Option(
+        "--away-grace",
+        min=0.0,
+        metavar="SECONDS",
+        help="How long the applications of a missing worker wait for it before they move.",
+    ),
+]
+WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", show_default=False, help="The worker's id.")]
 SessionOption = Annotated[
     float,
     typer.Option(
@@ -220,6 +231,7 @@ def leader(
     stalled: StalledOption = 120.0,
     retry_initial: RetryInitialOption = 30.0,
     retry_max: RetryMaxOption = 300.0,
+    away_grace: GraceOption = 0.0,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -236,6 +248,7 @@ def leader(
         stalled_s=stalled,
         retry_initial_s=retry_initial,
         retry_max_s=retry_max,
+        away_grace_s=away_grace,
     )
     options.check()
     _warn_of_short_deadline(options, WorkerOptions())
@@ -280,6 +293,7 @@ def daemon(
     stalled: StalledOption = 120.0,
     retry_initial: RetryInitialOption = 30.0,
     retry_max: RetryMaxOption = 300.0,
+    away_grace: GraceOption = 0.0,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -296,6 +310,7 @@ def daemon(
         stalled_s=stalled,
         retry_initial_s=retry_initial,
         retry_max_s=retry_max,
+        away_grace_s=away_grace,
     )
     options.check()
     offered = _worker_options(tag)
@@ -452,6 +467,61 @@ def retry(
         *(f"{name}: retry commanded" for name in commands),
         *(f"{name} has not failed" for name in sound),
         *(() if chosen else ("no application has failed",)),
+    )
+
+
+@app.command()
+def drain(
+    worker: WorkerArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Move all applications off a worker, and give it none until it is uncordoned."""
+    _cordon(Face.of(_url(registry, kafka, cluster), json), worker, Cordon.DRAINED, timeout if wait else None)
+
+
+@app.command()
+def cordon(
+    worker: WorkerArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a worker no further applications until it is uncordoned; it keeps those that it has."""
+    _cordon(Face.of(_url(registry, kafka, cluster), json), worker, Cordon.CORDONED, timeout if wait else None)
+
+
+@app.command()
+def uncordon(
+    worker: WorkerArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a cordoned or drained worker applications again."""
+    _cordon(Face.of(_url(registry, kafka, cluster), json), worker, None, timeout if wait else None)
+
+
+def _cordon(face: Face, worker: str, cordon: Cordon | None, timeout_s: float | None) -> None:
+    """Command it, and wait for its effect unless ``timeout_s`` is None."""
+    state = cordon.value if cordon else "uncordoned"
+    with _opened(face) as opened:
+        command = opened.cordon(worker, cordon)
+        if timeout_s is not None:
+            opened.wait_cordoned(worker, cordon, timeout_s)
+    face.answer(
+        {"worker": worker, "command": command, "cordon": state, "settled": timeout_s is not None},
+        f"{worker} is {state}" if timeout_s is not None else f"{worker}: commanded to be {state}",
     )
 
 

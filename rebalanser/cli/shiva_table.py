@@ -58,10 +58,11 @@ def _ago(age_s: float) -> str:
 def worker_line(worker: WorkerStatus, status: ClusterStatus) -> str:
     """Return a worker in one line."""
     tags = f", tags {' '.join(worker.tags)}" if worker.tags else ""
+    cordon = f", {worker.cordon}" if worker.cordon else ""
     said = _last_said(worker, status)
     return (
         f"{worker.worker}: {counted(worker.applications, 'application')}{tags}, on {worker.host}"
-        f"{f', {said}' if said else ''}"
+        f"{cordon}{f', {said}' if said else ''}"
     )
 
 
@@ -73,6 +74,12 @@ def _last_said(worker: WorkerStatus, status: ClusterStatus) -> str:
     if worker.follows == status.epoch:
         return said
     return f"{said}, behind: follows {worker.follows or 'no document'}"
+
+
+def _absent_and_cordoned(status: ClusterStatus) -> list[str]:
+    """Return a line for each cordoned worker that is not there."""
+    there = {worker.worker for worker in status.workers}
+    return [f"{name}: {cordon}, not there" for name, cordon in status.cordons.items() if name not in there]
 
 
 def application_line(application: ApplicationStatus) -> str:
@@ -117,6 +124,7 @@ def plain(status: ClusterStatus) -> list[str]:
     return [
         headline(status),
         *(worker_line(worker, status) for worker in status.workers),
+        *_absent_and_cordoned(status),
         *map(application_line, status.applications),
         *_set_aside(status),
     ]
@@ -126,7 +134,8 @@ def render(status: ClusterStatus) -> RenderableType:
     """Return the cluster as tables."""
     workers = Table("worker", "host", "tags", "applications", "last heard", box=ROUNDED)
     for worker in status.workers:
-        row = (worker.worker, worker.host, " ".join(worker.tags), f"{worker.applications:,}")
+        name = f"{worker.worker} ({worker.cordon})" if worker.cordon else worker.worker
+        row = (name, worker.host, " ".join(worker.tags), f"{worker.applications:,}")
         workers.add_row(*row, Text(_last_said(worker, status), "red" if worker.stale else ""))
     applications = Table("application", "state", "worker", "mode", "tags", "reason", box=ROUNDED)
     for each in status.applications:
@@ -139,4 +148,4 @@ def render(status: ClusterStatus) -> RenderableType:
             " ".join(each.tags),
             Text("\n".join(_reasons(each))),
         )
-    return Group(headline(status), workers, applications, *_set_aside(status))
+    return Group(headline(status), workers, *_absent_and_cordoned(status), applications, *_set_aside(status))

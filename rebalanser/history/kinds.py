@@ -205,6 +205,12 @@ _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
         ),
         ShivaKind.WORKER_REMOVED: KindNote("the leader counts `worker` out", ("worker", "reason")),
         ShivaKind.WORKER_REFUSED: KindNote("a worker of that name is refused", ("worker", "host", "reason")),
+        ShivaKind.WORKER_CORDONED: KindNote(
+            "an operator cordoned or drained `worker`", ("worker", "command", "cordon")
+        ),
+        ShivaKind.WORKER_UNCORDONED: KindNote(
+            "`worker` is no longer cordoned or drained", ("worker", "command", "cordon")
+        ),
         ShivaKind.START_COMMANDED: KindNote("the start of `resource` was commanded", ("command", "offset")),
         ShivaKind.STOP_COMMANDED: KindNote("the stop of `resource` was commanded", ("command",)),
         ShivaKind.COMMAND_REFUSED: KindNote("a command was refused", ("command", "reason")),

@@ -57,6 +57,12 @@ supervises its processes: a worker that is stopped (SIGSTOP) cannot stop anythin
 forgotten some time after its last failure, later with each failure in a row. A worker that is named anew
 begins with all restarts, and stores again what it had refused.
 
+*Absence* (SH-26). What a worker that left or is missing had is kept for it for ``away_grace_s``: named for
+nobody, and not placed. A worker with its id that is heard in time gets it back; the id is its label, whatever
+its folder. A grace delays, and proves nothing: whoever gets the application next, the same worker included,
+gets it only once the old process has stopped it or is gone as above. A cordoned worker gets nothing that it
+does not have, a drained one has nothing. Cordons come as commands, and stay in the document.
+
 *Rounds* (SH-8). The leader pings each round; workers pong at once, and whenever their state changes. A worker
 that has not been heard for ``missed_rounds`` full rounds is removed; a new leader begins to count with its
 first ping, and removes nobody before its second (SH-9). A worker that a leader hears for the first time is

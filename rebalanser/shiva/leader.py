@@ -35,9 +35,10 @@ from rebalanser.shiva.messages import (
     TookOver,
     Unreadable,
     Wakeup,
+    WorkerCommandRead,
 )
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.placing import MAX_REASON_CHARS, Board, Retries
+from rebalanser.shiva.placing import MAX_CORDONS, MAX_REASON_CHARS, Board, Retries
 from rebalanser.shiva.publishing import Publisher
 from rebalanser.shiva.records import (
     AssignmentDocument,
@@ -96,6 +97,7 @@ class Leader:
         self._keeper = Keeper(self._board, self._shelf, options)
         self._replay = Replay(self._guards)
         self._unread: list[SetAside] = []
+        self._worker_commands: dict[WorkerId, WorkerCommandRead] = {}
         self._term = _NOTHING_READ
         self._took_over_at = 0.0
         self._announced = _NOTHING_READ
@@ -138,6 +140,7 @@ class Leader:
             return None
         times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]
         times += [self._board.next_gone(self._now, self._deadline_s), self._retries.next_at]
+        times += [self._board.next_grace_end]
         return min(at for at in times if at is not None)
 
     def handle(self, event: LeaderEvent, now: float, wall_ms: int) -> list[LeaderEffect]:
@@ -242,7 +245,8 @@ class Leader:
             self._catch_up()
 
     def _record_read(
-        self, event: StartRead | StopRead | DocumentRead | LeaderRead | PartRead | Unreadable
+        self,
+        event: StartRead | StopRead | WorkerCommandRead | DocumentRead | LeaderRead | PartRead | Unreadable,
     ) -> None:
         self._require_term()
         if isinstance(event, Unreadable) and event.key.startswith(_CONTROL_KEYS):
@@ -253,6 +257,8 @@ class Leader:
         match event:
             case StartRead() | StopRead():
                 self._command_read(event)
+            case WorkerCommandRead():
+                self._worker_command_read(event)
             case DocumentRead(at, document):
                 self._give_way_to(document.epoch.term)
                 if not self._caught_up and at.offset < self._term:
@@ -292,6 +298,26 @@ class Leader:
             self._follow(command)
             self._forget_other_starts(command.record.application)
 
+    def _worker_command_read(self, event: WorkerCommandRead) -> None:
+        """Of the commands about a worker the last one counts (SH-26)."""
+        worker, cordon = event.record.worker, event.record.cordon
+        if not self._caught_up:
+            self._worker_commands[worker] = event
+            return
+        self._forget_earlier_set_aside(f"worker:{worker}", event.at.offset)
+        if not self._board.has_room_for(worker, cordon):
+            reason = f"{MAX_CORDONS} workers are cordoned: uncordon those that are no more"
+            self._put_aside(SetAside(event.at.offset, f"worker:{worker}", reason))
+        elif self._board.cordons.get(worker) is not cordon:
+            self._board.cordon(worker, cordon)
+            self._report(
+                FactKind.WORKER_UNCORDONED if cordon is None else FactKind.WORKER_CORDONED,
+                worker=worker,
+                revision=event.at.offset,
+                command=event.record.command,
+                cordon=cordon,
+            )
+
     def _forget_other_starts(self, application: ApplicationId) -> None:
         entry = self._board.entries.get(application)
         self._shelf.follow(application, entry.command if entry else None)
@@ -315,7 +341,7 @@ class Leader:
         consumed = base.consumed if base else _NOTHING_READ
         if base is not None:
             self._members.take_over(base.workers, self._took_over_at)
-            self._board.take_over(base.applications)
+            self._board.take_over(base, self._took_over_at + self._options.away_grace_s)
             self._inherited_s = base.deadline_s
             self._set_aside = dict.fromkeys(base.set_aside, self._now)
         for record in self._unread:
@@ -341,16 +367,16 @@ class Leader:
             any(self._follow(start) for start in due.starts)
         for application in self._replay.histories:
             self._forget_other_starts(application)
+        commands, self._worker_commands = self._worker_commands, {}
+        for event in commands.values():
+            if not self._guards.is_reflected(event.at.offset, consumed):
+                self._worker_command_read(event)
         self._replay = Replay(self._guards)
         self._unread = []
 
     def _follow(self, command: Commanded) -> bool:
         """Do what a client wants. False if that is refused."""
-        self._forget_set_aside(
-            aside
-            for aside in self._set_aside
-            if aside.key == f"cmd:{command.record.application}" and aside.offset < command.at.offset
-        )
+        self._forget_earlier_set_aside(f"cmd:{command.record.application}", command.at.offset)
         match command.record:
             case StartCommand() as start:
                 return self._start(start, command)
@@ -437,6 +463,12 @@ class Leader:
         self._forget_set_aside(itertools.islice(self._set_aside, surplus))
         self._set_aside_changed = True
 
+    def _forget_earlier_set_aside(self, key: str, offset: int) -> None:
+        """Take out of the document what a later command, at this offset, makes irrelevant (SH-20)."""
+        self._forget_set_aside(
+            aside for aside in self._set_aside if aside.key == key and aside.offset < offset
+        )
+
     def _forget_set_aside(self, records: Iterable[SetAside]) -> None:
         for record in list(records):
             del self._set_aside[record]
@@ -481,7 +513,7 @@ class Leader:
             self._answer_soon()
         self._members.hear(pong, at)
         if verdict is not Verdict.HEARD:
-            self._board.replace_workers()
+            self._board.returned(pong.worker)
         if verdict in {Verdict.ADDED, Verdict.SUCCEEDED}:
             self._worker_added(pong, verdict)
         self._board.reported(pong)
@@ -531,7 +563,7 @@ class Leader:
             self._answer_at = max(answer_at, self._now + self._options.settle_time_s)
 
     def _remove(self, worker: WorkerId, reason: str, *, stalled: bool = False) -> None:
-        self._board.vacate(worker)
+        self._board.vacate(worker, 0.0 if stalled else self._options.away_grace_s, self._now)
         if stalled:
             self._members.remove_stalled(worker, self._board.next)
         else:
@@ -557,6 +589,7 @@ class Leader:
         """Do what is due, whatever the event was."""
         self._board.clear_gone(self._now, self._deadline_s, overdue=True)
         self._board.retry_failed()
+        self._board.end_grace(self._now)
         self._note_changes()
         if self._stopping:
             self._take_leave()
@@ -619,6 +652,7 @@ class Leader:
             applications=MappingProxyType(dict(self._board.entries)),
             set_aside=tuple(self._set_aside),
             round_s=self._options.round_s,
+            cordons=MappingProxyType(dict(self._board.cordons)),
         )
 
     def _published(self, offset: int) -> None:

@@ -21,6 +21,7 @@ from rebalanser.shiva.records import (
     Pong,
     StartCommand,
     StopCommand,
+    WorkerCommand,
 )
 from rebalanser.shiva.types import (
     ApplicationId,
@@ -53,6 +54,14 @@ class StopRead:
 
     at: Standing
     record: StopCommand
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommandRead:
+    """A command about a worker was read from COMMAND."""
+
+    at: Standing
+    record: WorkerCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,9 @@ class Stop:
     """
 
 
-CommandEvent: TypeAlias = StartRead | StopRead | DocumentRead | LeaderRead | PartRead | Unreadable | CaughtUp
+CommandEvent: TypeAlias = (
+    StartRead | StopRead | WorkerCommandRead | DocumentRead | LeaderRead | PartRead | Unreadable | CaughtUp
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +213,8 @@ class FactKind(StrEnum):
     WORKER_STALLED = "worker_stalled"
     WORKER_REMOVED = "worker_removed"
     WORKER_REFUSED = "worker_refused"
+    WORKER_CORDONED = "worker_cordoned"
+    WORKER_UNCORDONED = "worker_uncordoned"
     START_COMMANDED = "start_commanded"
     STOP_COMMANDED = "stop_commanded"
     COMMAND_REFUSED = "command_refused"

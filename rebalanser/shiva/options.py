@@ -24,6 +24,11 @@ class LeaderOptions:
 
     Counted from the round in which it is found to stand still, which is logged as a warning.
     """
+    away_grace_s: float = 0.0
+    """How long the applications of a worker that left or is missing wait for it before they move (SH-26).
+
+    Counted from when it is removed, or from when a leader takes over.
+    """
     retry_initial_s: float = 30.0
     """Seconds after its last failure before an application is tried again where it failed (SH-17)."""
     retry_max_s: float = 300.0
@@ -54,7 +59,7 @@ class LeaderOptions:
     max_set_aside: int = 20
     """How many records that were not carried out a document shows (SH-16)."""
     set_aside_s: float = 86_400.0
-    """Seconds that a document shows such a record, unless a later command for the application comes (SH-20).
+    """Seconds that a document shows such a record, unless a later command for what it is about comes (SH-20).
 
     What comes with each round is shown until it has been missing for the deadline.
     """
@@ -106,4 +111,6 @@ class LeaderOptions:
         return self.min_publish_interval_s * max(1.0, applications / _APPLICATIONS_PER_INTERVAL)
 
 
-_MAY_BE_ZERO: Final = frozenset({"settle_time_s", "min_publish_interval_s", "drop_after_s", "max_set_aside"})
+_MAY_BE_ZERO: Final = frozenset(
+    {"away_grace_s", "settle_time_s", "min_publish_interval_s", "drop_after_s", "max_set_aside"}
+)

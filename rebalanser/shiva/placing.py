@@ -9,13 +9,14 @@ from typing import Final, TypeAlias, TypeVar
 
 from rebalanser.allocation import Placement, place
 from rebalanser.shiva.membership import Members
-from rebalanser.shiva.records import Pong, RunReport, StartCommand
+from rebalanser.shiva.records import AssignmentDocument, Pong, RunReport, StartCommand
 from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.states import TO_RUN, check_step
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
+    Cordon,
     Epoch,
     Incarnation,
     Leaving,
@@ -27,6 +28,10 @@ Behind: TypeAlias = tuple[WorkerId, Incarnation]
 """A worker's id and the very process behind it."""
 MAX_REASON_CHARS: Final = 500
 MAX_FAILED_ON: Final = 100
+MAX_NAMED: Final = 5
+"""Cordoned workers that a reason names."""
+MAX_CORDONS: Final = 10_000
+"""Workers that may be cordoned or drained at the same time."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -105,15 +110,23 @@ class Board:
         self._named: dict[WorkerId, dict[ApplicationId, None]] = {}
         self._left: dict[Behind, dict[ApplicationId, None]] = {}
         self._targets: dict[ApplicationId, WorkerId] = {}
+        self._kept: dict[WorkerId, dict[ApplicationId, None]] = {}
+        self._away_until: dict[WorkerId, float] = {}
+        self.cordons: dict[WorkerId, Cordon] = {}
+        """The workers that are cordoned or drained (SH-26)."""
         self._needed_bytes = 0
         self._sizes: dict[ApplicationId, int] = {}
 
-    def take_over(self, entries: Mapping[ApplicationId, ApplicationEntry]) -> None:
-        """Go on from the applications of a predecessor's document."""
+    def take_over(self, document: AssignmentDocument, kept_until: float) -> None:
+        """Go on from a predecessor's document; what it keeps for absent workers is kept until then."""
+        entries = document.applications
+        self.cordons = dict(document.cordons)
         for application, entry in entries.items():
             self._set(application, entry)
             if entry.failed_on:
                 self._retries.failed(application)
+        for worker in self._kept.keys() - self._members.entries.keys():
+            self._away_until[worker] = kept_until
         self.changed = False
 
     @property
@@ -129,10 +142,6 @@ class Board:
     def to_run(self) -> Iterator[tuple[ApplicationId, ApplicationEntry]]:
         """The applications that are to run."""
         return ((app, entry) for app, entry in self.entries.items() if entry.state in TO_RUN)
-
-    def replace_workers(self) -> None:
-        """Who is there, or what is to run where, has changed: everything is placed anew."""
-        self._unplaced = True
 
     def put(self, application: ApplicationId, entry: ApplicationEntry) -> None:
         """What is said of an application from now on."""
@@ -150,6 +159,8 @@ class Board:
         if entry.leaving is not None:
             behind = (entry.leaving.worker, entry.leaving.incarnation)
             self._left.setdefault(behind, {})[application] = None
+        if entry.kept_for is not None:
+            self._kept.setdefault(entry.kept_for, {})[application] = None
         if entry.state is not ApplicationState.MOVING:
             self._targets.pop(application, None)
         size = entry.archive.size_bytes if entry.state in TO_RUN else 0
@@ -164,6 +175,8 @@ class Board:
             _remove(self._named, before.worker, application)
         if before is not None and before.leaving is not None:
             _remove(self._left, (before.leaving.worker, before.leaving.incarnation), application)
+        if before is not None and before.kept_for is not None:
+            _remove(self._kept, before.kept_for, application)
 
     def _drop(self, application: ApplicationId) -> None:
         self._unindex(application)
@@ -227,7 +240,7 @@ class Board:
     def stop(self, application: ApplicationId) -> None:
         """An application is to stop; it is taken out once nothing of it runs any more (SH-5)."""
         vacated = self._vacated(self.entries[application])
-        self.put(application, replace(vacated, state=ApplicationState.STOPPING, reason=""))
+        self.put(application, replace(vacated, state=ApplicationState.STOPPING, reason="", kept_for=None))
         if vacated.leaving is None:
             self._drop(application)
         self._unplaced = True
@@ -245,13 +258,60 @@ class Board:
         leaving = Leaving(entry.worker, incarnation, self.next, entry.mode)
         return replace(entry, worker=None, leaving=self._guards.stops_first(leaving))
 
-    def vacate(self, worker: WorkerId) -> None:
-        """Name a worker for nothing any more; it must still be known."""
+    def vacate(self, worker: WorkerId, kept_s: float, now: float) -> None:
+        """Name a worker for nothing any more; it must still be known.
+
+        What it had is kept for it for ``kept_s`` seconds, unless it is drained (SH-26).
+        """
+        kept = kept_s > 0 and self.cordons.get(worker) is not Cordon.DRAINED
+        reason = f"{worker}, which had it, is gone"
+        if kept:
+            reason = f"{worker}, which had it, is away and gets it back if it returns within {kept_s:g} s"
         for application in list(self._named.get(worker, ())):
             entry = self._vacated(self.entries[application])
-            reason = f"{worker}, which had it, is gone"
-            self.put(application, replace(entry, state=ApplicationState.WAITING, reason=reason))
+            kept_for = worker if kept else None
+            self.put(
+                application,
+                replace(entry, state=ApplicationState.WAITING, reason=reason, kept_for=kept_for),
+            )
+        if worker in self._kept:
+            self._away_until[worker] = now + kept_s
         self._unplaced = True
+
+    def returned(self, worker: WorkerId) -> None:
+        """A worker is there, or offers other tags: place everything anew, and what was kept for it."""
+        self._away_until.pop(worker, None)
+        self._unplaced = True
+
+    def end_grace(self, now: float) -> None:
+        """Keep nothing any longer for the workers that have not returned in time."""
+        for worker in [worker for worker, until in self._away_until.items() if until <= now]:
+            self._release(worker)
+
+    def _release(self, worker: WorkerId) -> None:
+        self._away_until.pop(worker, None)
+        for application in list(self._kept.get(worker, ())):
+            self.put(application, replace(self.entries[application], kept_for=None))
+        self._unplaced = True
+
+    @property
+    def next_grace_end(self) -> float | None:
+        """When (monotonic seconds) the next worker has been waited for long enough; None for none."""
+        return min(self._away_until.values(), default=None)
+
+    def has_room_for(self, worker: WorkerId, cordon: Cordon | None) -> bool:
+        """True if the document takes one more cordon."""
+        return cordon is None or worker in self.cordons or len(self.cordons) < MAX_CORDONS
+
+    def cordon(self, worker: WorkerId, cordon: Cordon | None) -> None:
+        """Cordon or drain a worker from now on, or end both (SH-26)."""
+        if cordon is None:
+            self.cordons.pop(worker, None)
+        else:
+            self.cordons[worker] = cordon
+        if cordon is Cordon.DRAINED:
+            self._release(worker)
+        self.changed = self._unplaced = True
 
     def begin_again(self, worker: WorkerId) -> None:
         """Another process is behind the worker's id: nothing runs there yet."""
@@ -387,7 +447,11 @@ class Board:
         if not self._unplaced:
             return
         self._unplaced = False
-        named = {str(application): (application, entry) for application, entry in self.to_run()}
+        named = {
+            str(application): (application, entry)
+            for application, entry in self.to_run()
+            if entry.kept_for not in self._away_until
+        }
         placement = self._placed(named)
         for name, (application, entry) in named.items():
             holder = placement.holders.get(name)
@@ -399,17 +463,25 @@ class Board:
     def _placed(self, named: Mapping[str, tuple[ApplicationId, ApplicationEntry]]) -> Placement:
         previous = {}
         for name, (application, entry) in named.items():
-            worker = entry.worker or self._targets.get(application) or self._back_to(entry)
+            worker = entry.worker or self._targets.get(application) or self._back_to(entry) or entry.kept_for
             if worker is not None:
                 previous[name] = worker
+        drained = self._cordoned(Cordon.DRAINED)
+        closed = self._cordoned(Cordon.CORDONED)
+        refused = {
+            name: closed.difference({previous.get(name)}).union(entry.failed_on)
+            for name, (_, entry) in named.items()
+            if closed or entry.failed_on
+        }
         return place(
-            {worker: known.tags for worker, known in self._members.entries.items()},
+            {worker: known.tags for worker, known in self._members.entries.items() if worker not in drained},
             {name: entry.tags for name, (_, entry) in named.items()},
             previous,
-            refused={
-                name: frozenset(entry.failed_on) for name, (_, entry) in named.items() if entry.failed_on
-            },
+            refused=refused,
         )
+
+    def _cordoned(self, cordon: Cordon) -> frozenset[WorkerId]:
+        return frozenset(worker for worker, known in self.cordons.items() if known is cordon)
 
     def _back_to(self, entry: ApplicationEntry) -> WorkerId | None:
         """The worker that is waited for, if it can have the application back."""
@@ -427,21 +499,32 @@ class Board:
                 leaving = None
         if leaving is None:
             assigned = replace(
-                vacated, state=ApplicationState.ASSIGNED, worker=target, leaving=None, reason=""
+                vacated,
+                state=ApplicationState.ASSIGNED,
+                worker=target,
+                leaving=None,
+                reason="",
+                kept_for=None,
             )
             self.put(application, assigned)
             return
         reason = f"to be started on {target} once {leaving.worker} has stopped it or is gone"
-        self.put(application, replace(vacated, state=ApplicationState.MOVING, reason=reason))
+        self.put(application, replace(vacated, state=ApplicationState.MOVING, reason=reason, kept_for=None))
         self._targets[application] = target
 
     def _send_nowhere(self, application: ApplicationId, entry: ApplicationEntry, reason: str) -> None:
         workers = self._members.entries
-        failed = any(worker in workers and entry.tags <= workers[worker].tags for worker in entry.failed_on)
+        able = [worker for worker, known in workers.items() if entry.tags <= known.tags]
+        closed = sorted(worker for worker in able if worker in self.cordons and worker not in entry.failed_on)
+        failed = not closed and any(worker in able for worker in entry.failed_on)
         state = ApplicationState.FAILED if failed else ApplicationState.WAITING
-        if failed:
+        if closed:
+            shown = ", ".join(f"{worker} ({self.cordons[worker]})" for worker in closed[:MAX_NAMED])
+            more = len(closed) - MAX_NAMED
+            reason = f"no other worker could take it than {shown}{f' and {more} more' if more > 0 else ''}"
+        elif failed:
             reason += self._retries.note(application)
-        self.put(application, replace(self._vacated(entry), state=state, reason=reason))
+        self.put(application, replace(self._vacated(entry), state=state, reason=reason, kept_for=None))
 
 
 def _waits_for(entry: ApplicationEntry, pong: Pong) -> bool:

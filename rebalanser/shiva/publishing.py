@@ -68,6 +68,7 @@ class Publisher:
             and document.round_s == known.round_s
             and document.set_aside == known.set_aside
             and document.workers == known.workers
+            and document.cordons == known.cordons
             and _say_the_same(document.applications, known.applications)
         )
 

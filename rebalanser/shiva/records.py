@@ -6,6 +6,7 @@ topic          key                                        value
 COMMAND        ``cmd:T/C/A``                              :class:`StartCommand` or :class:`StopCommand`
 COMMAND        ``keep:T/C/A``                             :class:`KeptCommand`
 COMMAND        ``part:T/C/A:SHA256:N``                    the bytes of part N of an archive
+COMMAND        ``worker:W``                               :class:`WorkerCommand`
 COMMAND        ``leader``                                 :class:`LeaderAnnouncement`
 COMMAND        ``assignement``                            :class:`AssignmentDocument`
 ASSIGNEMENT    ``assignement``                            the same document
@@ -29,6 +30,7 @@ from rebalanser.shiva.types import (
     ApplicationId,
     Archive,
     CommandId,
+    Cordon,
     Epoch,
     Incarnation,
     LeaderId,
@@ -38,6 +40,7 @@ from rebalanser.shiva.types import (
     Tag,
     WorkerEntry,
     WorkerId,
+    check_part,
 )
 
 
@@ -58,6 +61,23 @@ class StopCommand:
 
     application: ApplicationId
     command: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """An operator cordons or drains a worker, or ends both with ``cordon`` None (SH-26).
+
+    Raises:
+        InvalidName: ``worker`` is no name.
+    """
+
+    worker: WorkerId
+    command: CommandId
+    cordon: Cordon | None
+
+    def __post_init__(self) -> None:
+        """Refuse what no worker can be called."""
+        check_part(self.worker, "worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,8 @@ class AssignmentDocument:
     """The last records that were not carried out, oldest first, boundedly many (SH-16)."""
     round_s: float = 0.0
     """Seconds between two pings of its leader (SH-8); 0 from a leader of a version that did not say so."""
+    cordons: Mapping[WorkerId, Cordon] = field(default_factory=lambda: MappingProxyType({}))
+    """The workers that are cordoned or drained, known or not (SH-26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,5 +176,7 @@ class Pong:
     applications: Mapping[ApplicationId, RunReport] = field(default_factory=lambda: MappingProxyType({}))
 
 
-CommandRecord: TypeAlias = StartCommand | StopCommand | KeptCommand | LeaderAnnouncement | AssignmentDocument
+CommandRecord: TypeAlias = (
+    StartCommand | StopCommand | WorkerCommand | KeptCommand | LeaderAnnouncement | AssignmentDocument
+)
 ControlRecord: TypeAlias = Ping | Pong

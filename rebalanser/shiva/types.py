@@ -83,6 +83,15 @@ class Mode(StrEnum):
     """It stops within the worker's deadline, and only then is it started elsewhere."""
 
 
+class Cordon(StrEnum):
+    """What an operator keeps from a worker (SH-26)."""
+
+    CORDONED = "cordoned"
+    """Gets no further applications; those that it has stay."""
+    DRAINED = "drained"
+    """Runs none: those that it has move to others."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Epoch:
     """Orders assignment documents: the leader's term, then the number of the document within it (SH-7).
@@ -230,6 +239,8 @@ class ApplicationEntry:
     timestamp_ms: int = 0
     """When the record at ``offset`` was written, by Kafka's clock."""
     restarts: int = 0
+    kept_for: WorkerId | None = None
+    """The worker that had it, is away, and gets it back if it returns in time (SH-26)."""
 
 
 @dataclass(frozen=True, slots=True)

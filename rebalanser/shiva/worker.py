@@ -34,6 +34,7 @@ from rebalanser.shiva.messages import (
     StopRead,
     Unreadable,
     Wakeup,
+    WorkerCommandRead,
     WorkerEffect,
     WorkerEvent,
 )
@@ -209,7 +210,7 @@ class Worker:
                 self._set_aside(event.at, event.key, event.reason)
             case CaughtUp():
                 self._has_caught_up(now)
-            case PartRead():
+            case PartRead() | WorkerCommandRead():
                 pass
             case _:
                 assert_never(event)

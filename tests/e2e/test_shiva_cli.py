@@ -33,7 +33,7 @@ def shiva(kafka_address: str, tmp_path: Path) -> Iterator[ShivaCluster]:
         yield cluster
 
 
-@pytest.mark.rule("SH-3", "SH-4", "SH-5", "SH-11", "SH-12", "SH-18")
+@pytest.mark.rule("SH-3", "SH-4", "SH-5", "SH-11", "SH-12", "SH-18", "SH-26")
 def test_a_day_with_the_command_line(shiva: ShivaCluster) -> None:
     daemons = {
         name: shiva.daemon(name, *options)
@@ -76,6 +76,16 @@ def test_a_day_with_the_command_line(shiva: ShivaCluster) -> None:
         "acme/prod/web": "running",
     }
     assert shiva.run("shiva", "status", "--exit-code").code == 1
+
+    worker = str(shiva.running("acme/prod/web").worker)
+    drained = shiva.run("shiva", "drain", worker, "--wait")
+    assert (drained.code, drained.out) == (0, f"{worker} is drained\n"), drained.err
+    assert shiva.running("acme/prod/web").worker != worker
+    assert ", drained, last pong " in shiva.run("shiva", "status").out
+    assert shiva.run("shiva", "uncordon", worker).out == f"{worker}: commanded to be uncordoned\n"
+    unknown = shiva.run("shiva", "cordon", "d9")
+    assert unknown.code == 3
+    assert "knows no worker d9; it knows d1, d2, d3" in unknown.err
 
     assert shiva.run("shiva", "stop", "acme/prod/big").out == "acme/prod/big: stop commanded\n"
     shiva.gone("acme/prod/big")

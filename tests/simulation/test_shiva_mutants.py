@@ -192,6 +192,13 @@ MUTANTS = (
         "failures",
     ),
     Mutant(
+        "cordons",
+        "a cordoned worker gets nothing further, and a drained one has nothing",
+        (Switch(Board, "_cordoned", always(frozenset())),),
+        frozenset({"SH-26"}),
+        "absences",
+    ),
+    Mutant(
         "size budget",
         "what does not fit into COMMAND's retention is refused",
         (Switch(Safeguards, "fits", always(True)),),

@@ -48,6 +48,15 @@ def test_no_rule_is_broken_whatever_fails(chunk: int) -> None:
     assert exercised(report) == []
 
 
+@pytest.mark.rule("SH-13", "SH-14", "SH-26")
+@pytest.mark.lesson(12)
+def test_workers_are_cordoned_drained_and_waited_for_whatever_fails() -> None:
+    profile = PROFILES["absences"]
+    report = run_seeds(0, CHUNK // 2, profile)
+    assert not report.violations, report.told(lambda seed: replay_command(seed, profile))
+    assert exercised(report, profile) == []
+
+
 @pytest.mark.full_size
 @pytest.mark.parametrize("name", [name for name in PROFILES if name != ANYTHING.name])
 def test_without_a_mutant_every_profile_is_clean(name: str) -> None:
@@ -69,7 +78,7 @@ def test_runs_that_exercised_nothing_fail() -> None:
     report = run_seeds(0, 50, idle)
     assert not report.violations, report.told(replay_command)
     missing = "\n".join(exercised(report))
-    for kind in Fault:
+    for kind in ANYTHING.faults:
         if kind not in {Fault.KICK, Fault.RETENTION}:
             assert kind in missing
 

@@ -12,7 +12,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rebalanser.applications.status import ApplicationStatus, ClusterStatus, LastHeard, status_of
+from rebalanser.applications.status import (
+    ApplicationStatus,
+    ClusterStatus,
+    LastHeard,
+    WorkerStatus,
+    status_of,
+)
 from rebalanser.cli import shiva as cli
 from rebalanser.cli.face import Face
 from rebalanser.cli.shiva import _started, _url, _watch
@@ -24,6 +30,7 @@ from rebalanser.shiva.types import (
     ApplicationId,
     ApplicationState,
     Archive,
+    Cordon,
     Epoch,
     Incarnation,
     Mode,
@@ -187,12 +194,13 @@ def test_times_of_a_leader_are_options(command: list[str], monkeypatch: pytest.M
     cluster = mock.Mock()
     monkeypatch.setattr(cli, "_opened", lambda _face: contextlib.nullcontext(cluster))
     monkeypatch.setattr(cli, "_run_until_signal", lambda *_: None)
-    times = ["--round", "2", "--stalled", "50", "--retry-initial", "4", "--retry-max", "9"]
+    retries = ["--retry-initial", "4", "--retry-max", "9"]
+    times = ["--round", "2", "--stalled", "50", *retries, "--away-grace", "7"]
     done = CliRunner().invoke(cli.app, [*command, "--registry", "kafka://h:1/c", "--id", "x", *times])
     assert done.exit_code == 0, done.output
     options = cluster.run_leader.call_args.args[1]
     assert (options.round_s, options.stalled_s) == (2, 50)
-    assert (options.retry_initial_s, options.retry_max_s) == (4, 9)
+    assert (options.retry_initial_s, options.retry_max_s, options.away_grace_s) == (4, 9, 7)
 
 
 @pytest.mark.rule("SH-20")
@@ -210,6 +218,34 @@ class TestReasons:
         failed_on = {"w": "exit code 1"}
         line = application_line(application(failed_on=failed_on, reason="failed on w: exit code 1"))
         assert line == "t/c/web: failed, failed on w: exit code 1"
+
+
+@pytest.mark.rule("SH-11", "SH-26")
+def test_a_cordoned_worker_is_shown_whether_or_not_it_is_there() -> None:
+    there = WorkerStatus(
+        worker="w1", host="h1", tags=[], incarnation=1, applications=2, cordon=Cordon.DRAINED
+    )
+    status = ClusterStatus(
+        cluster="c",
+        leader="l",
+        epoch="1.1",
+        workers=[there],
+        applications=[],
+        set_aside=[],
+        cordons={"w1": Cordon.DRAINED, "w2": Cordon.CORDONED},
+    )
+    assert plain(status)[1:] == ["w1: 2 applications, on h1, drained", "w2: cordoned, not there"]
+    drawn = io.StringIO()
+    Console(file=drawn, width=200).print(render(status))
+    assert "w1 (drained)" in drawn.getvalue()
+    assert "w2: cordoned, not there" in drawn.getvalue()
+
+
+@pytest.mark.rule("SH-20", "SH-26")
+def test_a_cordoned_worker_is_shown_with_the_age_of_its_pong() -> None:
+    cordons = {"w": Cordon.CORDONED, "x": Cordon.DRAINED}
+    lines = plain(status_of("c", replace(document(), cordons=cordons), LastHeard(ping(1), {"w": pong(4)})))
+    assert lines[1:3] == ["w: 1 application, on h, cordoned, last pong 4 s ago", "x: drained, not there"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from rebalanser_kafka.shiva.effect import Effect
+from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 
 from rebalanser.errors import ApplicationFailed, Superseded
 from rebalanser.shiva.records import AssignmentDocument
@@ -14,7 +15,10 @@ from rebalanser.shiva.types import (
     ApplicationId,
     ApplicationState,
     Archive,
+    Cordon,
     Epoch,
+    Incarnation,
+    Leaving,
     Mode,
     SetAside,
 )
@@ -92,3 +96,27 @@ def test_a_command_that_was_set_aside_has_failed() -> None:
 def test_a_record_of_another_topic_or_application_at_the_same_offset_means_nothing() -> None:
     others = (SetAside(OFFSET, "pong:w1", "poison"), SetAside(OFFSET, "cmd:t/c/other", "no"))
     assert effect().has_come(document(ApplicationState.RUNNING, set_aside=others))
+
+
+@pytest.mark.rule("SH-18", "SH-26")
+class TestCordons:
+    def with_entry(self, cordon: Cordon | None, **fields: object) -> AssignmentDocument:
+        known = document(ApplicationState.RUNNING)
+        entry = replace(known.applications[WEB], **fields)  # type: ignore[arg-type]
+        return replace(known, applications={WEB: entry}, cordons={} if cordon is None else {"w1": cordon})
+
+    def test_a_command_that_no_leader_has_taken_up_has_no_effect_yet(self) -> None:
+        told = not_cordoned_yet(self.with_entry(None), "w1", Cordon.DRAINED)
+        assert told == "no leader has taken up the command for w1 yet"
+        assert not_cordoned_yet(self.with_entry(Cordon.DRAINED), "w1", None) == told
+
+    def test_a_drained_worker_is_empty_once_it_has_stopped_what_it_had(self) -> None:
+        named = self.with_entry(Cordon.DRAINED, worker="w1")
+        left = Leaving("w1", Incarnation("folder", 1), Epoch(1, 1))
+        for still_there in (named, self.with_entry(Cordon.DRAINED, worker=None, leaving=left)):
+            assert not_cordoned_yet(still_there, "w1", Cordon.DRAINED) == "w1 still has t/c/web"
+        assert not not_cordoned_yet(self.with_entry(Cordon.DRAINED, worker="w2"), "w1", Cordon.DRAINED)
+
+    def test_a_cordoned_worker_keeps_what_it_has(self) -> None:
+        assert not not_cordoned_yet(self.with_entry(Cordon.CORDONED, worker="w1"), "w1", Cordon.CORDONED)
+        assert not not_cordoned_yet(self.with_entry(None, worker="w1"), "w1", None)

@@ -38,6 +38,7 @@ from rebalanser.shiva.messages import (
     TookOver,
     Unreadable,
     Wakeup,
+    WorkerCommandRead,
 )
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import (
@@ -50,6 +51,7 @@ from rebalanser.shiva.records import (
     RunReport,
     StartCommand,
     StopCommand,
+    WorkerCommand,
 )
 from rebalanser.shiva.states import (
     APPLICATION_BEGINS,
@@ -62,6 +64,7 @@ from rebalanser.shiva.types import (
     ApplicationId,
     ApplicationState,
     Archive,
+    Cordon,
     Epoch,
     Incarnation,
     Leaving,
@@ -147,6 +150,9 @@ class Rig:
 
     def stop(self, application: ApplicationId, command: str = "stop-1") -> None:
         self.feed(StopRead(self.at(), StopCommand(application, command)))
+
+    def cordon(self, worker: str, cordon: Cordon | None, command: str = "order-1") -> None:
+        self.feed(WorkerCommandRead(self.at(), WorkerCommand(worker, command, cordon)))
 
     def pong(
         self,
@@ -258,7 +264,7 @@ def _content(document: AssignmentDocument) -> tuple[object, ...]:
         application: replace(entry, offset=0, timestamp_ms=0)
         for application, entry in document.applications.items()
     }
-    return dict(document.workers), entries, document.set_aside, document.deadline_s
+    return dict(document.workers), entries, document.set_aside, document.deadline_s, dict(document.cordons)
 
 
 @pytest.fixture
@@ -1906,3 +1912,267 @@ def test_its_facts_carry_term_and_version_and_where_the_record_stands(rig: Rig) 
     rig.feed(Deposed("fenced"))
     (stepped_down,) = rig.facts(FactKind.STEPPED_DOWN)
     assert (stepped_down.term, stepped_down.version) == (GIVEN_TERM, versions[-1])
+
+
+GRACE_S = 60.0
+WITH_GRACE = replace(OPTIONS, away_grace_s=GRACE_S)
+
+
+def graceful(rig: Rig, worker: str, number: int = 1) -> None:
+    """The worker says goodbye: everything that it ran has been stopped."""
+    rig.pong(worker, number=number, leaving=True)
+
+
+def two_workers(
+    mode: Mode = Mode.AVAILABLE, options: LeaderOptions = WITH_GRACE
+) -> tuple[Rig, dict[str, ApplicationId]]:
+    """Two workers with an application each; what each has."""
+    rig = Rig(options)
+    running(rig, "w1", "w2", apps=[A, B], mode=mode)
+    return rig, {str(rig.entry(app).worker): app for app in (A, B)}
+
+
+@pytest.mark.rule("SH-26")
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_worker_that_returns_within_the_grace_gets_its_applications_back(mode: Mode) -> None:
+    """The applications of a worker that left or is missing wait for it before they move."""
+    rig, has = two_workers(mode)
+    graceful(rig, "w1")
+    rig.settle()
+    assert rig.state(has["w1"]) is ApplicationState.WAITING
+    assert rig.entry(has["w1"]).kept_for == "w1"
+    assert "gets it back if it returns within 60 s" in rig.entry(has["w1"]).reason
+    rig.keep_company(GRACE_S - 10, "w2")
+    rig.pong("w1", number=2)
+    rig.settle()
+    assert {app: rig.entry(app).worker for app in (A, B)} == {has["w1"]: "w1", has["w2"]: "w2"}
+    assert rig.entry(has["w1"]).kept_for is None
+
+
+@pytest.mark.rule("SH-26")
+def test_a_worker_with_a_new_folder_gets_back_what_its_label_had() -> None:
+    """A worker's id is its label: whoever returns with it within the grace gets the applications back."""
+    rig, has = two_workers()
+    graceful(rig, "w1")
+    rig.settle()
+    rig.pong("w1", lineage="new-folder")
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w1"
+
+
+@pytest.mark.rule("SH-26")
+def test_what_is_kept_moves_when_the_grace_is_over() -> None:
+    """The applications of a worker that left or is missing wait for it before they move."""
+    rig, has = two_workers()
+    graceful(rig, "w1")
+    rig.keep_company(GRACE_S - 5, "w2")
+    assert rig.entry(has["w1"]).worker is None
+    rig.keep_company(10, "w2")
+    assert rig.entry(has["w1"]).worker == "w2"
+    assert rig.entry(has["w1"]).kept_for is None
+
+
+@pytest.mark.rule("SH-26")
+def test_without_a_grace_what_a_worker_had_moves_at_once() -> None:
+    """The default of away_grace_s is 0."""
+    rig, has = two_workers(options=OPTIONS)
+    graceful(rig, "w1")
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w2"
+
+
+@pytest.mark.rule("SH-14", "SH-26")
+def test_the_grace_shortens_no_wait_for_an_exclusive_worker_that_is_missing() -> None:
+    """An exclusive application moves once the grace and the deadline are both over."""
+    rig, has = two_workers(Mode.EXCLUSIVE, replace(OPTIONS, away_grace_s=1.0))
+    rig.keep_company(20, "w2")
+    entry = rig.entry(has["w1"])
+    assert "w1" not in rig.document.workers
+    assert entry.worker is None
+    assert entry.leaving is not None
+    rig.keep_company(20, "w2")
+    assert rig.entry(has["w1"]).worker == "w2"
+
+
+@pytest.mark.rule("SH-13", "SH-26")
+def test_a_worker_that_was_cut_off_and_runs_on_gets_back_what_is_kept_for_it() -> None:
+    """It is the only one that may run the application, so that no second one comes about."""
+    rig, has = two_workers()
+    rig.keep_company(25, "w2")
+    assert rig.entry(has["w1"]).kept_for == "w1"
+    rig.pong("w1", {has["w1"]: RunState.RUNNING})
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w1"
+    assert rig.entry(has["w1"]).kept_for is None
+
+
+@pytest.mark.rule("SH-9", "SH-26")
+@pytest.mark.parametrize(("grace_s", "worker"), [(GRACE_S, None), (0.0, "w2")])
+def test_a_new_leader_goes_on_keeping_as_its_own_grace_says(grace_s: float, worker: str | None) -> None:
+    """Counted from when a leader takes over."""
+    rig = Rig(replace(OPTIONS, away_grace_s=grace_s))
+    rig.lead(predecessors({A: named(None, kept_for="w1")}, "w2"))
+    rig.settle()
+    rig.keep_company(30, "w2")
+    assert rig.entry(A).worker == worker
+    rig.keep_company(GRACE_S, "w2")
+    assert rig.entry(A).worker == "w2"
+
+
+@pytest.mark.rule("SH-26")
+def test_what_is_kept_and_started_anew_runs_elsewhere_at_once() -> None:
+    """An operator who starts an application does not wait for a worker that is away."""
+    rig, has = two_workers()
+    graceful(rig, "w1")
+    rig.settle()
+    rig.start(has["w1"], "start-2")
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w2"
+
+
+@pytest.mark.rule("SH-5", "SH-26")
+def test_what_is_kept_can_be_stopped() -> None:
+    """A stop takes an application out, whoever it was kept for."""
+    rig, has = two_workers()
+    graceful(rig, "w1")
+    rig.settle()
+    rig.stop(has["w1"])
+    assert has["w1"] not in rig.settle().applications
+    rig.keep_company(2 * GRACE_S, "w2")
+
+
+@pytest.mark.rule("SH-8", "SH-26")
+def test_nothing_is_kept_for_a_worker_that_stands_still() -> None:
+    """It is not away: it answers, and follows nothing."""
+    rig, has = two_workers(options=replace(WITH_GRACE, stalled_s=20.0))
+    seen = rig.document.epoch
+    rig.start(C)
+    rig.settle()
+    for _ in range(12):
+        rig.pass_s(OPTIONS.round_s / 2)
+        rig.pong("w1", {has["w1"]: RunState.RUNNING}, seen=seen)
+        rig.runs_what_it_should("w2")
+    rig.settle()
+    assert "w1" not in rig.document.workers
+    assert {rig.entry(app).worker for app in (A, B, C)} == {"w2"}
+
+
+@pytest.mark.rule("SH-26")
+def test_a_cordoned_worker_gets_nothing_further_and_keeps_what_it_has() -> None:
+    """Gets no further applications; those that it has stay."""
+    rig, has = two_workers()
+    rig.cordon("w1", Cordon.CORDONED)
+    rig.start(C)
+    rig.start(D)
+    rig.settle()
+    assert rig.document.cordons == {"w1": Cordon.CORDONED}
+    assert {rig.entry(app).worker for app in (C, D)} == {"w2"}
+    assert rig.entry(has["w1"]).worker == "w1"
+    graceful(rig, "w1")
+    rig.settle()
+    rig.pong("w1", number=2)
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w1"
+    rig.cordon("w1", None)
+    rig.settle()
+    assert rig.document.cordons == {}
+    rig.pong("w2")
+    rig.settle()
+    workers = Counter(rig.entry(app).worker for app in (A, B, C, D))
+    assert workers["w1"] == 2
+
+
+@pytest.mark.rule("SH-13", "SH-26")
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_a_drained_worker_has_moves_once_it_has_stopped_it(mode: Mode) -> None:
+    """Runs none: those that it has move to others."""
+    rig, has = two_workers(mode)
+    rig.cordon("w1", Cordon.DRAINED)
+    rig.settle()
+    assert rig.state(has["w1"]) is ApplicationState.MOVING
+    assert rig.entry(has["w1"]).worker is None
+    rig.pong("w1")
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w2"
+    graceful(rig, "w1")
+    rig.settle()
+    rig.pong("w1", number=2)
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w2"
+
+
+@pytest.mark.rule("SH-12", "SH-26")
+def test_what_only_cordoned_workers_could_take_waits_and_says_so(rig: Rig) -> None:
+    """What can't be placed says which constraint keeps it from being placed."""
+    running(rig, "w1")
+    rig.cordon("w1", Cordon.DRAINED)
+    rig.settle()
+    rig.pong("w1")
+    rig.settle()
+    assert rig.state(A) is ApplicationState.WAITING
+    assert rig.entry(A).reason == "no other worker could take it than w1 (drained)"
+    rig.cordon("w1", None)
+    rig.settle()
+    assert rig.entry(A).worker == "w1"
+
+
+@pytest.mark.rule("SH-26")
+def test_draining_a_worker_that_is_away_ends_its_grace() -> None:
+    """Draining says that the worker is not to be waited for."""
+    rig, has = two_workers()
+    graceful(rig, "w1")
+    rig.settle()
+    rig.cordon("w1", Cordon.DRAINED)
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w2"
+
+
+@pytest.mark.rule("SH-26")
+def test_nothing_is_kept_for_a_drained_worker_that_leaves_at_once() -> None:
+    """Draining says that the worker is not to be waited for."""
+    rig, has = two_workers()
+    rig.cordon("w1", Cordon.DRAINED)
+    graceful(rig, "w1")
+    rig.settle()
+    assert rig.entry(has["w1"]).worker == "w2"
+
+
+@pytest.mark.rule("SH-9", "SH-26")
+def test_a_new_leader_keeps_cordons_and_follows_the_last_command_that_none_has_followed(rig: Rig) -> None:
+    """Persistent with the leader's document; of the commands about a worker the last one counts."""
+    before = predecessors({A: named("w1")}, "w1", "w2", consumed=50, cordons={"w1": Cordon.CORDONED})
+    rig.take_over(before)
+    for offset, cordon in ((20, None), (60, Cordon.DRAINED), (70, Cordon.CORDONED)):
+        at = Standing(offset, rig.wall_ms, 100)
+        rig.feed(WorkerCommandRead(at, WorkerCommand("w2", f"order-{offset}", cordon)))
+    rig.feed(WorkerCommandRead(Standing(30, rig.wall_ms, 100), WorkerCommand("w1", "order-30", None)))
+    rig.feed(CaughtUp())
+    rig.settle()
+    assert rig.document.cordons == {"w1": Cordon.CORDONED, "w2": Cordon.CORDONED}
+    assert [fact.worker for fact in rig.facts(FactKind.WORKER_CORDONED)] == ["w2"]
+
+
+@pytest.mark.rule("SH-16", "SH-26")
+def test_more_cordons_than_a_document_takes_are_set_aside(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table of the document has a limit."""
+    monkeypatch.setattr("rebalanser.shiva.placing.MAX_CORDONS", 1)
+    rig.lead()
+    rig.cordon("w1", Cordon.CORDONED)
+    rig.cordon("w2", Cordon.CORDONED)
+    rig.cordon("w1", Cordon.DRAINED)
+    document = rig.settle()
+    assert document.cordons == {"w1": Cordon.DRAINED}
+    assert [each.key for each in document.set_aside] == ["worker:w2"]
+
+
+@pytest.mark.rule("SH-20", "SH-26")
+def test_a_refused_cordon_leaves_the_status_with_the_next_command(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebalanser.shiva.placing.MAX_CORDONS", 1)
+    rig.lead()
+    for worker in ("w1", "w2", "w3"):
+        rig.cordon(worker, Cordon.CORDONED)
+    assert [each.key for each in rig.settle().set_aside] == ["worker:w2", "worker:w3"]
+    rig.cordon("w2", None)
+    assert [each.key for each in rig.settle().set_aside] == ["worker:w3"]

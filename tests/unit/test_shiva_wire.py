@@ -36,12 +36,14 @@ from rebalanser.shiva.records import (
     RunReport,
     StartCommand,
     StopCommand,
+    WorkerCommand,
 )
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
     Archive,
+    Cordon,
     Epoch,
     Incarnation,
     Mode,
@@ -87,6 +89,7 @@ entries = st.builds(
     offset=numbers,
     timestamp_ms=numbers,
     restarts=numbers,
+    kept_for=st.none() | names,
 )
 documents = st.builds(
     AssignmentDocument,
@@ -97,6 +100,7 @@ documents = st.builds(
     workers=mappings(names, st.builds(WorkerEntry, incarnations, tags, texts)),
     applications=mappings(applications, entries),
     set_aside=st.lists(st.builds(SetAside, numbers, texts, texts), max_size=2).map(tuple),
+    cordons=mappings(names, st.sampled_from(Cordon)),
 )
 pings = st.builds(
     Ping, numbers, names, numbers, epochs, seconds, mappings(names, st.builds(Heard, incarnations, numbers))
@@ -118,6 +122,7 @@ pongs = st.builds(
 records = st.one_of(
     starts,
     st.builds(StopCommand, applications, commands),
+    st.builds(WorkerCommand, names, commands, st.none() | st.sampled_from(Cordon)),
     st.builds(KeptCommand, starts, numbers),
     st.builds(LeaderAnnouncement, names),
     documents,

@@ -6,7 +6,7 @@ import queue
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,17 +24,19 @@ from rebalanser.errors import (
     RegistryUnavailable,
     RequestTooLarge,
     UnknownApplication,
+    UnknownWorker,
 )
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
+from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand, WorkerCommand
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
     Archive,
     CommandId,
+    Cordon,
     LeaderId,
     Mode,
     Tag,
@@ -47,7 +49,7 @@ from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.records import FRAMING_BYTES
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import last_commanded
-from rebalanser_kafka.shiva.effect import Effect
+from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_heard, newest
 from rebalanser_kafka.shiva.leader import KafkaLeader
@@ -177,18 +179,43 @@ class KafkaCluster(Cluster):
 
     def _unknown(self, application: ApplicationId, document: AssignmentDocument | None) -> UnknownApplication:
         known = {} if document is None else document.applications
-        names = ", ".join(map(str, sorted(known.keys() - {application})[:KNOWN_SHOWN])) or "none"
-        more = f" and {len(known) - KNOWN_SHOWN} more" if len(known) > KNOWN_SHOWN else ""
         return UnknownApplication(
-            f"cluster {self._connection.cluster} knows no application {application}; it knows {names}{more}"
+            f"cluster {self._connection.cluster} knows no application {application}; it knows "
+            f"{_shown(known.keys() - {application})}"
         )
+
+    def cordon(self, worker: WorkerId, cordon: Cordon | None) -> CommandId:
+        """Cordon or drain a worker, or end both with None; the id of the command (SH-26)."""
+        document = self.read(self._timeout_s)
+        known = _workers_of(document)
+        if worker not in known:
+            raise UnknownWorker(
+                f"cluster {self._connection.cluster} knows no worker {worker}; it knows {_shown(known)}"
+            )
+        return self._append_command(WorkerCommand(worker, uuid.uuid4().hex, cordon))
+
+    def wait_cordoned(
+        self,
+        worker: WorkerId,
+        cordon: Cordon | None,
+        timeout_s: float,
+        on_document: OnDocument = lambda _document: None,
+    ) -> None:
+        """Wait until a worker is cordoned, or drained and empty, or, with None, is neither."""
+        standing = "no leader has published anything yet"
+        for document in self.documents(timeout_s):
+            on_document(document)
+            standing = not_cordoned_yet(document, worker, cordon)
+            if not standing:
+                return
+        raise NotSettled(f"not within {timeout_s:g} s: {standing}")
 
     def _append(self, key: str, value: bytes) -> int:
         return self._writer.append_and_wait(
             self._topics.command, key.encode(), value, timeout_s=self._timeout_s
         )
 
-    def _append_command(self, command: StartCommand | StopCommand) -> CommandId:
+    def _append_command(self, command: StartCommand | StopCommand | WorkerCommand) -> CommandId:
         offset = self._append(key_of(command), encode(command))
         self._offsets[command.command] = offset
         if len(self._offsets) > MAX_REMEMBERED:
@@ -307,6 +334,21 @@ def _check_deadline(application: ApplicationId, document: AssignmentDocument, st
         DEFAULT_WORKER_OPTIONS.check_deadline(document.deadline_s, document.round_s, stop_timeout_s)
     except InvalidSettings as error:
         raise InvalidSettings(f"{application}: {error}; nothing was sent") from None
+
+
+def _workers_of(document: AssignmentDocument | None) -> frozenset[WorkerId]:
+    """The workers that a document names, whether or not they are there."""
+    if document is None:
+        return frozenset()
+    entries = document.applications.values()
+    kept = {entry.kept_for for entry in entries if entry.kept_for is not None}
+    leaving = {entry.leaving.worker for entry in entries if entry.leaving is not None}
+    return frozenset(document.workers.keys() | document.cordons.keys() | kept | leaving)
+
+
+def _shown(names: Collection[object]) -> str:
+    shown = ", ".join(sorted(map(str, names))[:KNOWN_SHOWN]) or "none"
+    return shown + (f" and {len(names) - KNOWN_SHOWN} more" if len(names) > KNOWN_SHOWN else "")
 
 
 def _shortest_s(repeat_s: float | None, deadline: float | None) -> float:

@@ -6,12 +6,34 @@ from typing import Final
 
 from rebalanser.errors import ApplicationFailed, Superseded
 from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    CommandId,
+    Cordon,
+    WorkerId,
+)
 
 _EFFECTIVE: Final = frozenset({ApplicationState.RUNNING, ApplicationState.FINISHED})
 _HOPELESS: Final = frozenset({ApplicationState.FAILED, ApplicationState.REFUSED})
 _SHOWN: Final = 5
-"""Of so many workers it is said why an application failed there."""
+"""Workers where an application failed, or applications that a worker still has, that a sentence names."""
+
+
+def not_cordoned_yet(document: AssignmentDocument, worker: WorkerId, cordon: Cordon | None) -> str:
+    """Why a command about a worker has had no effect yet, for people; empty once it has (SH-26)."""
+    if document.cordons.get(worker) is not cordon:
+        return f"no leader has taken up the command for {worker} yet"
+    if cordon is not Cordon.DRAINED:
+        return ""
+    there = [
+        str(application)
+        for application, entry in document.applications.items()
+        if worker in (entry.worker, entry.leaving.worker if entry.leaving else None)
+    ]
+    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    return f"{worker} still has {', '.join(sorted(there)[:_SHOWN])}{more}" if there else ""
 
 
 class Effect:

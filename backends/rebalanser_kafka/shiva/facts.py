@@ -26,6 +26,8 @@ _OF_WORKERS: Final = {
     FactKind.WORKER_REFUSED,
     FactKind.WORKER_REMOVED,
     FactKind.WORKER_STALLED,
+    FactKind.WORKER_CORDONED,
+    FactKind.WORKER_UNCORDONED,
 }
 
 _WARNINGS = frozenset(

@@ -14,6 +14,7 @@ from rebalanser.shiva.messages import (
     StartRead,
     StopRead,
     Unreadable,
+    WorkerCommandRead,
 )
 from rebalanser.shiva.records import (
     AssignmentDocument,
@@ -23,6 +24,7 @@ from rebalanser.shiva.records import (
     Pong,
     StartCommand,
     StopCommand,
+    WorkerCommand,
 )
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.wire import NotReadable, Written, decode, decode_part_key
@@ -77,6 +79,8 @@ def _event(at: Standing, record: Written) -> CommandEvent:
             return StartRead(at, record)
         case StopCommand():
             return StopRead(at, record)
+        case WorkerCommand():
+            return WorkerCommandRead(at, record)
         case AssignmentDocument():
             return DocumentRead(at, record)
         case LeaderAnnouncement():

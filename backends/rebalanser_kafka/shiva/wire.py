@@ -28,6 +28,7 @@ from rebalanser.shiva.records import (
     Pong,
     StartCommand,
     StopCommand,
+    WorkerCommand,
 )
 from rebalanser.shiva.types import ApplicationId, Archive
 
@@ -70,6 +71,7 @@ _KINDS: Final[Mapping[str, type[Written]]] = MappingProxyType(
     {
         "start": StartCommand,
         "stop": StopCommand,
+        "worker": WorkerCommand,
         "keep": KeptCommand,
         "leader": LeaderAnnouncement,
         "assignement": AssignmentDocument,
@@ -82,6 +84,7 @@ _KINDS_OF_KEY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "cmd": frozenset({"start", "stop"}),
         "keep": frozenset({"keep"}),
+        "worker": frozenset({"worker"}),
         LEADER_KEY: frozenset({"leader"}),
         ASSIGNEMENT_KEY: frozenset({"assignement"}),
         PING_KEY: frozenset({"ping"}),
@@ -100,6 +103,8 @@ def key_of(record: Written) -> str:
             return f"cmd:{application}"
         case KeptCommand(start=start):
             return kept_key(start.application)
+        case WorkerCommand(worker=worker):
+            return f"worker:{worker}"
         case LeaderAnnouncement():
             return LEADER_KEY
         case AssignmentDocument():

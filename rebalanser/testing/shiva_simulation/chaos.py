@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rebalanser.shiva.messages import FactKind
 from rebalanser.shiva.records import StartCommand
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva.types import ApplicationId, Cordon
 from rebalanser.testing.shiva_simulation.clients import awkward
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.log import Poison, Write
@@ -64,6 +64,7 @@ class Chaos:
             Fault.OVERSIZE: self._oversize,
             Fault.POISON: self._poison,
             Fault.BULK: self._bulk,
+            Fault.CORDON: self._cordon,
             Fault.LEAVE: self._leave,
             Fault.CRASH: self._crash,
             Fault.ROLLING: self._rolling,
@@ -204,6 +205,12 @@ class Chaos:
     def _bulk(self, _: Host) -> None:
         self._hit(Fault.BULK, "an archive that is never started")
         self._world.clients.bulk(self._world.application(self._number()))
+
+    def _cordon(self, host: Host) -> None:
+        if host.plan.worker is not None:
+            cordon = self._random.choice((None, *Cordon))
+            self._hit(Fault.CORDON, f"{host.plan.worker} is {cordon or 'uncordoned'}")
+            self._world.clients.cordon(host.plan.worker, cordon)
 
     def _leave(self, host: Host) -> None:
         if host.up and not host.waits_for_lock:

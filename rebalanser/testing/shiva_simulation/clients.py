@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rebalanser.shiva.records import StartCommand, StopCommand
-from rebalanser.shiva.types import ApplicationId, Archive, Mode, RestartPolicy
+from rebalanser.shiva.records import StartCommand, StopCommand, WorkerCommand
+from rebalanser.shiva.types import ApplicationId, Archive, Cordon, Mode, RestartPolicy, WorkerId
 from rebalanser.testing.shiva_simulation.events import PART_BYTES, part_key, size_bytes
 from rebalanser.testing.shiva_simulation.log import Part, Write
 from rebalanser.testing.shiva_simulation.running import Behaviour
@@ -80,6 +80,11 @@ class Clients:
         self._commands += 1
         self._send([(f"cmd:{application}", StopCommand(application, f"c{self._commands}"))])
 
+    def cordon(self, worker: WorkerId, cordon: Cordon | None) -> None:
+        """Cordon or drain a worker, or end both."""
+        self._commands += 1
+        self._send([(f"worker:{worker}", WorkerCommand(worker, f"c{self._commands}", cordon))])
+
     def bulk(self, application: ApplicationId) -> None:
         """Write an archive, and never start it."""
         self._commands += 1
@@ -114,6 +119,10 @@ class Clients:
     def _append(self, key: str, value: Value) -> None:
         world = self._world
         record = world.broker.append(world.now, Write(world.broker.command, key, value, size_bytes(value)))
+        if isinstance(value, WorkerCommand):
+            world.oracle.cordoned(value)
+            if world.trace:
+                world.say("client", f"{record.offset}: {value.worker} is {value.cordon or 'uncordoned'}")
         if isinstance(value, StartCommand | StopCommand):
             world.oracle.commanded(value)
             if world.trace:

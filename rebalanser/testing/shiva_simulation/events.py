@@ -13,6 +13,7 @@ from rebalanser.shiva.messages import (
     StartRead,
     StopRead,
     Unreadable,
+    WorkerCommandRead,
 )
 from rebalanser.shiva.records import (
     AssignmentDocument,
@@ -20,6 +21,7 @@ from rebalanser.shiva.records import (
     LeaderAnnouncement,
     StartCommand,
     StopCommand,
+    WorkerCommand,
 )
 from rebalanser.shiva.types import ApplicationId
 from rebalanser.testing.shiva_simulation.log import Part, Poison
@@ -57,6 +59,8 @@ def command_event(record: Record) -> CommandEvent | None:
             return StartRead(at, start)
         case StopCommand() as stop:
             return StopRead(at, stop)
+        case WorkerCommand() as command:
+            return WorkerCommandRead(at, command)
         case AssignmentDocument() as document:
             return DocumentRead(at, document)
         case LeaderAnnouncement() as announcement:

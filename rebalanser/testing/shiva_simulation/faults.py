@@ -17,6 +17,7 @@ class Fault(StrEnum):
     OVERSIZE = "start beyond the budget"
     POISON = "record that nobody can read"
     BULK = "archives that are never started"
+    CORDON = "worker cordoned, drained or uncordoned"
     LEAVE = "worker stops gracefully"
     CRASH = "crash"
     ROLLING = "crash, at once started again"

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from rebalanser.shiva.records import AssignmentDocument, KeptCommand, StartCommand, StopCommand
-from rebalanser.shiva.types import ApplicationState, Mode
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    KeptCommand,
+    StartCommand,
+    StopCommand,
+    WorkerCommand,
+)
+from rebalanser.shiva.types import ApplicationState, Cordon, Mode
 from rebalanser.testing.shiva_simulation.events import part_key
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.scenario import NEVER_S
@@ -33,6 +39,7 @@ class Oracle:
         """The last command of each application, in the order of the log."""
         self._effective: dict[ApplicationId, StartCommand | StopCommand] = {}
         """The last one that no leader had a reason to refuse."""
+        self._cordons: dict[str, Cordon] = {}
         self.running: dict[ApplicationId, list[ApplicationProcess]] = defaultdict(list)
         self.refusable: set[CommandId] = set()
         """Start commands that a leader may refuse."""
@@ -56,6 +63,13 @@ class Oracle:
             self._effective[command.application] = command
         if isinstance(command, StartCommand):
             self._started[command.command] = command
+
+    def cordoned(self, command: WorkerCommand) -> None:
+        """A command about a worker stands on COMMAND."""
+        if command.cordon is None:
+            self._cordons.pop(command.worker, None)
+        else:
+            self._cordons[command.worker] = command.cordon
 
     def took_over(self, leader: LeaderProcess) -> None:
         """A leader has begun its term."""
@@ -174,6 +188,7 @@ class Oracle:
             or self._commands_unsettled(document)
             or self._processes_unsettled(document)
             or self._loads_unsettled(document)
+            or self._cordons_unsettled(document)
             or self._files_lost(document)
             or self._budget_exceeded(document)
         )
@@ -222,7 +237,7 @@ class Oracle:
             ApplicationState.RUNNING: behaviour.exits_after_s is None and not behaviour.unusable,
             ApplicationState.REFUSED: refusable,
             ApplicationState.FINISHED: behaviour.ends,
-            ApplicationState.WAITING: not able,
+            ApplicationState.WAITING: not able or _closed(document, able - entry.failed_on.keys()),
             ApplicationState.FAILED: self._has_failed(entry, able),
         }
         if not allowed.get(entry.state, False):
@@ -267,10 +282,20 @@ class Oracle:
             if entry.worker is None or entry.state not in _NAMED:
                 continue
             for other, known in document.workers.items():
-                if other in entry.failed_on or not entry.tags <= known.tags:
+                if other in entry.failed_on or other in document.cordons or not entry.tags <= known.tags:
                     continue
                 if loads[entry.worker] - loads[other] > 1:
                     return f"SH-12: {application} is on {entry.worker} of {loads}, and {other} could have it"
+        return None
+
+    def _cordons_unsettled(self, document: AssignmentDocument) -> str | None:
+        if document.cordons != self._cordons:
+            return f"SH-26: cordoned are {dict(document.cordons)}, and commanded was {self._cordons}"
+        for application, entry in document.applications.items():
+            if entry.worker and document.cordons.get(entry.worker) is Cordon.DRAINED:
+                return f"SH-26: {application} is on {entry.worker}, which is drained"
+            if entry.kept_for is not None:
+                return f"SH-26: {application} is kept for {entry.kept_for}"
         return None
 
     def _files_lost(self, document: AssignmentDocument) -> str | None:
@@ -303,6 +328,11 @@ class Oracle:
         if needed > budget:
             return f"SH-15: {needed} bytes are to run, and the budget is {budget} bytes"
         return None
+
+
+def _closed(document: AssignmentDocument, workers: set[str]) -> bool:
+    """True if there are such workers, and all are cordoned."""
+    return bool(workers) and workers <= document.cordons.keys()
 
 
 def _mode(process: ApplicationProcess) -> str:

@@ -195,7 +195,7 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
         missing.append(f"{report.seeds} seeds had {report.terms} terms only")
     if report.moves < report.seeds * 0.2:
         missing.append(f"{report.seeds} seeds moved {report.moves} applications only")
-    return [*missing, *report.too_rare(Fault if profile is ANYTHING else profile.faults)]
+    return [*missing, *report.too_rare(profile.faults)]
 
 
 def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:

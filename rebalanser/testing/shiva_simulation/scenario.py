@@ -91,6 +91,8 @@ class Profile:
     """How many hosts, at most, are a leader and a worker under one name."""
     retry_s: float = NEVER_S
     """How long after a failure an application is tried again."""
+    away_grace_s: tuple[float, ...] = (0.0,)
+    """Of leaders; with several each run has one of them."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
@@ -104,11 +106,17 @@ class Profile:
         faults = self._faults(random)
         if Fault.IMPOSTOR in faults:
             hosts.append(HostPlan("again", random.choice(known), starts_at_s=random.uniform(3.0, 15.0)))
+        grace_s = self.away_grace_s[0] if len(self.away_grace_s) == 1 else random.choice(self.away_grace_s)
         return Scenario(
             hosts=tuple(_with_start(host, random) for host in hosts),
             applications=random.randint(1, 6),
             faults=MappingProxyType(faults),
-            options=replace(_options(random), retry_initial_s=self.retry_s, retry_max_s=2 * self.retry_s),
+            options=replace(
+                _options(random),
+                retry_initial_s=self.retry_s,
+                retry_max_s=2 * self.retry_s,
+                away_grace_s=grace_s,
+            ),
             chaos_s=random.uniform(15.0, 35.0),
             mean_between_faults_s=random.uniform(*self.mean_between_faults_s),
             exclusive=random.choice(self.exclusive),
@@ -241,6 +249,24 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
             ),
             _closer("twins", {Fault.IMPOSTOR: 1, Fault.ROLLING: 2, Fault.CUT: 2, Fault.LAG: 1}),
             _closer("moves", {Fault.LEAVE: 3, Fault.ROLLING: 3, Fault.HANG: 3, Fault.LAG: 3}),
+            replace(
+                _closer(
+                    "absences",
+                    {
+                        Fault.CORDON: 5,
+                        Fault.LEAVE: 3,
+                        Fault.CRASH: 2,
+                        Fault.CUT: 2,
+                        Fault.PAUSE_LONG: 2,
+                        Fault.START: 1,
+                        Fault.STOP: 1,
+                        Fault.KICK: 1,
+                        Fault.LAG: 2,
+                    },
+                ),
+                exclusive=(0.0, 1.0),
+                away_grace_s=(0.0, 2.0, 6.0, 12.0),
+            ),
             _closer("retention", {**_COMMANDS, Fault.BULK: 4, Fault.RETENTION: 4, Fault.COMPACTION: 4}),
             _closer(
                 "kept copies",
