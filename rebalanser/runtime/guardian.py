@@ -13,8 +13,10 @@ whatever fails:
   When the guardian continues, it kills the jobs that are past their deadlines. Only receivers that check
   fencing tokens refuse what such a job writes in between.
 - The guardian dies: the kernel kills each job's command (PR_SET_PDEATHSIG, bound to this process's one
-  thread) and closes the socket. The supervisor kills the rest of the process groups. Only descendants of a
-  command whose supervisor and guardian are killed at once can survive.
+  thread) and closes the socket. The supervisor kills the rest of the process groups, and so does the keeper
+  below, whatever became of the supervisor.
+- Supervisor, guardian and keeper are killed at once, or the job's output is not kept: descendants of a
+  command can survive. They keep the job's lock, by which the next supervisor finds and kills them.
 
 Each command leads a session and process group of its own. When it has exited, the guardian kills the rest of
 the group, and reports the exit only once the group is empty. It is the subreaper of all that it starts, so an
@@ -306,7 +308,7 @@ class Guardian:
             waiting.number, process, job.stop_limit_s, waiting.deadline, lock
         )
         if job.output is not None and reading is not None:
-            self._keeper.keep(waiting.number, job.output, reading, lock)
+            self._keeper.keep(waiting.number, process.pid, job.output, reading, lock)
         self._report("started", number=waiting.number, pid=process.pid)
 
     def _run(self, job: Job, files: Sequence[int], lock: int | None) -> subprocess.Popen[bytes]:
@@ -399,6 +401,7 @@ class Guardian:
 class _Kept:
     """A job's output on its way to files; kept here until the keeper confirms that all is written."""
 
+    group: int
     output: Output
     reading: int
     lock: int | None
@@ -425,9 +428,9 @@ class _Keeper:
         """True if orders for it wait, or it has to be started."""
         return any(not kept.keep_sent or kept.finished != kept.finish_sent for kept in self._kept.values())
 
-    def keep(self, number: int, output: Output, reading: int, lock: int | None) -> None:
-        """Keep a job's output from now on. This class closes the files."""
-        self._kept[number] = _Kept(output, reading, lock)
+    def keep(self, number: int, group: int, output: Output, reading: int, lock: int | None) -> None:
+        """Keep the output of a job, whose process group this is, from now on. This class closes the files."""
+        self._kept[number] = _Kept(group, output, reading, lock)
 
     def finish(self, number: int) -> bool:
         """Write the rest of an ended job's output. Return False if its output is not kept here."""
@@ -481,7 +484,7 @@ class _Keeper:
     def _send_orders(self, keeper: socket.socket) -> None:
         for number, kept in self._kept.items():
             if not kept.keep_sent:
-                order = {"do": "keep", "number": number, **asdict(kept.output)}
+                order = {"do": "keep", "number": number, "group": kept.group, **asdict(kept.output)}
                 files = [kept.reading] if kept.lock is None else [kept.reading, kept.lock]
                 socket.send_fds(keeper, [json.dumps(order).encode()], files)
                 kept.keep_sent = True

@@ -9,7 +9,9 @@ guardian. A job that prints faster than the disk writes waits, as it would for t
 refuses writes (full, read-only) output is lost, but no job waits: lost bytes are counted, and their number is
 written once the disk takes it.
 
-When the guardian is gone, the keeper writes the remaining output and ends.
+When the guardian is gone, the keeper kills what is left of its jobs: their process groups, and whatever else
+holds their locks. Then it writes the remaining output and ends. So a descendant that the kernel does not kill
+with the guardian does not live on, even if the supervisor was killed too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 CHUNK_BYTES: Final = 32_768
@@ -33,6 +36,10 @@ LAST_WORDS_S: Final = 5.0
 """Seconds to go on reading once the guardian is gone, while its jobs are killed."""
 _MAX_ORDER_BYTES: Final = 65_536
 _FILES_OF_AN_ORDER: Final = 2
+_KILL_ROUNDS: Final = 20
+"""Maximum number of searches for holders of a lock; each kills those that it finds."""
+_OURS: Final = tuple(os.fsencode(Path(__file__).with_name(name)) for name in ("guardian.py", "keeper.py"))
+"""Programs that hold or try the locks of jobs, and are no jobs."""
 
 
 class RotatedFile(logging.handlers.RotatingFileHandler):
@@ -70,9 +77,10 @@ class RotatedFile(logging.handlers.RotatingFileHandler):
 class Source:
     """One job's output: read from a pipe, written in whole lines."""
 
-    def __init__(self, reading: int, lock: int | None, to: RotatedFile) -> None:
+    def __init__(self, reading: int, lock: int | None, group: int, to: RotatedFile) -> None:
         self.reading = reading
-        self._lock = lock
+        self.lock = lock
+        self.group = group
         self.to = to
         self._rest = b""
         os.set_blocking(reading, False)
@@ -97,8 +105,8 @@ class Source:
         if self._rest:
             self.to.write(self._rest + b"\n")
         os.close(self.reading)
-        if self._lock is not None:
-            os.close(self._lock)
+        if self.lock is not None:
+            os.close(self.lock)
 
 
 class Keeper:
@@ -141,6 +149,7 @@ class Keeper:
             text, files = b"", []
         if not text:
             selector.unregister(self._guardian)
+            self._kill_jobs()
             self._until = time.monotonic() + LAST_WORDS_S
             for number, source in list(self._sources.items()):
                 if source.reading not in selector.get_map():
@@ -155,7 +164,7 @@ class Keeper:
                 os.set_inheritable(file, False)
             reading, lock = files[0], files[1] if len(files) == _FILES_OF_AN_ORDER else None
             to = RotatedFile(order["path"], order["file_bytes"], order["files"])
-            self._sources[number] = Source(reading, lock, to)
+            self._sources[number] = Source(reading, lock, order["group"], to)
             selector.register(reading, selectors.EVENT_READ, number)
         elif number in self._sources:
             with contextlib.suppress(KeyError):
@@ -164,10 +173,46 @@ class Keeper:
             with contextlib.suppress(OSError):
                 self._guardian.send(json.dumps({"number": number}).encode())
 
+    def _kill_jobs(self) -> None:
+        """Kill the jobs that the guardian had not reported as ended; their commands are killed already."""
+        locks = set()
+        for source in self._sources.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(source.group, signal.SIGKILL)
+            if source.lock is not None:
+                status = os.fstat(source.lock)
+                locks.add((status.st_dev, status.st_ino))
+        for _ in range(_KILL_ROUNDS if locks else 0):
+            holders = list(_holders(locks))
+            if not holders:
+                return
+            for pid in holders:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
     def _close(self, number: int) -> None:
         source = self._sources.pop(number)
         source.close()
         source.to.close()
+
+
+def _holders(files: Collection[tuple[int, int]]) -> Iterator[int]:
+    """The processes that have one of these files open, as far as this user may know."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            opened = {(status.st_dev, status.st_ino) for status in map(_status, (process / "fd").iterdir())}
+            if opened.isdisjoint(files):
+                continue
+            program = (process / "cmdline").read_bytes()
+            if not any(ours in program for ours in _OURS):
+                yield int(process.name)
+
+
+def _status(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return os.stat_result([0] * 10)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from unittest import mock
 import pytest
 
 from rebalanser.applications import processes as module
-from rebalanser.applications.data_folder import DataFolder, output_file
+from rebalanser.applications.data_folder import DataFolder, _holders, output_file
 from rebalanser.applications.manifest import HealthCheck, Limits, Manifest
 from rebalanser.applications.outputs import tail
 from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
@@ -61,6 +61,15 @@ def members(group: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def holders(folder: Path, name: str) -> list[int]:
+    """The processes with this in their command line that hold a lock of the folder."""
+    found = []
+    for pid in _holders(folder / "locks"):
+        with suppress(OSError):
+            found += [pid] if runs_program(pid, name) else []
+    return found
 
 
 def runs_program(pid: int, name: str) -> bool:
@@ -189,6 +198,11 @@ class Worker:
         (child,) = children(self.process.pid)
         return child
 
+    @property
+    def keeper(self) -> int:
+        (found,) = [pid for pid in children(self.guardian) if runs_program(pid, "keeper.py")]
+        return found
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -244,6 +258,24 @@ def test_the_next_worker_of_a_folder_begins_once_the_processes_of_the_last_one_h
 
 
 @pytest.mark.rule("SH-17", "SH-13")
+@pytest.mark.parametrize("script", ["sleep 2011 & exec sleep 2012", "setsid sleep 2011 & exec sleep 2012"])
+def test_a_silent_descendant_does_not_outlive_a_worker_and_its_guardian_that_are_killed_at_once(
+    tmp_path: Path, script: str
+) -> None:
+    with working(tmp_path) as worker:
+        worker.start(1, script)
+        (started,) = worker.wait_for(1, "started")
+        wait_until(lambda: holders(tmp_path, "2011"), "its descendant runs")
+        wait_until(lambda: runs_program(started["pid"], "2012"), "it runs")
+        assert worker.keeper
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        os.kill(worker.guardian, signal.SIGKILL)
+        worker.kill()
+        wait_until(lambda: not holders(tmp_path, "2011"), "its descendant is gone")
+        assert not members(started["pid"])
+
+
+@pytest.mark.rule("SH-17", "SH-13")
 def test_what_outlives_a_worker_and_its_guardian_is_killed_before_the_folder_is_opened_again(
     tmp_path: Path,
 ) -> None:
@@ -252,7 +284,10 @@ def test_what_outlives_a_worker_and_its_guardian_is_killed_before_the_folder_is_
         (started,) = worker.wait_for(1, "started")
         wait_until(lambda: len(members(started["pid"])) >= 3, "it runs with its descendants")
         os.kill(worker.process.pid, signal.SIGSTOP)
-        os.kill(worker.guardian, signal.SIGKILL)
+        guardian, keeper = worker.guardian, worker.keeper
+        os.kill(guardian, signal.SIGSTOP)
+        for pid in (keeper, guardian):
+            os.kill(pid, signal.SIGKILL)
         worker.kill()
     assert members(started["pid"])
     with DataFolder.open(tmp_path):
