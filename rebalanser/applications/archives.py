@@ -19,15 +19,17 @@ import contextlib
 import hashlib
 import io
 import itertools
+import json
 import os
 import shutil
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Final
 
 from rebalanser.applications.manifest import Manifest, parse_manifest
@@ -45,6 +47,7 @@ from rebalanser.shiva.archives import (
 
 ASIDE_PREFIX: Final = ".aside-"
 """Begins the name of a folder that is being unpacked or removed; a crash may leave one."""
+NO_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK_BYTES: Final = 1024 * 1024
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _UNIX: Final = 3
@@ -112,8 +115,12 @@ class _Member:
     info: zipfile.ZipInfo
 
 
-def pack(source: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
+def pack(
+    source: Path, limits: ArchiveLimits = DEFAULT_LIMITS, environment: Mapping[str, str] = NO_ENVIRONMENT
+) -> Packed:
     """Pack a folder, or take a zip as it is, and check it as every worker does.
+
+    ``environment`` is added to the manifest's in the archive; the source stays as it is.
 
     A folder packs to the same bytes whenever its content is the same: entries are sorted and carry no times,
     owners or modes, only whether a file is executable.
@@ -124,7 +131,29 @@ def pack(source: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
         OSError: the source cannot be read.
     """
     archive = _pack_folder(source, limits) if source.is_dir() else _read_file(source, limits)
-    return inspect(archive, limits)
+    packed = inspect(archive, limits)
+    return inspect(_with_environment(packed, environment), limits) if environment else packed
+
+
+def _with_environment(packed: Packed, environment: Mapping[str, str]) -> bytes:
+    """Return a checked archive with more environment in its manifest, and all else as it was.
+
+    What the manifest does not say is not added: an earlier worker may not know it.
+    """
+    manifest = packed.manifest.model_dump(mode="json", exclude_unset=True)
+    manifest["environment"] = {**packed.manifest.environment, **environment}
+    changed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(packed.archive)) as before,
+        zipfile.ZipFile(changed, "w", allowZip64=False) as archive,
+    ):
+        for entry in before.infolist():
+            info = zipfile.ZipInfo(entry.filename, _EPOCH)
+            info.create_system, info.external_attr = entry.create_system, entry.external_attr
+            info.compress_type = entry.compress_type
+            is_manifest = entry.filename == MANIFEST_NAME
+            archive.writestr(info, json.dumps(manifest) if is_manifest else before.read(entry))
+    return changed.getvalue()
 
 
 def inspect(archive: bytes, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:

@@ -6,11 +6,12 @@ A backend registers an :data:`OpenCluster` by URL scheme under the entry-point g
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from rebalanser.applications.archives import NO_ENVIRONMENT
 from rebalanser.applications.status import LastHeard
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
@@ -81,11 +82,13 @@ class Cluster(ABC):
         *,
         tags: Sequence[Tag] = (),
         mode: Mode = Mode.AVAILABLE,
+        environment: Mapping[str, str] = NO_ENVIRONMENT,
         progress: Progress = lambda _done, _total: None,
     ) -> CommandId:
         """Publish an application's archive and a start command; the id of the command (SH-4).
 
-        ``source`` is a folder, or a ZIP file, with a manifest at its root.
+        ``source`` is a folder, or a ZIP file, with a manifest at its root. ``environment`` is added to the
+        manifest's, in the archive that is sent.
 
         Raises:
             InvalidManifest: the manifest is missing or does not validate; each error with its place.

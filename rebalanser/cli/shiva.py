@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_module
+import os
 import socket
 import sys
 import threading
@@ -355,6 +356,15 @@ def start(
     mode: Annotated[
         Mode, typer.Option(help="On a worker that is cut off it runs on (available) or stops (exclusive).")
     ] = Mode.AVAILABLE,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            show_default=False,
+            help="Added to the manifest's environment; repeatable. NAME alone: as it is here.",
+        ),
+    ] = None,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
     cluster: ClusterOption = None,
@@ -365,9 +375,12 @@ def start(
     """Start an application: publish its files and the command to run it on one of the workers."""
     face = Face.of(_url(registry, kafka, cluster), json)
     name = ApplicationId.parse(application)
+    environment = _environment(env or ())
     with _opened(face) as opened:
         with _publishing(face) as progress:
-            command = opened.start(name, source, tags=tag or (), mode=mode, progress=progress)
+            command = opened.start(
+                name, source, tags=tag or (), mode=mode, environment=environment, progress=progress
+            )
         entry = _await(face, opened, name, command, timeout) if wait else None
     face.answer(
         {
@@ -378,6 +391,21 @@ def start(
         },
         _started(application, entry),
     )
+
+
+def _environment(given: Sequence[str]) -> dict[str, str]:
+    """Return the variables of ``NAME=VALUE``, or of ``NAME`` with the value that it has here.
+
+    Raises:
+        InvalidSettings: a name alone is not set here.
+    """
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals and name not in os.environ:
+            raise InvalidSettings(f"--env {name}: there is no such variable here; give --env {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
 
 
 def _started(application: str, entry: ApplicationEntry | None) -> str:

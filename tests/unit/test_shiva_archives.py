@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import resource
 import socket
@@ -488,6 +489,48 @@ def test_a_ready_zip_is_taken_as_it_is(tmp_path: Path) -> None:
     assert pack(tmp_path / "app.zip").archive == archive
     commented = archive[:-2] + struct.pack("<H", 4) + b"note"
     assert inspect(commented).entries == 2
+
+
+@pytest.mark.rule("SH-4", "SH-16")
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_an_environment_is_added_to_the_manifest_in_the_archive(
+    application: Path, tmp_path: Path, as_zip: bool
+) -> None:
+    before = pack(application)
+    source = application
+    if as_zip:
+        source = tmp_path / "ready.zip"
+        source.write_bytes(before.archive)
+    packed = pack(source, environment={"MORE": "a=b", "EMPTY": ""})
+    expected = {**before.manifest.environment, "MORE": "a=b", "EMPTY": ""}
+    assert packed.manifest == before.manifest.model_copy(update={"environment": expected})
+    assert pack(application) == before
+    for one, folder in ((before, tmp_path / "before"), (packed, tmp_path / "after")):
+        unpack(one.archive, one.sha256, folder)
+        (folder / MANIFEST_NAME).unlink()
+    assert tree(tmp_path / "before") == tree(tmp_path / "after")
+
+
+@pytest.mark.rule("SH-4", "SH-23")
+@pytest.mark.parametrize("check", [{}, {"health_check": {"tcp": "h:1"}}], ids=["none", "tcp"])
+def test_with_an_environment_the_manifest_has_no_field_that_it_had_not_before(
+    tmp_path: Path, check: dict[str, object]
+) -> None:
+    """An earlier worker refuses fields that it does not know, also if they are null."""
+    source, manifest = tmp_path / "source", {"command": ["./run"], **check}
+    source.mkdir()
+    (source / MANIFEST_NAME).write_text(json.dumps(manifest))
+    packed = pack(source, environment={"A": "b"})
+    unpack(packed.archive, packed.sha256, tmp_path / "after")
+    sent = json.loads((tmp_path / "after" / MANIFEST_NAME).read_text())
+    assert sent == {**manifest, "environment": {"A": "b"}}
+
+
+@pytest.mark.rule("SH-4")
+@pytest.mark.parametrize("name", ["SHIVA_TOKEN", "1ST", "", "A B"])
+def test_an_environment_that_no_manifest_may_have_is_refused(application: Path, name: str) -> None:
+    with pytest.raises(InvalidManifest, match="environment"):
+        pack(application, environment={name: "x"})
 
 
 def test_a_folder_with_a_link_or_a_socket_is_refused(application: Path) -> None:

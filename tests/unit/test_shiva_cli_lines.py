@@ -21,9 +21,9 @@ from rebalanser.applications.status import (
 )
 from rebalanser.cli import shiva as cli
 from rebalanser.cli.face import Face
-from rebalanser.cli.shiva import _started, _url, _watch
+from rebalanser.cli.shiva import _environment, _started, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
-from rebalanser.errors import InvalidName, InvalidUrl
+from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl
 from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
 from rebalanser.shiva.types import (
     ApplicationEntry,
@@ -280,3 +280,11 @@ def test_a_registry_that_is_no_kafka_is_refused_by_what_shiva_needs() -> None:
 def test_what_cannot_be_a_name_is_told_in_grammar(what: str, words: str) -> None:
     with pytest.raises(InvalidName, match=f"'a b' cannot be {words}: use at most"):
         check_part("a b", what)
+
+
+def test_variables_are_given_with_their_values_or_taken_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "as it is")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    assert _environment(["A=b=c", "EMPTY=", "HERE"]) == {"A": "b=c", "EMPTY": "", "HERE": "as it is"}
+    with pytest.raises(InvalidSettings, match="--env NOWHERE: there is no such variable here"):
+        _environment(["NOWHERE"])

@@ -6,12 +6,12 @@ import queue
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rebalanser.applications.archives import pack
+from rebalanser.applications.archives import NO_ENVIRONMENT, pack
 from rebalanser.applications.cluster import Cluster, OnDocument, Progress, TopicNames
 from rebalanser.applications.status import LastHeard
 from rebalanser.errors import (
@@ -88,12 +88,13 @@ class KafkaCluster(Cluster):
         *,
         tags: Sequence[Tag] = (),
         mode: Mode = Mode.AVAILABLE,
+        environment: Mapping[str, str] = NO_ENVIRONMENT,
         progress: Progress = lambda _done, _total: None,
     ) -> CommandId:
         """Publish an application's archive and a start command; the id of the command (SH-4)."""
         wanted = frozenset(check_part(tag, "tag") for tag in tags)
         try:
-            packed = pack(source)
+            packed = pack(source, environment=environment)
         except OSError as error:
             raise InvalidArchive(f"{source} cannot be read: {error.strerror}") from error
         self._ensure_topics()
