@@ -100,8 +100,8 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def stop(self, application: ApplicationId) -> CommandId:
-        """Publish a stop command; its id (SH-5).
+    def stop(self, application: ApplicationId, *, keep_data: bool = False) -> CommandId:
+        """Publish a stop command; its id (SH-5). With ``keep_data`` workers keep its ``SHIVA_DATA``.
 
         Raises:
             UnknownApplication: the last document does not know it, nor is a start of it on its way.

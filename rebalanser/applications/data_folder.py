@@ -6,7 +6,8 @@
     worker            locked by the worker's process alone
     identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
     archives/         for archives on their way in; emptied at each opening
-    applications/     one folder for each application: its unpacked files, and a folder for its own data
+    applications/     one folder for each application: its unpacked files, a folder for its own data, and the
+                      file ``kept`` while the application is stopped and its data stays
     logs/             one folder for each application: what it printed
     locks/            one file for each application, locked while a process of it lives
 
@@ -47,6 +48,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARS: Final = 120
 _HASH_CHARS: Final = 24
 _OUTPUT: Final = "output.log"
+_KEPT: Final = "kept"
 
 
 def folder_name(application: str) -> str:
@@ -154,8 +156,10 @@ class DataFolder:
 
     def data_of(self, application: ApplicationId) -> Path:
         """An application's folder for files of its own, made if it is missing (``SHIVA_DATA``)."""
-        data = self._folder_of(application) / "data"
+        folder = self._folder_of(application)
+        data = folder / "data"
         data.mkdir(parents=True, exist_ok=True)
+        (folder / _KEPT).unlink(missing_ok=True)
         return data
 
     def output_of(self, application: ApplicationId) -> Path:
@@ -176,20 +180,33 @@ class DataFolder:
         """
         remove_folder(self.files_of(application, sha256))
 
-    def drop(self, application: ApplicationId) -> None:
-        """Remove all files of an application, its data included; its output is kept (SH-5).
+    def drop(self, application: ApplicationId, *, keep_data: bool | None = False) -> None:
+        """Remove all files of an application; its output is kept, and its data if ``keep_data`` (SH-5).
+
+        Data that is kept stays until a stop does not keep it. With None it stays only if it is kept already.
 
         Raises:
             OSError: they cannot be removed.
         """
-        remove_folder(self._folder_of(application))
+        folder = self._folder_of(application)
+        if keep_data is None:
+            keep_data = (folder / _KEPT).exists()
+        if not (keep_data and (folder / "data").is_dir()):
+            remove_folder(folder)
+            return
+        (folder / _KEPT).touch()
+        for files in folder.glob("files-*"):
+            remove_folder(files)
 
     def leftovers(self, applications: Collection[ApplicationId]) -> frozenset[str]:
         """The folders of all other applications that were here at the opening; see :meth:`drop_leftover`.
 
         A worker that was away does not know those applications any more.
         """
-        return self._found - {folder_name(str(application)) for application in applications}
+        unknown = self._found - {folder_name(str(application)) for application in applications}
+        return frozenset(
+            folder for folder in unknown if not (self.path / "applications" / folder / _KEPT).exists()
+        )
 
     def drop_leftover(self, folder: str) -> None:
         """Remove a folder that :meth:`leftovers` has named.

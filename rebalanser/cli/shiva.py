@@ -417,6 +417,9 @@ def _started(application: str, entry: ApplicationEntry | None) -> str:
 @app.command()
 def stop(
     application: ApplicationArgument,
+    keep_data: Annotated[
+        bool, typer.Option("--keep-data", help="Keep the folder SHIVA_DATA on the workers that have one.")
+    ] = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
     cluster: ClusterOption = None,
@@ -424,11 +427,11 @@ def stop(
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop an application on any worker."""
+    """Stop an application on any worker; its own data there goes too, unless it is kept."""
     face = Face.of(_url(registry, kafka, cluster), json)
     name = ApplicationId.parse(application)
     with _opened(face) as opened:
-        command = opened.stop(name)
+        command = opened.stop(name, keep_data=keep_data)
         if wait:
             _await(face, opened, name, command, timeout)
     state = "stopped" if wait else "commanded"

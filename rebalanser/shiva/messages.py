@@ -353,6 +353,8 @@ class DropFiles:
 
     application: ApplicationId
     command: CommandId
+    keep_data: bool | None = None
+    """Whether a stop says that the folder with its own data stays; None if no stop is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

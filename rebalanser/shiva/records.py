@@ -61,6 +61,8 @@ class StopCommand:
 
     application: ApplicationId
     command: CommandId
+    keep_data: bool = False
+    """True if workers keep the folder with its own data."""
 
 
 @dataclass(frozen=True, slots=True)

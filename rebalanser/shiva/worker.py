@@ -200,7 +200,7 @@ class Worker:
             case StartRead():
                 self._settle_files([self._files.start(event.at, event.record)])
             case StopRead():
-                self._files.stop(event.at, event.record.application)
+                self._files.stop(event.at, event.record.application, event.record.keep_data)
                 self._settle_files([event.record.application])
             case DocumentRead():
                 self._document_read(event.record, event.at.offset, now)

@@ -41,6 +41,8 @@ class Started:
     stage: Stage = Stage.ABSENT
     stopped_at: int | None = None
     """Where the last stop behind it stands, unless a document was adopted that names it all the same."""
+    keep_data: bool = False
+    """True if that stop says to keep its data."""
     given_up: bool = False
     """Whether too many later ones were read that no document has decided on either."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
@@ -62,6 +64,12 @@ class Started:
             self.stopped_at = None
 
 
+@dataclass(frozen=True, slots=True)
+class _StopRead:
+    offset: int
+    keep_data: bool
+
+
 class WorkerFiles:
     """The start commands that may still be acted on, and the stage of their files.
 
@@ -71,7 +79,7 @@ class WorkerFiles:
 
     def __init__(self) -> None:
         self._started: dict[ApplicationId, dict[CommandId, Started]] = {}
-        self._stops: OrderedDict[ApplicationId, int] = OrderedDict()
+        self._stops: OrderedDict[ApplicationId, _StopRead] = OrderedDict()
         self._decided = -1
         self._to_run: Mapping[ApplicationId, CommandId] = {}
         self._finished: Mapping[ApplicationId, CommandId] = {}
@@ -98,9 +106,9 @@ class WorkerFiles:
         if known is None:
             started = Started(start.application, start.command, start.archive, position)
             commands[start.command] = started
-            stop = self._stops.get(start.application, -1)
-            if position < stop:
-                started.stopped_at = stop
+            stop = self._stops.get(start.application)
+            if stop is not None and position < stop.offset:
+                started.stopped_at, started.keep_data = stop.offset, stop.keep_data
             self._give_up_oldest(start.application)
         else:
             known.read_again(position)
@@ -116,14 +124,17 @@ class WorkerFiles:
         if oldest.stage is Stage.ABSENT:
             del commands[oldest.command]
 
-    def stop(self, at: Standing, application: ApplicationId) -> None:
+    def stop(self, at: Standing, application: ApplicationId, keep_data: bool = False) -> None:
         """A stop was read: nothing that was started before it runs or is stored any more (SH-5)."""
-        self._stops[application] = max(at.offset, self._stops.pop(application, -1))
+        before = self._stops.pop(application, None)
+        if before is None or before.offset < at.offset:
+            before = _StopRead(at.offset, keep_data)
+        self._stops[application] = before
         if len(self._stops) > MAX_STOPS:
             self._stops.popitem(last=False)
         for started in self._started.get(application, {}).values():
             if started.position < at.offset:
-                started.stopped_at = at.offset
+                started.stopped_at, started.keep_data = at.offset, keep_data
 
     def decided(
         self,
@@ -142,7 +153,7 @@ class WorkerFiles:
         self._decided = max(self._decided, consumed)
         self._to_run = to_run
         self._finished = finished
-        for application in [a for a, offset in self._stops.items() if offset <= self._decided]:
+        for application in [a for a, stop in self._stops.items() if stop.offset <= self._decided]:
             del self._stops[application]
         for application, command in to_run.items():
             started = self.find(application, command)
@@ -212,7 +223,8 @@ class WorkerFiles:
         if not dropped or started.stage is Stage.STORING or started.command == in_use:
             return None
         started.stage = Stage.ABSENT
-        return DropFiles(started.application, started.command)
+        keep_data = started.keep_data if started.stopped else None
+        return DropFiles(started.application, started.command, keep_data)
 
     def _is_to_run(self, started: Started) -> bool:
         return self._to_run.get(started.application) == started.command

@@ -19,6 +19,7 @@ from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser.errors import ApplicationFailed
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
+from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.shiva_cluster import BEATS, CRASHES, SESSION_TIMEOUT_S, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
@@ -278,6 +279,33 @@ class TestLeaders:
         document = shiva.known
         assert (document.leader, document.epoch.term) == ("first", term)
         assert shiva.starts() == 4
+
+    @pytest.mark.rule("SH-5")
+    def test_a_stop_can_keep_data_also_on_a_worker_that_is_away(self, shiva: ShivaCluster) -> None:
+        leader = shiva.cluster.run_leader("leader-1", LeaderOptions(round_s=0.5, session_timeout_s=1.5))
+        data = shiva.data("worker-1")
+        worker = shiva.cluster.run_worker("worker-1", data, WorkerOptions())
+        writes = 'echo "$SHIVA_APPLICATION" > "$SHIVA_DATA/own"; exec sleep 1000'
+        names = ("t/c/here", "t/c/away", "t/c/gone")
+        for name in names:
+            shiva.start(name, shiva.application(name[4:], writes))
+        for name in names:
+            shiva.running(name)
+        wait_until(lambda: len(list(data.glob("applications/*/data/own"))) == 3, "all have written")
+        shiva.cluster.stop(ApplicationId.parse("t/c/here"), keep_data=True)
+        shiva.gone("t/c/here")
+        worker.stop()
+        assert worker.wait(PATIENCE_S)
+        shiva.cluster.stop(ApplicationId.parse("t/c/away"), keep_data=True)
+        shiva.cluster.stop(ApplicationId.parse("t/c/gone"))
+        shiva.gone("t/c/away")
+        again = shiva.cluster.run_worker("worker-1", data, WorkerOptions())
+        wait_until(lambda: not list(data.glob("applications/*/files-*")), "no files of theirs are left")
+        kept = {file.read_text().strip() for file in data.glob("applications/*/data/own")}
+        assert kept == {"here", "away"}
+        for running in (again, leader):
+            running.stop()
+            assert running.wait(PATIENCE_S)
 
     @pytest.mark.rule("SH-9")
     def test_what_was_commanded_while_nobody_led_is_done_in_order_and_once(self, shiva: ShivaCluster) -> None:

@@ -182,6 +182,27 @@ def test_files_are_here_from_storing_to_dropping(data: DataFolder, packed: Packe
     assert not list((data.path / "applications").iterdir())
 
 
+@pytest.mark.rule("SH-5")
+def test_data_that_a_stop_keeps_stays_until_a_stop_does_not_keep_it(folder: Path, packed: Packed) -> None:
+    with DataFolder.open(folder) as data:
+        data.unpack(APP, packed.archive, packed.sha256)
+        data.unpack(OTHER, packed.archive, packed.sha256)
+        (data.data_of(APP) / "own").write_text("its own")
+        data.drop(APP, keep_data=True)
+        data.drop(OTHER, keep_data=True)
+        assert data.stored_manifest(APP, packed.sha256) is None
+        assert [left.name for left in (folder / "applications").iterdir()] == [folder_name(str(APP))]
+    with DataFolder.open(folder) as data:
+        assert not data.leftovers([])
+        data.unpack(APP, packed.archive, packed.sha256)
+        data.drop(APP, keep_data=None)
+        assert (data.data_of(APP) / "own").read_text() == "its own"
+    with DataFolder.open(folder) as data:
+        assert data.leftovers([]), "it has run again, so only a stop can keep its data once more"
+        data.drop(APP, keep_data=None)
+        assert not list((folder / "applications").iterdir())
+
+
 def test_files_that_are_no_longer_as_they_were_are_not_taken(data: DataFolder, packed: Packed) -> None:
     data.unpack(APP, packed.archive, packed.sha256)
     (data.files_of(APP, packed.sha256) / "shiva.json").write_text("{}")

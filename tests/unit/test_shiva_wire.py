@@ -121,7 +121,7 @@ pongs = st.builds(
 )
 records = st.one_of(
     starts,
-    st.builds(StopCommand, applications, commands),
+    st.builds(StopCommand, applications, commands, st.booleans()),
     st.builds(WorkerCommand, names, commands, st.none() | st.sampled_from(Cordon)),
     st.builds(KeptCommand, starts, numbers),
     st.builds(LeaderAnnouncement, names),

@@ -134,8 +134,8 @@ class Bench:
         start = StartCommand(application, command, archive_of(command), Mode.AVAILABLE)
         return self.feed(StartRead(self.at(), KeptCommand(start, original)))
 
-    def stop(self, application: ApplicationId) -> list[WorkerEffect]:
-        return self.feed(StopRead(self.at(), StopCommand(application, f"stop-{self.end}")))
+    def stop(self, application: ApplicationId, keep_data: bool = False) -> list[WorkerEffect]:
+        return self.feed(StopRead(self.at(), StopCommand(application, f"stop-{self.end}", keep_data)))
 
     def leader(self) -> int:
         self.feed(LeaderRead(self.at(), LeaderAnnouncement("l")))
@@ -426,7 +426,7 @@ class TestStart:
         bench = ready()
         bench.start(A, "a1")
         assert not only(bench.stop(A), DropFiles)
-        assert only(bench.stored(A, "a1"), DropFiles) == [DropFiles(A, "a1")]
+        assert only(bench.stored(A, "a1"), DropFiles) == [DropFiles(A, "a1", keep_data=False)]
 
     def test_files_are_kept_while_no_document_has_decided_on_a_later_start(self) -> None:
         bench = ready()
@@ -453,10 +453,11 @@ class TestStop:
         bench.exited(A)
         assert not bench.pong.applications
 
-    def test_it_drops_its_files_once_the_process_has_exited(self) -> None:
+    @pytest.mark.parametrize("keep_data", [False, True])
+    def test_it_drops_its_files_once_the_process_has_exited(self, keep_data: bool) -> None:
         bench = running()
-        assert not only(bench.stop(A) + bench.document({}), DropFiles)
-        assert only(bench.exited(A), DropFiles) == [DropFiles(A, "a1")]
+        assert not only(bench.stop(A, keep_data) + bench.document({}), DropFiles)
+        assert only(bench.exited(A), DropFiles) == [DropFiles(A, "a1", keep_data)]
 
     def test_what_was_stopped_is_not_started_again_by_the_document_that_still_names_it(self) -> None:
         bench = running()

@@ -143,10 +143,10 @@ class KafkaCluster(Cluster):
                 f"{options.retention_bytes:,} bytes that {self._topics.command} holds; nothing was sent"
             )
 
-    def stop(self, application: ApplicationId) -> CommandId:
+    def stop(self, application: ApplicationId, *, keep_data: bool = False) -> CommandId:
         """Publish a stop command; its id (SH-5)."""
         self._check_known(application)
-        return self._append_command(StopCommand(application, uuid.uuid4().hex))
+        return self._append_command(StopCommand(application, uuid.uuid4().hex, keep_data))
 
     def restart(self, application: ApplicationId) -> CommandId:
         """Start an application anew from the archive that is on the log; the id of the command (SH-4)."""

@@ -136,6 +136,8 @@ class KafkaWorker:
         self._parts = PartStore(self._data.archives)
         self._files = FileThreads(f"rebalanser-files-{worker}")
         self._mentioned: set[ApplicationId] = set()
+        self._keeping: set[ApplicationId] = set()
+        """Stopped while this worker was away, with their data to be kept."""
         self._position = 0
         self._lacking: list[_Lacking] = []
         self._manifests: dict[ApplicationId, dict[CommandId, tuple[str, Manifest]]] = {}
@@ -275,6 +277,7 @@ class KafkaWorker:
                 self._mentioned.add(start.application)
             case StopRead(record=stop):
                 self._mentioned.discard(stop.application)
+                (self._keeping.add if stop.keep_data else self._keeping.discard)(stop.application)
             case DocumentRead(record=document):
                 self._mentioned.update(
                     application
@@ -291,11 +294,23 @@ class KafkaWorker:
     def _note_position(self, position: int) -> None:
         if self._caught_up_at is not None and position >= self._caught_up_at:
             self._caught_up_at = None
-            for folder in self._data.leftovers(self._mentioned):
+            for application in self._keeping - self._mentioned:
+                self._in_files(application, partial(self._keep_data, application))
+            for folder in self._data.leftovers(self._mentioned | self._keeping):
                 self._files.submit(folder, partial(self._drop_leftover, folder))
             self._files.submit(OUTPUTS, self._forget_old_output)
-            self._mentioned = set()
+            self._mentioned, self._keeping = set(), set()
             self._handle(CaughtUp())
+
+    def _keep_data(self, application: ApplicationId) -> None:
+        try:
+            self._data.drop(application, keep_data=True)
+        except OSError as error:
+            _log.error(
+                f"files could not be removed: {error}",
+                action="files_not_removed",
+                application=str(application),
+            )
 
     def _drop_leftover(self, folder: str) -> None:
         try:
@@ -320,8 +335,8 @@ class KafkaWorker:
         match effect:
             case StoreFiles():
                 self._in_files(effect.application, partial(self._store, effect))
-            case DropFiles(application=application, command=command):
-                self._in_files(application, partial(self._drop, application, command))
+            case DropFiles():
+                self._in_files(effect.application, partial(self._drop, effect))
             case StartProcess():
                 self._start(effect)
             case StopProcess(application=application, run=run):
@@ -398,15 +413,16 @@ class KafkaWorker:
         except RegistryUnavailable:
             return None
 
-    def _drop(self, application: ApplicationId, command: CommandId) -> None:
+    def _drop(self, dropped: DropFiles) -> None:
+        application = dropped.application
         manifests = self._manifests.get(application, {})
-        sha256, _ = manifests.pop(command, ("", None))
+        sha256, _ = manifests.pop(dropped.command, ("", None))
         others = {kept for kept, _ in manifests.values()}
         if not manifests:
             self._manifests.pop(application, None)
         try:
             if not others:
-                self._data.drop(application)
+                self._data.drop(application, keep_data=dropped.keep_data)
             elif sha256 and sha256 not in others:
                 self._data.drop_files(application, sha256)
         except OSError as error:
