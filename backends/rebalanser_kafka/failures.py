@@ -78,6 +78,13 @@ _GRANTS: Final = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
 }
 """What somebody who was refused must be granted."""
+_BROKER_LIMITS: Final = {
+    KafkaError.INVALID_SESSION_TIMEOUT: (
+        "group.min.session.timeout.ms (6 s by default) to group.max.session.timeout.ms (30 min)"
+    ),
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "up to transaction.max.timeout.ms (15 min by default)",
+}
+"""The brokers' settings by which they refuse a timeout."""
 _TOO_OLD: Final = frozenset(
     {
         KafkaError.UNSUPPORTED_ASSIGNOR,
@@ -173,6 +180,8 @@ def judge(error: KafkaError, act: Act, what: str) -> RebalanserError:
     sentence = redact(f"{what} failed: {error.str()} ({error.name()})")
     if error.code() in _GRANTS:
         sentence = f"{sentence}; grant the user {_GRANTS[error.code()]}"
+    if error.code() in _BROKER_LIMITS:
+        sentence = f"{sentence}; the brokers take {_BROKER_LIMITS[error.code()]}"
     for codes, kind in _CLASSES:
         if error.code() in codes:
             return kind(sentence)

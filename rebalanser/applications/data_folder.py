@@ -36,6 +36,7 @@ from rebalanser.applications.manifest import Manifest, parse_manifest
 from rebalanser.boot import boot_id
 from rebalanser.errors import InternalError, InvalidManifest, UnusableFolder
 from rebalanser.runtime import keeper
+from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME, ArchiveLimits
 from rebalanser.shiva.types import ApplicationId, Incarnation
 
@@ -44,6 +45,7 @@ OPEN_TIMEOUT_S: Final = 30.0
 KEPT_LOGS: Final = 100
 """So many stopped applications' output is kept; that of the longest silent goes first."""
 _POLL_S: Final = 0.05
+_log = get_logger("rebalanser.shiva")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARS: Final = 120
 _HASH_CHARS: Final = 24
@@ -270,6 +272,7 @@ def _wait_for_lock(lock: int, path: Path, limit_s: Callable[[], float]) -> None:
         retry=retry_if_exception_type(BlockingIOError),
         stop=stop_after_delay(timeout_s),
         wait=wait_fixed(_POLL_S),
+        before_sleep=lambda state: _tell_wait(path, timeout_s) if state.attempt_number == 1 else None,
         reraise=True,
     )
     try:
@@ -279,6 +282,16 @@ def _wait_for_lock(lock: int, path: Path, limit_s: Callable[[], float]) -> None:
             f"another worker uses the data folder {path}, or processes of one still run after "
             f"{timeout_s:g} s: give each worker a folder of its own"
         ) from error
+
+
+def _tell_wait(path: Path, timeout_s: float) -> None:
+    """Log why nothing happens, and who is waited for."""
+    holders = ", ".join(map(str, sorted(set(_holders(path, only="lock")) - {os.getpid()})))
+    _log.warning(
+        f"waiting up to {timeout_s:g} s until the data folder {path} is free",
+        action="folder_busy",
+        held_by=holders or "unknown",
+    )
 
 
 def _end_leftovers(locks: Path, timeout_s: float) -> None:
@@ -308,9 +321,9 @@ def _end_leftovers(locks: Path, timeout_s: float) -> None:
         file.unlink()
 
 
-def _holders(folder: Path) -> Iterator[int]:
-    """The processes that have a file of this folder open, as far as this user may know."""
-    inside = f"{folder.resolve()}/"
+def _holders(folder: Path, only: str = "") -> Iterator[int]:
+    """The processes that have a file of this folder open, or this one, as far as this user may know."""
+    inside = f"{folder.resolve()}/{only}"
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if any(str(file.readlink()).startswith(inside) for file in (process / "fd").iterdir()):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +93,7 @@ def test_a_folder_is_one_workers_until_it_is_closed(data: DataFolder) -> None:
 
 @pytest.mark.rule("SH-17")
 def test_what_an_earlier_worker_started_has_its_stop_timeout_to_end(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker is killed, and its guardian waits for a process with a stop timeout of 600 s."""
     source = tmp_path / "source"
@@ -104,8 +107,27 @@ def test_what_an_earlier_worker_started_has_its_stop_timeout_to_end(
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda _s: os.close(guardians))
     with DataFolder.open(folder, timeout_s=0) as data:
         assert data.incarnation.number == 2
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("waiting up to 600 s until the data folder")
         with pytest.raises(UnusableFolder, match="another worker uses"):
             DataFolder.open(folder, timeout_s=0)
+
+
+@pytest.mark.rule("SH-17")
+def test_it_is_said_at_once_that_a_folder_is_waited_for_and_who_holds_it(
+    data: DataFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "rebalanser.shiva")
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(data.lock,)
+    ) as holder:
+        with pytest.raises(UnusableFolder):
+            DataFolder.open(data.path, timeout_s=3 * module._POLL_S)
+        holder.communicate(b"")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("waiting up to 0.15 s until the data folder")
+    assert "action=folder_busy" in line
+    assert f"held_by={holder.pid}" in line
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"lineage": "x"}', '{"lineage": "x", "number": "y"}'])

@@ -288,6 +288,17 @@ class TestFailures:
     def test_a_missing_right_is_named(self, code: int, grant: str) -> None:
         assert f"; grant the user {grant}" in str(judge(KafkaError(code), Act.READ, "reading"))
 
+    @pytest.mark.parametrize(
+        ("code", "setting"),
+        [
+            (KafkaError.INVALID_SESSION_TIMEOUT, "group.min.session.timeout.ms"),
+            (KafkaError.INVALID_SESSION_TIMEOUT, "group.max.session.timeout.ms"),
+            (KafkaError.INVALID_TRANSACTION_TIMEOUT, "transaction.max.timeout.ms"),
+        ],
+    )
+    def test_the_brokers_setting_that_refuses_a_timeout_is_named(self, code: int, setting: str) -> None:
+        assert setting in str(judge(KafkaError(code), Act.READ, "joining"))
+
     def test_every_code_of_a_write_that_is_not_a_known_refusal_leaves_the_outcome_unknown(self) -> None:
         codes = {
             value

@@ -73,3 +73,31 @@ def test_after_a_minute_without_any_the_gaps_are_short_again(bench: Bench) -> No
     bench.outage.works("reading again")
     bench.now += 2 * LONGEST_GAP_S
     assert bench.fail_for(4) == [0, 1, 3]
+
+
+def test_sources_that_fail_together_are_told_of_once(bench: Bench) -> None:
+    leader, worker = object(), object()
+    bench.outage.failed("away (after 0 ms)", leader)
+    bench.now += 1.5
+    bench.outage.failed("away (after 1 ms)", worker)
+    bench.outage.works("reading again", leader)
+    bench.outage.failed("away in another way", worker)
+    bench.outage.works("reading again", worker)
+    assert bench.actions == ["topic_unreadable", "topic_unreadable", "topic_unreadable_over"]
+    assert "away in another way" in bench.caplog.records[1].getMessage()
+
+
+def test_a_source_that_is_no_more_holds_up_no_end(bench: Bench) -> None:
+    leader, worker = object(), object()
+    bench.outage.failed("away", leader)
+    bench.outage.failed("away", worker)
+    bench.outage.leave(leader)
+    bench.outage.works("reading again", worker)
+    assert bench.actions == ["topic_unreadable", "topic_unreadable_over"]
+
+
+def test_equal_lines_are_shared_within_a_process() -> None:
+    first = Outage.shared("host:1", "topic_unreadable", {"cluster": "c", "topic": "t"})
+    assert Outage.shared("host:1", "topic_unreadable", {"topic": "t", "cluster": "c"}) is first
+    assert Outage.shared("host:2", "topic_unreadable", {"cluster": "c", "topic": "t"}) is not first
+    assert Outage.shared("host:1", "topic_unreadable", {"cluster": "c", "topic": "u"}) is not first

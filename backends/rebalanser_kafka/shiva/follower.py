@@ -59,7 +59,7 @@ class Follower:
         self._give = give
         self._closing = threading.Event()
         self._fields = {"cluster": connection.cluster, "topic": topic}
-        self._outage = Outage("topic_unreadable", self._fields)
+        self._outage = Outage.shared(connection.servers, "topic_unreadable", self._fields)
         self._reader = LogReader(connection, topic, start)
         self._thread = threading.Thread(target=self._follow, name=f"rebalanser-{topic}", daemon=True)
 
@@ -95,13 +95,14 @@ class Follower:
             _log.exception("the follower ended by a fault", action="follower_failed", **self._fields)
             self._lose(InternalError(f"following {self._topic}: {type(error).__name__}: {error}"))
         finally:
+            self._outage.leave(self)
             self._reader.close()
 
     def _tell(self, trouble: str | None) -> None:
         if trouble is None:
-            self._outage.works("reading again")
+            self._outage.works("reading again", source=self)
         else:
-            self._outage.failed(trouble)
+            self._outage.failed(trouble, source=self)
 
     def _lose(self, error: RebalanserError) -> None:
         if not self._closing.is_set():

@@ -105,7 +105,12 @@ class KafkaLeader:
         try:
             return Consumer(client_config(self._connection, settings))
         except RAISED as exception:
-            raise judge(error_of(exception), Act.READ, "taking part in the group of leaders") from None
+            raise judge(error_of(exception), Act.READ, self._taking_part) from None
+
+    @property
+    def _taking_part(self) -> str:
+        timeout_s = self._options.session_timeout_s
+        return f"taking part in the group of leaders with session_timeout_s {timeout_s:g}"
 
     @property
     def leads(self) -> bool:
@@ -171,13 +176,13 @@ class KafkaLeader:
         try:
             message = self._consumer.poll(POLL_S)
         except RAISED as exception:
-            failure = judge(error_of(exception), Act.READ, "taking part in the group of leaders")
+            failure = judge(error_of(exception), Act.READ, self._taking_part)
             if isinstance(failure, FixConfiguration):
                 raise failure from None
             self._groups.failed(str(failure))
             return
         if message is not None and (error := message.error()) is not None:
-            failure = judge(error, Act.READ, "taking part in the group of leaders")
+            failure = judge(error, Act.READ, self._taking_part)
             if isinstance(failure, AccessDenied | InvalidSettings):
                 raise failure
             self._groups.failed(str(failure))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import ClassVar, Final
+from weakref import WeakValueDictionary
 
 from rebalanser.runtime.logs import get_logger
 
@@ -20,7 +21,23 @@ class Outage:
 
     One that comes and goes is told at these gaps too; they are short again after it was well for a minute.
     May be used from every thread.
+
+    Several sources may share one, with ``source`` naming each: where one fails already the next ones are not
+    told, and the end is told once all of them work again.
     """
+
+    _shared: ClassVar[WeakValueDictionary[tuple[object, ...], Outage]] = WeakValueDictionary()
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def shared(cls, servers: str, action: str, fields: Mapping[str, str]) -> Outage:
+        """The one of this process for these brokers and lines, so that no two lines are equal."""
+        key = (servers, action, *sorted(fields.items()))
+        with cls._sharing:
+            outage = cls._shared.get(key)
+            if outage is None:
+                outage = cls._shared[key] = cls(action, fields)
+            return outage
 
     def __init__(
         self, action: str, fields: Mapping[str, str], now: Callable[[], float] = time.monotonic
@@ -31,24 +48,37 @@ class Outage:
         self._fields = fields
         self._lock = threading.Lock()
         self._told = False
+        self._failing: set[object] = set()
         self._silent_until = now()
         self._gap_s = FIRST_GAP_S
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, source: object = None) -> None:
         """It does not work, for this reason; told if it is time."""
-        if self._is_due():
+        if self._is_due(source):
             _log.warning(reason, action=self._action, **self._fields)
 
-    def works(self, text: str) -> None:
-        """It works, which the text says; told if its failure was."""
+    def leave(self, source: object) -> None:
+        """A source is no more, whether or not it works; nothing is told."""
         with self._lock:
+            self._failing.discard(source)
+
+    def works(self, text: str, source: object = None) -> None:
+        """It works, which the text says; told if its failure was, and if no other source fails."""
+        with self._lock:
+            self._failing.discard(source)
+            if self._failing:
+                return
             told, self._told = self._told, False
         if told:
             _log.warning(text, action=f"{self._action}_over", **self._fields)
 
-    def _is_due(self) -> bool:
+    def _is_due(self, source: object) -> bool:
         with self._lock:
             now = self._now()
+            joins = bool(self._failing) and source not in self._failing
+            self._failing.add(source)
+            if joins and self._told:
+                return False
             if now < self._silent_until:
                 return False
             if now >= self._silent_until + LONGEST_GAP_S:
