@@ -162,9 +162,11 @@ class Admin:
 
     Every change is idempotent and is tried again for ``timeout_s`` seconds while the registry is away. Only
     :meth:`add` makes a group; the other changes refuse one that is not there. Use it as a context manager, or
-    :meth:`close` it.
+    :meth:`close` it. On ``kafka://`` a group has a topic, which is made if it is missing; with
+    ``create=False`` nothing is made.
 
     Raises:
+        UnknownGroup: with ``create=False`` only: the group has no topic.
         FixConfiguration: the name, the URL or the registry has to be changed by a person.
         RegistryUnavailable: the registry did not answer in time.
     """
@@ -176,6 +178,7 @@ class Admin:
         *,
         settings: Settings | None = None,
         timeout_s: float = 30.0,
+        create: bool = True,
     ) -> None:
         self.name = name
         self._settings = Settings.of(settings)
@@ -185,7 +188,9 @@ class Admin:
         self._watching = threading.Lock()
         self._listeners: list[Changes] = []
         self._url = url_or_default(url)
-        self._coordinator: Coordinator = open_coordinator(name, self._url, self._settings, SystemClock())
+        self._coordinator: Coordinator = open_coordinator(
+            name, self._url, self._settings, SystemClock(), create=create
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -32,9 +32,10 @@ class AsyncAdmin:
         *,
         settings: Settings | None = None,
         timeout_s: float = 30.0,
+        create: bool = True,
     ) -> None:
         self.name = name
-        self._connect = lambda: Admin(name, url, settings=settings, timeout_s=timeout_s)
+        self._connect = lambda: Admin(name, url, settings=settings, timeout_s=timeout_s, create=create)
         self._connecting = asyncio.Lock()
         self._admin: Admin | None = None
 

@@ -103,10 +103,15 @@ def _random_part(_pid: int) -> str:
     return uuid.uuid4().hex[:6]
 
 
-def open_coordinator(name: str, url: str, settings: Settings, clock: SystemClock) -> Coordinator:
+def open_coordinator(
+    name: str, url: str, settings: Settings, clock: SystemClock, *, create: bool = True
+) -> Coordinator:
     """Open the registry at ``url`` and check that the settings hold there.
 
+    Without ``create`` a store that keeps a log for each group makes none.
+
     Raises:
+        UnknownGroup: without ``create`` only: such a store has no log of the group.
         FixConfiguration: the URL, the settings or the registry have to be changed by a person.
         RegistryUnavailable: the registry did not answer within ``connect_timeout_s``.
     """
@@ -121,7 +126,9 @@ def open_coordinator(name: str, url: str, settings: Settings, clock: SystemClock
         )
     if isinstance(opened, GroupStore):
         with closing(opened):
-            return opened.open_group(name, clock.now, settings.registry_timeout_s, settings.connect_timeout_s)
+            return opened.open_group(
+                name, clock.now, settings.registry_timeout_s, settings.connect_timeout_s, create=create
+            )
     return RegistryCoordinator(opened, parsed.root, name, clock.now, settings.registry_timeout_s)
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.lines import counted, headline
-from rebalanser.errors import InternalError, InvalidSettings, RebalanserError
+from rebalanser.errors import InternalError, InvalidSettings, RebalanserError, UnknownGroup
 from rebalanser.protocol import OnOverrun
 from rebalanser.redaction import redact
 from rebalanser.registry import (
@@ -244,7 +244,12 @@ def _group(backend: Registry | GroupStore, root: str, group: str, settings: Sett
     """Yield the checks of the group, first the weaknesses of this group alone."""
     now, timeout_s = SystemClock().now, settings.registry_timeout_s
     if isinstance(backend, GroupStore):
-        with closing(backend.open_group(group, now, timeout_s, settings.connect_timeout_s)) as opened:
+        try:
+            opening = backend.open_group(group, now, timeout_s, settings.connect_timeout_s, create=False)
+        except UnknownGroup:
+            yield _no_group(group)
+            return
+        with closing(opening) as opened:
             known = backend.capabilities.unsafe_reasons
             yield from (_weakness(each) for each in opened.capabilities.unsafe_reasons if each not in known)
             view = opened.read()
@@ -259,4 +264,8 @@ def _group(backend: Registry | GroupStore, root: str, group: str, settings: Sett
     if view.exists:
         yield Finding(check="group", verdict=Verdict.OK, detail=headline(describe(group, view)))
     else:
-        yield Finding(check="group", verdict=Verdict.WARNING, detail=f"there is no group {group!r} (yet)")
+        yield _no_group(group)
+
+
+def _no_group(group: str) -> Finding:
+    return Finding(check="group", verdict=Verdict.WARNING, detail=f"there is no group {group!r} (yet)")

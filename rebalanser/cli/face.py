@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rebalanser.registry import Coordinator
     from rebalanser.state import GroupState
 
+OpenedT = TypeVar("OpenedT")
 SHOWN: Final = 100
 """Maximum number of nodes or resources on a terminal without ``--limit``."""
 
@@ -134,11 +135,24 @@ class Face:
         return cls(default_url() if registry is None else registry, json)
 
     @contextmanager
-    def admin(self, group: str) -> Iterator[Admin]:
-        """Open an operator's connection; wait at most ``connect_timeout_s`` for the registry."""
+    def admin(self, group: str, *, create: bool = True) -> Iterator[Admin]:
+        """Open an operator's connection; wait at most ``connect_timeout_s`` for the registry.
+
+        Raises:
+            UnknownGroup: without ``create`` only: opening would have to make a log for the group.
+        """
         settings = Settings()
         with self.patience(settings):
-            admin = Admin(group, self.url, settings=settings, timeout_s=settings.connect_timeout_s)
+            admin = self.opened_if_known(
+                group,
+                lambda: Admin(
+                    group,
+                    self.url,
+                    settings=settings,
+                    timeout_s=settings.connect_timeout_s,
+                    create=create,
+                ),
+            )
         with admin:
             yield admin
 
@@ -150,7 +164,7 @@ class Face:
             UnknownGroup: the group, or the registry's file, does not exist.
         """
         self.refuse_missing_file(group)
-        with self.admin(group) as admin:
+        with self.admin(group, create=False) as admin:
             try:
                 yield admin
             except UnknownGroup:
@@ -163,8 +177,19 @@ class Face:
             UnknownGroup: the group, or the registry's file, does not exist.
         """
         self.refuse_missing_file(group)
-        with self.admin(group) as admin:
+        with self.admin(group, create=False) as admin:
             return self.known(admin.state())
+
+    def opened_if_known(self, group: str, opened: Callable[[], OpenedT]) -> OpenedT:
+        """Return what ``opened`` returns.
+
+        Raises:
+            UnknownGroup: the group does not exist; the message names those that do.
+        """
+        try:
+            return opened()
+        except UnknownGroup:
+            raise self._unknown(group) from None
 
     def known(self, state: GroupState) -> GroupState:
         """Return the state itself if the group exists.

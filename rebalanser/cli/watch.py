@@ -88,7 +88,9 @@ def watch(
     face.refuse_missing_file(group)
     settings = Settings()
     with face.patience(settings):
-        opened = open_coordinator(group, face.url, settings, SystemClock())
+        opened = face.opened_if_known(
+            group, lambda: open_coordinator(group, face.url, settings, SystemClock(), create=False)
+        )
     with closing(opened) as coordinator:
         face.refuse_unknown(group, coordinator)
         if face.on_terminal and os.environ.get("TERM") not in _WITHOUT_CURSOR:

@@ -163,15 +163,24 @@ class GroupStore(ABC):
 
     @abstractmethod
     def open_group(
-        self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
+        self,
+        group: str,
+        now: Callable[[], float],
+        timeout_s: float,
+        connect_timeout_s: float,
+        *,
+        create: bool = True,
     ) -> Coordinator:
         """Open a group. The coordinator stays open when this connection is closed.
+
+        Without ``create`` nothing is made: a group that the store has nothing of is refused.
 
         ``now`` is the monotonic clock of deadlines (seconds). ``timeout_s`` bounds each command,
         ``connect_timeout_s`` the opening.
 
         Raises:
             RegistryUnavailable: it did not answer in time.
+            UnknownGroup: without ``create`` only: there is no such group.
             FixConfiguration: a person must change something first.
         """
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_kafka import open_kafka
 
+from rebalanser.admin import Admin
+from rebalanser.errors import UnknownGroup
 from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
@@ -53,3 +55,15 @@ class TestKafka(CoordinatorConformance):
     @pytest.fixture
     def harness(self, kafka_address: str) -> CoordinatorHarness:
         return KafkaHarness(kafka_address)
+
+
+@pytest.mark.rule("RB-46")
+def test_whoever_only_looks_makes_no_topic(kafka_address: str) -> None:
+    url = f"kafka://{kafka_address}/looks-{uuid.uuid4().hex}"
+    for _ in range(2):
+        with pytest.raises(UnknownGroup, match="there is no topic"):
+            Admin("orders", url, create=False)
+    with Admin("orders", url) as admin:
+        admin.add("r1")
+    with Admin("orders", url, create=False) as admin:
+        assert [each.resource for each in admin.resources()] == ["r1"]

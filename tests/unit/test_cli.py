@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import pytest
 import typer
@@ -24,7 +24,7 @@ import rebalanser
 from rebalanser.admin import Admin
 from rebalanser.cli import application, check, face, main
 from rebalanser.cli.face import Face, default_url
-from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
+from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable, UnknownGroup
 from rebalanser.group import Group, open_coordinator
 from rebalanser.protocol import Member
 from rebalanser.protocol.messages import Join, Joined, Leave
@@ -552,6 +552,9 @@ def test_check_refuses_a_lease_below_what_the_server_grants(
 class Logs(GroupStore):
     """Keeps groups in a registry, and knows what weakens one once it is open."""
 
+    made: ClassVar[list[str]] = []
+    """The groups whose logs were made if they were missing."""
+
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
@@ -563,8 +566,18 @@ class Logs(GroupStore):
         """It answers."""
 
     def open_group(
-        self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
+        self,
+        group: str,
+        now: Callable[[], float],
+        timeout_s: float,
+        connect_timeout_s: float,
+        *,
+        create: bool = True,
     ) -> Coordinator:
+        if not create and group == "unmade":
+            raise UnknownGroup("it has no log")
+        if create:
+            self.made.append(group)
         return RegistryCoordinator(cast("Registry", Stingy(self._registry)), "root", group, now, timeout_s)
 
     def close(self) -> None:
@@ -579,6 +592,32 @@ def test_check_names_what_weakens_a_group_that_has_a_log_of_its_own(
     assert answer.code == 0
     assert answer.out.count("warning server: this server loses watches") == 1
     assert "this server loses watches" not in cli("check").out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("watch",),
+        ("resources", "list"),
+        ("resources", "remove", "r1"),
+        ("node", "drain", "n1"),
+        ("check",),
+    ],
+)
+def test_a_command_that_only_looks_makes_no_log_of_a_group(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(Logs, "made", [])
+    for module in ("rebalanser.group.open_backend", "rebalanser.cli.check.open_backend"):
+        monkeypatch.setattr(module, lambda url, timeout_s: Logs(open_registry(url, timeout_s)))
+    where = 2 if command[0] in {"resources", "node"} else 1
+    answer = cli(*command[:where], "unmade", *command[where:])
+    if command == ("check",):
+        assert "there is no group 'unmade' (yet)" in answer.out
+    else:
+        refused(answer, 3, "no such group: 'unmade'")
+    assert Logs.made == []
 
 
 @pytest.mark.rule("RB-34")

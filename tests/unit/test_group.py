@@ -1435,7 +1435,13 @@ def test_what_keeps_groups_but_no_keys_is_no_registry(monkeypatch: pytest.Monkey
             """It answers."""
 
         def open_group(
-            self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
+            self,
+            group: str,
+            now: Callable[[], float],
+            timeout_s: float,
+            connect_timeout_s: float,
+            *,
+            create: bool = True,
         ) -> Coordinator:
             raise NotImplementedError
 

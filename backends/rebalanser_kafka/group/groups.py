@@ -7,6 +7,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from rebalanser.errors import UnknownGroup
 from rebalanser.registry.contract import Capabilities
 from rebalanser.registry.urls import GroupStore, RegistryUrl
 from rebalanser_kafka.connection import Connection, client_config, reach
@@ -15,6 +16,7 @@ from rebalanser_kafka.group.applications import RunningApplications
 from rebalanser_kafka.group.coordinator import CAPABILITIES, LogCoordinator
 from rebalanser_kafka.group.log import KafkaLog
 from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.topics import describe
 
 
 def open_kafka(url: RegistryUrl, timeout_s: float) -> KafkaGroups:
@@ -57,11 +59,18 @@ class KafkaGroups(GroupStore):
             raise judge(error_of(error), Act.READ, f"asking {self.connection.servers}") from None
 
     def open_group(
-        self, group: str, now: Callable[[], float], timeout_s: float, connect_timeout_s: float
+        self,
+        group: str,
+        now: Callable[[], float],
+        timeout_s: float,
+        connect_timeout_s: float,
+        *,
+        create: bool = True,
     ) -> LogCoordinator:
-        """Open the log of a group, making its topic if it is missing, and read it to its end.
+        """Open the log of a group and read it to its end; with ``create`` a missing topic is made.
 
         Raises:
+            UnknownGroup: without ``create`` only: there is no such topic.
             RegistryUnavailable: that took longer than ``connect_timeout_s`` seconds.
             InvalidName: the group's name can't be stored.
             InvalidSettings: its topic exists with settings that would lose records.
@@ -70,6 +79,8 @@ class KafkaGroups(GroupStore):
         topic = topic_of(self.connection.cluster, group)
         # A silent broker is given up, with its connection, as soon as a command is.
         connection = Connection.from_url(self._url, timeout_s)
+        if not create and topic not in describe(connection, [topic], connect_timeout_s):
+            raise UnknownGroup(f"no such group: {group!r}, as there is no topic {topic}")
         log = KafkaLog(connection, topic, timeout_s, connect_timeout_s)
         coordinator = LogCoordinator(log, group, now, timeout_s)
         try:
