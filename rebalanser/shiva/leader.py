@@ -249,7 +249,7 @@ class Leader:
         event: StartRead | StopRead | WorkerCommandRead | DocumentRead | LeaderRead | PartRead | Unreadable,
     ) -> None:
         self._require_term()
-        if isinstance(event, Unreadable) and event.key.startswith(_CONTROL_KEYS):
+        if isinstance(event, Unreadable) and event.on_control:
             self._put_aside(SetAside(event.at.offset, event.key, event.reason[:MAX_REASON_CHARS]))
             return
         self._consumed = max(self._consumed, event.at.offset)

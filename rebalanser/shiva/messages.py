@@ -97,6 +97,8 @@ class Unreadable:
     at: Standing
     key: str
     reason: str
+    on_control: bool = False
+    """True if its offset is one of CONTROL."""
 
 
 @dataclass(frozen=True, slots=True)

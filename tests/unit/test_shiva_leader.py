@@ -1413,7 +1413,7 @@ def test_a_poisoned_pong_is_shown_once(rig: Rig) -> None:
 def test_a_poisoned_pong_leaves_the_status_once_it_is_not_heard_any_more(rig: Rig) -> None:
     rig.lead()
     for offset in range(4):
-        rig.feed(Unreadable(Standing(offset, 1, 10), "pong:w1", "no JSON"))
+        rig.feed(Unreadable(Standing(offset, 1, 10), "pong:w1", "no JSON", on_control=True))
         rig.pass_s(OPTIONS.permission_s - OPTIONS.round_s)
     assert [aside.key for aside in rig.settle().set_aside] == ["pong:w1"]
     rig.pass_s(2 * OPTIONS.round_s)
@@ -2176,3 +2176,14 @@ def test_a_refused_cordon_leaves_the_status_with_the_next_command(
     assert [each.key for each in rig.settle().set_aside] == ["worker:w2", "worker:w3"]
     rig.cordon("w2", None)
     assert [each.key for each in rig.settle().set_aside] == ["worker:w3"]
+
+
+@pytest.mark.rule("SH-9", "SH-16")
+@pytest.mark.parametrize("key", ["anything", "ping", "pong:w1", "cmd:t/c/a"])
+def test_an_offset_of_control_is_never_taken_for_one_of_command(rig: Rig, key: str) -> None:
+    """The offset consumed is that of the last record of COMMAND that a document takes into account."""
+    running(rig, "w1")
+    rig.feed(Unreadable(Standing(10**9, rig.wall_ms, 100), key, "no JSON", on_control=True))
+    document = rig.settle()
+    assert [each.key for each in document.set_aside] == [key]
+    assert document.consumed < 10**9

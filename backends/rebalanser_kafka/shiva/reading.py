@@ -61,16 +61,17 @@ def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
     try:
         read = decode(record.key, record.value)
     except NotReadable as error:
-        return unreadable(record, error)
+        return unreadable(record, error, on_control=True)
     if isinstance(read, Ping | Pong):
         return read
-    return unreadable(record, NotReadable("the record does not belong on CONTROL"))
+    misplaced = NotReadable("the record does not belong on CONTROL")
+    return unreadable(record, misplaced, on_control=True)
 
 
-def unreadable(record: LogRecord, error: NotReadable) -> Unreadable:
+def unreadable(record: LogRecord, error: NotReadable, *, on_control: bool = False) -> Unreadable:
     """A record that is set aside, with its key as far as it can be shown (SH-16)."""
     key = (record.key or b"")[:_SHOWN_BYTES].decode(errors="backslashreplace")
-    return Unreadable(standing(record), key, str(error))
+    return Unreadable(standing(record), key, str(error), on_control)
 
 
 def _event(at: Standing, record: Written) -> CommandEvent:

@@ -216,7 +216,7 @@ class LeaderProcess(Process):
                 self.take(PongRead(pong))
             case Poison(reason):
                 at = Standing(record.offset, record.timestamp_ms, record.size_bytes)
-                self.take(Unreadable(at, record.key, reason))
+                self.take(Unreadable(at, record.key, reason, on_control=True))
 
     def _write(self, topic: Topic, key: str, value: Value) -> Write:
         return Write(topic, key, value, size_bytes(value))

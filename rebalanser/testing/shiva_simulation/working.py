@@ -109,7 +109,7 @@ class WorkerProcess(Process):
                 self.take(PingRead(ping))
             case Poison(reason):
                 at = Standing(record.offset, record.timestamp_ms, record.size_bytes)
-                self.take(Unreadable(at, record.key, reason))
+                self.take(Unreadable(at, record.key, reason, on_control=True))
 
     def _carry_out(self, effect: WorkerEffect) -> None:
         match effect:
