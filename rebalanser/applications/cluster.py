@@ -16,7 +16,7 @@ from rebalanser.applications.status import LastHeard
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.records import AssignmentDocument, OutputAnswer
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -185,6 +185,18 @@ class Cluster(ABC):
 
         Raises:
             NotSettled: not within ``timeout_s``; the message says what it still has.
+        """
+
+    @abstractmethod
+    def output(
+        self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
+    ) -> OutputAnswer:
+        """Ask a worker for the last lines of an application's output; default: the one that has it (SH-17).
+
+        Raises:
+            UnknownApplication: no worker was given, and the last document does not know the application.
+            FixConfiguration: no worker has it and none was given, or the worker keeps no output of it.
+            NotSettled: the worker has not answered within ``timeout_s``.
         """
 
     @abstractmethod

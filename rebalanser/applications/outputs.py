@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections import deque
@@ -41,6 +42,24 @@ def tail(
             f"no output of {application} is kept in {data_folder}: look on the worker that runs it"
         )
     return _tail(newest, lines, follow, wait)
+
+
+def newest_lines(
+    data_folder: Path, application: ApplicationId, lines: int, max_bytes: int
+) -> tuple[list[str], int]:
+    """The last lines as :func:`tail` reads them, of ``max_bytes`` at most, and how many did not fit.
+
+    Raises:
+        FixConfiguration: the worker of that folder keeps no output of the application.
+    """
+    found = list(tail(data_folder, application, lines))
+    left, taken = max_bytes, 0
+    for line in reversed(found):
+        left -= len(json.dumps(line))
+        if left < 0:
+            break
+        taken += 1
+    return found[len(found) - taken :], len(found) - taken
 
 
 def _tail(

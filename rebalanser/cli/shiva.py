@@ -655,15 +655,47 @@ def _watch(face: Face, cluster: Cluster) -> None:
 @app.command()
 def logs(
     application: ApplicationArgument,
-    data: DataOption,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FOLDER",
+            show_default=False,
+            help="The data folder of a worker on this host; without it a worker is asked.",
+        ),
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            "--worker",
+            metavar="ID",
+            show_default="the one that has it",
+            help="The worker that is asked.",
+        ),
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Number of lines.")] = 100,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then show new output until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="With --data: then show new output until Ctrl-C.")
     ] = False,
+    timeout: TimeoutOption = 10.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the output of an application, on the host of the worker with this data folder."""
+    """Show the output of an application: from a data folder here, or through the worker that has it."""
     name = ApplicationId.parse(application)
+    if data is None:
+        if follow:
+            raise InvalidSettings("--follow needs --data, on the host of the worker")
+        face = Face.of(_url(registry, kafka, cluster), json)
+        with _opened(face) as opened:
+            answer = opened.output(name, lines, timeout, worker)
+        if answer.omitted:
+            typer.echo(f"{answer.omitted:,} earlier lines do not fit into an answer", err=True)
+        for line in answer.lines:
+            face.answer({"application": application, "worker": answer.worker, "line": line}, line)
+        return
     face = Face("", json)
     for line in tail(data, name, lines=lines, follow=follow):
         face.answer({"application": application, "line": line}, line)

@@ -7,11 +7,13 @@ COMMAND        ``cmd:T/C/A``                              :class:`StartCommand` 
 COMMAND        ``keep:T/C/A``                             :class:`KeptCommand`
 COMMAND        ``part:T/C/A:SHA256:N``                    the bytes of part N of an archive
 COMMAND        ``worker:W``                               :class:`WorkerCommand`
+COMMAND        ``output:W``                               :class:`OutputRequest`
 COMMAND        ``leader``                                 :class:`LeaderAnnouncement`
 COMMAND        ``assignement``                            :class:`AssignmentDocument`
 ASSIGNEMENT    ``assignement``                            the same document
 CONTROL        ``ping``                                   :class:`Ping`
 CONTROL        ``pong:W``                                 :class:`Pong`
+CONTROL        ``printed:W``                              :class:`OutputAnswer`
 =============  =========================================  ===============================================
 
 Everything that a leader writes, it writes in a transaction: ``leader`` alone, a document to both topics
@@ -80,6 +82,31 @@ class WorkerCommand:
     def __post_init__(self) -> None:
         """Refuse what no worker can be called."""
         check_part(self.worker, "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRequest:
+    """A client asks a worker for the last lines that an application has printed there (SH-17).
+
+    Leaders and other workers leave it alone; it is answered only if it is read as it comes.
+    """
+
+    worker: WorkerId
+    request: str
+    application: ApplicationId
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputAnswer:
+    """The lines of an application's output, oldest first, or why there are none."""
+
+    worker: WorkerId
+    request: str
+    lines: tuple[str, ...] = ()
+    error: str = ""
+    omitted: int = 0
+    """Number of lines before them that were asked for and did not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +206,12 @@ class Pong:
 
 
 CommandRecord: TypeAlias = (
-    StartCommand | StopCommand | WorkerCommand | KeptCommand | LeaderAnnouncement | AssignmentDocument
+    StartCommand
+    | StopCommand
+    | WorkerCommand
+    | OutputRequest
+    | KeptCommand
+    | LeaderAnnouncement
+    | AssignmentDocument
 )
-ControlRecord: TypeAlias = Ping | Pong
+ControlRecord: TypeAlias = Ping | Pong | OutputAnswer

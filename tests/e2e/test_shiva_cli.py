@@ -173,6 +173,17 @@ def test_logs_are_shown_and_followed_on_the_workers_host(shiva: ShivaCluster, tm
     assert none.code == 3
     assert "no output of t/c/none is kept" in none.err
 
+    asked = shiva.run("shiva", "logs", "t/c/web")
+    assert (asked.code, asked.out) == (0, "hello from daemon-1\none\ntwo\n"), asked.err
+    assert shiva.run("shiva", "logs", "t/c/web", "--worker", "daemon-1", "-n", "1").out == "two\n"
+    unknown = shiva.run("shiva", "logs", "t/c/none", "--worker", "daemon-1")
+    assert unknown.code == 3
+    assert "daemon-1: no output of t/c/none is kept" in unknown.err
+    assert not shiva.known.set_aside
+    absent = shiva.run("shiva", "logs", "t/c/web", "--worker", "nobody", "--timeout", "0.5")
+    assert absent.code == 4
+    assert "worker nobody has not answered within 0.5 s" in absent.err
+
 
 @pytest.mark.rule("SH-18")
 def test_without_a_broker_it_is_said_what_was_tried_and_for_how_long(tmp_path: Path) -> None:

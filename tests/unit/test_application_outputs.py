@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.applications.data_folder import output_file
-from rebalanser.applications.outputs import LONGEST_LINE_BYTES, tail
+from rebalanser.applications.outputs import LONGEST_LINE_BYTES, newest_lines, tail
 from rebalanser.errors import FixConfiguration
 from rebalanser.runtime.keeper import RotatedFile
 from rebalanser.shiva.types import ApplicationId
@@ -117,3 +117,10 @@ def test_what_cannot_be_written_is_counted_and_said_later(newest: Path) -> None:
     file.write(b"again\n")
     file.close()
     assert newest.read_text() == "[22 bytes of output were lost: they could not be written]\nagain\n"
+
+
+def test_an_answer_takes_the_newest_lines_that_fit(tmp_path: Path, newest: Path) -> None:
+    newest.write_text("".join(f"line {number}\n" for number in range(10)))
+    assert newest_lines(tmp_path, APP, 3, 10_000) == (["line 7", "line 8", "line 9"], 0)
+    assert newest_lines(tmp_path, APP, 3, 2 * len('"line 8"')) == (["line 8", "line 9"], 1)
+    assert newest_lines(tmp_path, APP, 3, 1) == ([], 3)

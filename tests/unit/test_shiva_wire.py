@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.last_records import heard_in, newest
-from rebalanser_kafka.shiva.reading import FRAMING_BYTES, command_event, control_record
+from rebalanser_kafka.shiva.reading import (
+    FRAMING_BYTES,
+    command_event,
+    control_record,
+    output_answer,
+    output_request,
+)
 from rebalanser_kafka.shiva.wire import (
     FORMAT,
     MAX_PARTS,
@@ -31,6 +37,8 @@ from rebalanser.shiva.records import (
     Heard,
     KeptCommand,
     LeaderAnnouncement,
+    OutputAnswer,
+    OutputRequest,
     Ping,
     Pong,
     RunReport,
@@ -123,6 +131,8 @@ records = st.one_of(
     starts,
     st.builds(StopCommand, applications, commands, st.booleans()),
     st.builds(WorkerCommand, names, commands, st.none() | st.sampled_from(Cordon)),
+    st.builds(OutputRequest, names, commands, applications, numbers),
+    st.builds(OutputAnswer, names, commands, st.lists(texts, max_size=3).map(tuple), texts, numbers),
     st.builds(KeptCommand, starts, numbers),
     st.builds(LeaderAnnouncement, names),
     documents,
@@ -304,3 +314,16 @@ def test_the_age_of_what_was_heard_is_counted_from_when_the_broker_took_it() -> 
     heard = heard_in([*records, read(b"pong:w3", b"poison"), read(b"pong:w1", None)], wall_s=9.5)
     assert heard.ping == (ping, 2.5)
     assert heard.pongs == {"w1": (pong, 1.0), "w2": (late, 0.0)}
+
+
+@pytest.mark.rule("SH-17")
+def test_requests_for_output_and_answers_are_nothing_to_leaders_and_workers_machines() -> None:
+    request = OutputRequest("w1", "r1", ApplicationId("t", "c", "a"), 10)
+    answer = OutputAnswer("w1", "r1", ("one", "two"))
+    asked = read(key_of(request).encode(), encode(request))
+    answered = read(key_of(answer).encode(), encode(answer))
+    assert (command_event(asked), output_request(asked), output_answer(asked)) == (None, request, None)
+    assert (control_record(answered), output_answer(answered)) == (None, answer)
+    assert isinstance(command_event(answered), Unreadable)
+    assert isinstance(control_record(asked), Unreadable)
+    assert output_request(read(b"output:w1", b"no JSON")) is None

@@ -17,6 +17,7 @@ from rebalanser.applications.status import LastHeard
 from rebalanser.errors import (
     AccessDenied,
     ApplicationFailed,
+    FixConfiguration,
     InvalidArchive,
     InvalidSettings,
     NotSettled,
@@ -29,7 +30,14 @@ from rebalanser.errors import (
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand, WorkerCommand
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    OutputAnswer,
+    OutputRequest,
+    StartCommand,
+    StopCommand,
+    WorkerCommand,
+)
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -46,6 +54,7 @@ from rebalanser.shiva.types import (
 from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import FRAMING_BYTES
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import last_commanded
@@ -53,6 +62,7 @@ from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_heard, newest
 from rebalanser_kafka.shiva.leader import KafkaLeader
+from rebalanser_kafka.shiva.reading import output_answer
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 
@@ -296,6 +306,39 @@ class KafkaCluster(Cluster):
             if effect.has_come(document):
                 return effect.entry
         raise NotSettled(f"not within {timeout_s:g} s: {effect.standing}")
+
+    def output(
+        self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
+    ) -> OutputAnswer:
+        """Ask a worker, by default the one that has it, for an application's last output (SH-17)."""
+        asked = self._keeper_of(application) if worker is None else check_part(worker, "worker")
+        request = OutputRequest(asked, uuid.uuid4().hex, application, lines)
+        deadline = time.monotonic() + timeout_s
+        with LogReader(self._connection, self._topics.control, "latest") as reader:
+            end = reader.end_offset(timeout_s)
+        with LogReader(self._connection, self._topics.control, end) as reader:
+            self._append(key_of(request), encode(request))
+            while time.monotonic() < deadline:
+                for answer in map(output_answer, reader.poll(_shortest_s(LOOK_S, deadline))):
+                    if answer is not None and answer.request == request.request:
+                        if answer.error:
+                            raise FixConfiguration(f"{asked}: {answer.error}")
+                        return answer
+        raise NotSettled(f"worker {asked} has not answered within {timeout_s:g} s")
+
+    def _keeper_of(self, application: ApplicationId) -> WorkerId:
+        document = self.read(self._timeout_s)
+        entry = document.applications.get(application) if document is not None else None
+        if entry is None:
+            raise self._unknown(application, document)
+        worker = entry.worker or (
+            entry.leaving.worker if entry.leaving else next(iter(entry.failed_on), None)
+        )
+        if worker is None:
+            raise FixConfiguration(
+                f"no worker has {application}, which is {entry.state}; name one that had it"
+            )
+        return worker
 
     def run_leader(
         self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from rebalanser.shiva.messages import (
     CommandEvent,
@@ -20,6 +20,8 @@ from rebalanser.shiva.records import (
     AssignmentDocument,
     KeptCommand,
     LeaderAnnouncement,
+    OutputAnswer,
+    OutputRequest,
     Ping,
     Pong,
     StartCommand,
@@ -33,6 +35,8 @@ FRAMING_BYTES = 160
 """What a record takes beside key and value where it is alone in a transaction: the header of its batch, its
 own, and the batch with the transaction's end. Retention by size counts them too (SH-15)."""
 _SHOWN_BYTES = 200
+_OUTPUT_KEYS = (b"output:", b"printed:")
+OutputT = TypeVar("OutputT", OutputRequest, OutputAnswer)
 
 
 def standing(record: LogRecord) -> Standing:
@@ -41,7 +45,7 @@ def standing(record: LogRecord) -> Standing:
 
 
 def command_event(record: LogRecord) -> CommandEvent | None:
-    """What a record of COMMAND says; None for a tombstone of anything but a part."""
+    """What a record of COMMAND says to the machines; None for nothing, as a tombstone does but of a part."""
     at = standing(record)
     try:
         part = decode_part_key(record.key)
@@ -54,8 +58,28 @@ def command_event(record: LogRecord) -> CommandEvent | None:
         return unreadable(record, error)
 
 
+def output_request(record: LogRecord) -> OutputRequest | None:
+    """The request for output that a record of COMMAND is; None for any other."""
+    return _output(record, OutputRequest)
+
+
+def output_answer(record: LogRecord) -> OutputAnswer | None:
+    """The answer to such a request that a record of CONTROL is; None for any other."""
+    return _output(record, OutputAnswer)
+
+
+def _output(record: LogRecord, kind: type[OutputT]) -> OutputT | None:
+    if record.value is None or not (record.key or b"").startswith(_OUTPUT_KEYS):
+        return None
+    try:
+        read = decode(record.key, record.value)
+    except NotReadable:
+        return None
+    return read if isinstance(read, kind) else None
+
+
 def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
-    """What a record of CONTROL says; None for a tombstone."""
+    """What a record of CONTROL says to the machines; None for nothing."""
     if record.value is None:
         return None
     try:
@@ -64,6 +88,8 @@ def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
         return unreadable(record, error, on_control=True)
     if isinstance(read, Ping | Pong):
         return read
+    if isinstance(read, OutputAnswer):
+        return None
     misplaced = NotReadable("the record does not belong on CONTROL")
     return unreadable(record, misplaced, on_control=True)
 
@@ -74,7 +100,7 @@ def unreadable(record: LogRecord, error: NotReadable, *, on_control: bool = Fals
     return Unreadable(standing(record), key, str(error), on_control)
 
 
-def _event(at: Standing, record: Written) -> CommandEvent:
+def _event(at: Standing, record: Written) -> CommandEvent | None:
     match record:
         case StartCommand() | KeptCommand():
             return StartRead(at, record)
@@ -86,7 +112,9 @@ def _event(at: Standing, record: Written) -> CommandEvent:
             return DocumentRead(at, record)
         case LeaderAnnouncement():
             return LeaderRead(at, record)
-        case Ping() | Pong():
+        case OutputRequest():
+            return None
+        case Ping() | Pong() | OutputAnswer():
             raise NotReadable("the record does not belong on COMMAND")
         case _:
             assert_never(record)

@@ -24,6 +24,8 @@ from rebalanser.shiva.records import (
     ControlRecord,
     KeptCommand,
     LeaderAnnouncement,
+    OutputAnswer,
+    OutputRequest,
     Ping,
     Pong,
     StartCommand,
@@ -72,6 +74,8 @@ _KINDS: Final[Mapping[str, type[Written]]] = MappingProxyType(
         "start": StartCommand,
         "stop": StopCommand,
         "worker": WorkerCommand,
+        "output": OutputRequest,
+        "printed": OutputAnswer,
         "keep": KeptCommand,
         "leader": LeaderAnnouncement,
         "assignement": AssignmentDocument,
@@ -85,6 +89,8 @@ _KINDS_OF_KEY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "cmd": frozenset({"start", "stop"}),
         "keep": frozenset({"keep"}),
         "worker": frozenset({"worker"}),
+        "output": frozenset({"output"}),
+        "printed": frozenset({"printed"}),
         LEADER_KEY: frozenset({"leader"}),
         ASSIGNEMENT_KEY: frozenset({"assignement"}),
         PING_KEY: frozenset({"ping"}),
@@ -105,6 +111,10 @@ def key_of(record: Written) -> str:
             return kept_key(start.application)
         case WorkerCommand(worker=worker):
             return f"worker:{worker}"
+        case OutputRequest(worker=worker):
+            return f"output:{worker}"
+        case OutputAnswer(worker=worker):
+            return f"printed:{worker}"
         case LeaderAnnouncement():
             return LEADER_KEY
         case AssignmentDocument():

@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
@@ -19,8 +19,10 @@ from typing import Final, TypeAlias, assert_never
 from rebalanser.applications.cluster import TopicNames
 from rebalanser.applications.data_folder import DataFolder, folder_name
 from rebalanser.applications.manifest import Manifest
+from rebalanser.applications.outputs import newest_lines
 from rebalanser.applications.processes import ApplicationProcesses
 from rebalanser.errors import (
+    FixConfiguration,
     InternalError,
     InvalidArchive,
     InvalidManifest,
@@ -58,7 +60,14 @@ from rebalanser.shiva.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from rebalanser.shiva.records import KeptCommand, Ping, Pong, StartCommand
+from rebalanser.shiva.records import (
+    KeptCommand,
+    OutputAnswer,
+    OutputRequest,
+    Ping,
+    Pong,
+    StartCommand,
+)
 from rebalanser.shiva.types import ApplicationId, ApplicationState, CommandId, WorkerId
 from rebalanser.shiva.worker import Worker
 from rebalanser.shiva.worker_options import WorkerOptions
@@ -69,7 +78,7 @@ from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.parts import FileThreads, PartsMissing, PartStore
 from rebalanser_kafka.shiva.patience import patiently
-from rebalanser_kafka.shiva.reading import command_event, control_record
+from rebalanser_kafka.shiva.reading import command_event, control_record, output_request
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 OUTPUTS: Final = ""
@@ -80,6 +89,9 @@ LOOK_S: Final = 2.0
 LAST_PONG_S: Final = 2.0
 """How long a worker that stops waits for its last pong to be acknowledged."""
 PONG_TIMEOUT_S: Final = 30.0
+MAX_OUTPUT_LINES: Final = 10_000
+MAX_OUTPUT_BYTES: Final = 400_000
+"""Of output in one answer, which is a record below Kafka's own default limit."""
 
 _log = get_logger("rebalanser.shiva")
 
@@ -122,6 +134,7 @@ class KafkaWorker:
         """
         self._connection = connection
         self._topics = topics
+        self._worker = worker
         self._clock = SystemClock()
         with LogReader(connection, topics.command, "earliest") as reader:
             self._caught_up_at: int | None = patiently(reader.end_offset, timeout_s)
@@ -259,6 +272,9 @@ class KafkaWorker:
 
     def _take_command(self, record: LogRecord) -> None:
         self._note_position(record.offset)
+        request = output_request(record) if self._caught_up_at is None else None
+        if request is not None and request.worker == self._worker:
+            self._in_files(request.application, partial(self._answer_output, request))
         event = command_event(record)
         if isinstance(event, PartRead):
             key = PartKey(event.application, event.sha256, event.number)
@@ -269,6 +285,21 @@ class KafkaWorker:
             if self._caught_up_at is not None:
                 self._note_mentioned(event)
             self._handle(event)
+
+    def _answer_output(self, request: OutputRequest) -> None:
+        """In a thread for files: say what an application has printed here."""
+        answer = OutputAnswer(self._worker, request.request)
+        try:
+            lines, omitted = newest_lines(
+                self._data.path, request.application, min(request.lines, MAX_OUTPUT_LINES), MAX_OUTPUT_BYTES
+            )
+            answer = replace(answer, lines=tuple(lines), omitted=omitted)
+        except (FixConfiguration, OSError) as error:
+            answer = replace(answer, error=str(error))
+        with contextlib.suppress(RebalanserError):
+            self._writer.append(
+                self._topics.control, key_of(answer).encode(), encode(answer), on_done=lambda _answer: None
+            )
 
     def _note_mentioned(self, event: CommandEvent) -> None:
         """Note what COMMAND still speaks of: files of anything else are leftovers of an earlier time."""
