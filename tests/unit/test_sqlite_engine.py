@@ -647,7 +647,15 @@ def turn_into_fourth_version(connection: sqlite3.Connection) -> None:
     for table in ("collections", "collected", "settled", "rates"):
         connection.execute(f"DROP TABLE skuld_{table}")
     connection.execute("ALTER TABLE skuld_tasks DROP COLUMN rate_limit")
+    connection.execute("DROP INDEX skuld_tasks_admitted")
+    connection.execute(
+        "CREATE INDEX skuld_tasks_admitted ON skuld_tasks "
+        f"(queue, name, limit_key, status, priority, id DESC) WHERE {ADMITTED_OF_FOURTH_VERSION}"
+    )
     connection.execute("UPDATE skuld_meta SET version = 4")
+
+
+ADMITTED_OF_FOURTH_VERSION = "limit_key IS NOT NULL AND (ready = 1 OR status = 1)"
 
 
 def turn_into_third_version(connection: sqlite3.Connection) -> None:
@@ -710,6 +718,26 @@ def test_a_file_of_the_third_version_is_turned_into_one_of_this(
         heads = [Head(task_id(number), QUEUE, "send", unique_key="k") for number in (3, 4)]
         answers = again.apply([Enqueue(Task(head, b""), 0) for head in heads], PATIENCE_S)
         assert answers[1] == Duplicate(task_id(3))
+
+
+@pytest.mark.rule("SK-19", "SK-23")
+def test_a_process_of_the_fourth_version_goes_on_with_limits(
+    engine: SqliteEngine, own: sqlite3.Connection, path: Path
+) -> None:
+    """It names the index: SQLite refuses its query where it can't prove that all it asks for is there."""
+    heads = [Head(task_id(number), QUEUE, "send", limit_key="k", max_running=1) for number in (1, 2)]
+    engine.apply([Enqueue(Task(head, b""), 0) for head in heads], PATIENCE_S)
+    engine.close()
+    turn_into_fourth_version(own)
+    admitted = (
+        "SELECT count(*) FROM skuld_tasks INDEXED BY skuld_tasks_admitted "
+        f"WHERE {ADMITTED_OF_FOURTH_VERSION} AND queue = 1 AND name = 'send' AND limit_key = 'k'"
+    )
+    assert own.execute(admitted).fetchone() == (1,)
+    SqliteEngine(path).close()
+    assert own.execute(admitted).fetchone() == (1,)
+    own.execute("UPDATE skuld_tasks SET ready = 3 WHERE ready = 1")
+    assert own.execute(admitted).fetchone() == (0,), "what waits for a rate is in the index too"
 
 
 @pytest.mark.rule("SK-23", "SK-24")

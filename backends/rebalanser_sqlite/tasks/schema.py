@@ -60,8 +60,11 @@ HELD: Final = 2
 """Value of the column ``ready``: held back by the task's limit."""
 PACED: Final = 3
 """Value of the column ``ready``: its rate limit has no room yet."""
-ADMITTED: Final = f"limit_key IS NOT NULL AND (ready IN (1, {PACED}) OR status = {CLAIMED})"
-"""Condition of limited tasks that are or may be claimed: never more than their limit allows."""
+ADMITTED: Final = f"limit_key IS NOT NULL AND (ready = 1 OR status = {CLAIMED} OR ready = {PACED})"
+"""Condition of limited tasks that are or may be claimed: never more than their limit allows.
+
+It begins with the condition of version 4: so SQLite can prove that the queries of that need no other index.
+"""
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
 """Statuses with an index by id: the others are those of most tasks."""
 SCHEMA: Final = """
