@@ -28,7 +28,7 @@ from fastapi.exceptions import RequestValidationError
 
 from rebalanser.tasks.http import dispenser as dispensing
 from rebalanser.tasks.http import problems, serving
-from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.http.dispenser import Dispenser, WaitingClient
 from rebalanser.tasks.http.serving import (
     BODY_S,
     HEAD_S,
@@ -58,8 +58,9 @@ class Reply:
 class Client:
     """Sends requests to an application as a server does."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, hang_up: Callable[[], Coroutine[Any, Any, object]] | None = None) -> None:
         self._app = app
+        self._hang_up = hang_up or (lambda: asyncio.Event().wait())
 
     def send(self, method: str, path: str, body: str = "", headers: Sequence[tuple[str, str]] = ()) -> Reply:
         path, _, query = path.partition("?")
@@ -80,7 +81,8 @@ class Client:
         async def receive() -> dict[str, Any]:
             nonlocal sent
             if sent:
-                await asyncio.Event().wait()
+                await self._hang_up()
+                return {"type": "http.disconnect"}
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -673,6 +675,33 @@ def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
     ended = 'rebalanser_tasks_ended_total{name="send",outcome="%s",queue="work"} 1.0'
     assert {ended % "completed", ended % "dead"} <= set(lines)
     assert 'rebalanser_tasks_oldest_ready_seconds{queue="work"} 0.0' in lines
+
+
+@pytest.mark.rule("SK-16", "SK-20")
+def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(queue: Queue) -> None:
+    """The server has the claim a little sooner than it notices that the connection has ended."""
+    asked: list[WaitingClient] = []
+
+    class Noting(Dispenser):
+        def ask(self, *arguments: Any) -> WaitingClient:
+            asked.append(super().ask(*arguments))
+            return asked[-1]
+
+    async def hang_up() -> None:
+        await asyncio.wrap_future(asked[0].future)
+        await asyncio.sleep(0)
+
+    dispenser = Noting(queue.context)
+    dispenser.start(queue.lend(dispenser.wake))
+    try:
+        client = Client(built(queue, dispenser, ServingOptions()), hang_up)
+        task = client.send("POST", TASKS, '{"name": "send", "payload": {}}').json["id"]
+        assert claims_of(client) == []
+        assert len(asked[0].future.result()) == 1
+        wait_until(lambda: queue.get(task).state.status is Status.WAITING)
+    finally:
+        dispenser.stop()
+        queue.stop()
 
 
 @pytest.fixture

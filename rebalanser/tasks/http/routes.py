@@ -59,6 +59,9 @@ AtLeast = Annotated[
     int, Query(ge=0, description="Refuse to answer from a store that has not seen this revision (SK-11).")
 ]
 
+TURNS: Final = 5
+"""Turns of the event loop after which a request knows that its connection has ended."""
+
 
 class Server:
     """Handlers of all paths, on one queue and the dispenser of its claims."""
@@ -277,19 +280,21 @@ class Server:
         return router
 
     async def _waited(self, client: WaitingClient, request: Request) -> list[Lent]:
-        """Wait for a client's claims, and give them back if it hangs up before."""
+        """Wait for a client's claims, and give them back if it has hung up."""
         lent = asyncio.wrap_future(client.future)
         hung_up = asyncio.ensure_future(_hung_up(request))
+        is_there = False
         try:
             either: set[asyncio.Future[Any]] = {lent, hung_up}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if lent.done():
-                return lent.result()
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            is_there = not hung_up.done()
         finally:
             hung_up.cancel()
-            if not lent.done():
+            if not is_there:
                 self.dispenser.forget(client)
-        return []
+        return lent.result() if is_there else []
 
 
 async def _hung_up(request: Request) -> None:
