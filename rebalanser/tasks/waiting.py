@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -33,7 +34,8 @@ class Bell:
 
     def __init__(self, context: Callable[[], Context]) -> None:
         self._context = context
-        self._watch: Watch | None = None
+        self._begun: Future[Watch] | None = None
+        """The watch, without a result while a listener begins it for all; None if nobody waits."""
         self._watching = threading.Lock()
         # Another one than that for the watch, whose end waits for who is being told.
         self._lock = threading.Lock()
@@ -49,21 +51,38 @@ class Bell:
         with self._watching:
             with self._lock:
                 self._listeners.setdefault(task, []).append(changed)
-            if self._watch is not None:
-                return
-            try:
-                self._watch = context.watch(self._told, self._is_awaited)
-            except BaseException:
-                self._forget(task, changed)
-                raise
+            begun, is_mine = self._begun, self._begun is None
+            if begun is None:
+                begun = self._begun = Future()
+        try:
+            if is_mine:
+                begun.set_result(context.watch(self._told, self._is_awaited))
+            is_watched = _is_watched(begun)
+        except BaseException as error:
+            if is_mine and not begun.done():
+                self._failed(begun, error)
+            self.leave(task, changed)
+            raise
+        if not is_watched:
+            self.leave(task, changed)
+            self.listen(task, changed)
 
     def leave(self, task: TaskId, changed: Callable[[], None]) -> None:
         """Call it no more."""
         with self._watching:
             self._forget(task, changed)
-            if not self._listeners and self._watch is not None:
-                self._watch.close()
-                self._watch = None
+            if not self._listeners and self._begun is not None:
+                self._begun.result().close()
+                self._begun = None
+
+    def _failed(self, begun: Future[Watch], error: BaseException) -> None:
+        """Pass an error on to all who wait for the watch to begin; or, after an interrupt, the try."""
+        with self._watching:
+            self._begun = None
+        if isinstance(error, Exception):
+            begun.set_exception(error)
+        else:
+            begun.cancel()
 
     def _forget(self, task: TaskId, changed: Callable[[], None]) -> None:
         with self._lock:
@@ -80,6 +99,15 @@ class Bell:
             listeners = [listener for task in tasks for listener in self._listeners.get(task, ())]
         for listener in listeners:
             listener()
+
+
+def _is_watched(begun: Future[Watch]) -> bool:
+    """Wait until a watch has begun; False if whoever began it was interrupted."""
+    try:
+        begun.result()
+    except CancelledError:
+        return False
+    return True
 
 
 class WaitingBodies:

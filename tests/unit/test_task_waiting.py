@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from rebalanser.tasks.engine import Change, Lost, Wants
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, State, Status, Stored
 from rebalanser.tasks.waiting import REPORT_S, Bell, WaitingBodies, waiting_for
+from rebalanser.testing.waiting import wait_until
 
 
 class FakeEngine:
@@ -59,6 +61,65 @@ class FakeEngine:
 
 def news_of(*tasks: str) -> list[Stored]:
     return [Stored(Head(task, "mail", "send"), State(), 6, 0) for task in tasks]
+
+
+@pytest.mark.rule("SK-19")
+def test_all_who_begin_to_wait_while_the_engine_is_away_are_told_by_one_try() -> None:
+    """One after the other they would wait as many times as long, each beyond its own time."""
+    tasks = [f"{number}" for number in range(8)]
+    tries: list[int] = []
+    outcomes: list[str] = []
+
+    def watch(*_: Any) -> Any:
+        tries.append(1)
+        wait_until(lambda: len(bell._listeners) == len(tasks))
+        raise RegistryUnavailable("away")
+
+    bell = Bell(lambda: SimpleNamespace(watch=watch))  # type: ignore[arg-type,return-value]
+
+    def listen(task: str) -> None:
+        try:
+            bell.listen(task, lambda: None)
+        except RegistryUnavailable as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=listen, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == ["away"] * len(tasks)
+    assert len(tries) == 1
+    assert bell._listeners == {}
+
+
+@pytest.mark.rule("SK-19")
+def test_who_waits_begins_the_watch_that_another_was_interrupted_in() -> None:
+    engine = FakeEngine()
+    shared = engine.shared()
+    tries: list[int] = []
+
+    def watch(*arguments: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            wait_until(lambda: len(bell._listeners) == 2)
+            raise KeyboardInterrupt
+        return shared.join(*arguments)
+
+    bell = Bell(lambda: SimpleNamespace(watch=watch))  # type: ignore[arg-type,return-value]
+    heard: list[str] = []
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            bell.listen("a", lambda: heard.append("a"))
+
+    first = threading.Thread(target=interrupted)
+    first.start()
+    wait_until(lambda: len(tries) == 1)
+    bell.listen("b", lambda: heard.append("b"))
+    first.join()
+    engine.tell(news_of("a", "b"))
+    assert heard == ["b"]
 
 
 @pytest.mark.rule("SK-12")
