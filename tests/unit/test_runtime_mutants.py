@@ -668,7 +668,7 @@ MUTANTS = (
     _mutant(
         "pause that is read once",
         "a pause that could not be read is read again",
-        _edit(Partitions, "_look_at_pause", "self._pauses_changed = True", "pass"),
+        _edit(Partitions, "_read_pause", "self._pauses_changed = True", "pass"),
         f"{PAUSES}::test_a_pause_that_could_not_be_read_is_read_again",
     ),
     _mutant(

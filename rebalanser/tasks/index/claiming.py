@@ -87,7 +87,7 @@ class PendingClaim(PendingMove):
         self._start = start
 
     def answered(self, answer: Answer) -> None:
-        """Settle the ask if the claim was written."""
+        """Settle the pending claim if it was written."""
         super().answered(answer)
         if isinstance(answer, Applied):
             self.applied_at = answer.revision
@@ -323,7 +323,7 @@ class OwnedIndex:
         if not wanted:
             return None
         owners = self.owners
-        # Each step asks for some of the dependencies only: others may be those that are complete.
+        # Each step reads some of the dependencies only: the others may be complete.
         if self._lost or any(owner.unknown_dependencies(1) or owner.unread_rates(1) for owner in owners):
             return now
         wakeups = [owner.next_wakeup(now, wall, each) for owner in owners for each in wanted]
@@ -363,12 +363,12 @@ class OwnedIndex:
             or (change.status is Status.CLAIMED and claiming.owner.is_taken(task))
         )
 
-    def learn(self, told: Sequence[Stored]) -> None:
+    def learn(self, tasks: Sequence[Stored]) -> None:
         """Learn the tasks that a watch has reported."""
         now = self._clock.now()
-        for stored in told:
+        for stored in tasks:
             self._learn(stored, now)
-        self._look_at_clocks([each for each in told if _is_new(each)], are_new=True)
+        self._check_clocks([each for each in tasks if _is_new(each)], are_new=True)
         self.news.wakes = True
 
     def read(self, partition: int) -> Script[None]:
@@ -384,7 +384,7 @@ class OwnedIndex:
             now = self._clock.now()
             for stored in page.items:
                 self._learn(stored, now)
-            self._look_at_clocks(page.items, are_new=False)
+            self._check_clocks(page.items, are_new=False)
             self.news.wakes |= bool(page.items)
             after = page.next
             if after is None:
@@ -483,7 +483,7 @@ class OwnedIndex:
         for each in self._owners.values() if is_complete else () if claiming is None else (claiming,):
             each.owner.learn(stored, now)
 
-    def _look_at_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> None:
+    def _check_clocks(self, tasks: Sequence[Stored], *, are_new: bool) -> None:
         """Note hosts whose clocks are off, by the ids of tasks in the owned partitions."""
         now, wall = self._clock.now(), self._clock.wall()
         for each in tasks:

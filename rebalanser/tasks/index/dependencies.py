@@ -1,10 +1,11 @@
-"""Dependencies between tasks (SK-5); :func:`~rebalanser.tasks.rules.settles` says until when."""
+"""Dependencies between tasks (SK-5), until they are settled (:func:`~rebalanser.tasks.rules.settles`)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
@@ -16,9 +17,10 @@ REMEMBERED: Final = 65_536
 
 @dataclass(slots=True)
 class _Choice:
-    """A task that does not wait for what is dead or cancelled.
+    """A task that does not wait for dead or cancelled dependencies.
 
-    ``since`` is its number in the order of such tasks. ``passed`` are those that it would wait for otherwise.
+    ``since`` is its number in the order of such tasks. ``passed`` are the dependencies that it did not wait
+    for.
     """
 
     after_failure: AfterFailure
@@ -27,7 +29,7 @@ class _Choice:
 
 
 class Completions:
-    """The tasks that were completed last; those of all partitions that a process owns are the same."""
+    """The tasks that were completed last, in all partitions that a process owns."""
 
     __slots__ = ("_known", "_order")
 
@@ -52,11 +54,11 @@ class Completions:
 
 
 class Dependencies:
-    """The tasks that wait, and what is known of those that they wait for.
+    """Waiting tasks, and the known statuses of their dependencies.
 
-    What they wait for may lie in other partitions. What is complete stays so (SK-10): it is asked for once.
-    What is dead or cancelled may be requeued. So news of that are only a reason to ask, and an answer counts
-    only for the tasks that waited when the question was asked, and only if nothing has changed since.
+    Dependencies may be in other partitions. A completed task stays complete (SK-10), so it is read once. A
+    dead or cancelled task may be requeued. So news of that is only a reason to read it, and the answer counts
+    only for tasks that waited when the read began, and only if nothing has changed since.
     """
 
     __slots__ = (
@@ -70,14 +72,14 @@ class Dependencies:
     )
 
     def __init__(self, complete: Completions | None = None) -> None:
-        """``complete`` is what others have learnt too."""
+        """``complete`` has the completed tasks that others have learnt too."""
         self._missing: dict[TaskId, set[TaskId]] = {}
         self._waiting: dict[TaskId, set[TaskId]] = {}
         self._unknown: dict[TaskId, None] = {}
         self._choices: dict[TaskId, _Choice] = {}
         self._chosen = 0
         self._asked: dict[TaskId, int] = {}
-        """The number of the last choice when a question was asked that is not answered."""
+        """Dependencies that are being read, each with the number of the last choice when the read began."""
         self._complete = Completions() if complete is None else complete
 
     def __len__(self) -> int:
@@ -89,7 +91,7 @@ class Dependencies:
     def add(
         self, task: TaskId, after: Iterable[TaskId], after_failure: AfterFailure = AfterFailure.WAIT
     ) -> bool:
-        """Let a task wait for what is not known to be complete; False where there is nothing to wait for."""
+        """Let a task wait for dependencies that are not known to be complete; False if there are none."""
         missing = {needed for needed in after if needed not in self._complete}
         if not missing:
             return False
@@ -105,7 +107,7 @@ class Dependencies:
         return True
 
     def drop(self, task: TaskId) -> None:
-        """A task waits no more, for another reason; it may not have waited."""
+        """Stop waiting for a task, for any other reason; no-op if it does not wait."""
         choice = self._choices.pop(task, None)
         for needed in (*self._missing.pop(task, ()), *(choice.passed if choice else ())):
             waiting = self._waiting[needed]
@@ -116,7 +118,7 @@ class Dependencies:
                 self._asked.pop(needed, None)
 
     def completed(self, needed: TaskId) -> list[TaskId]:
-        """Learn that a task is complete; those come back that wait for nothing any more, oldest first."""
+        """Learn that a task is complete; return the tasks that wait no more, oldest first."""
         self._complete.add(needed)
         if needed not in self._waiting:
             return []
@@ -135,7 +137,7 @@ class Dependencies:
         return sorted(freed)
 
     def answered(self, needed: TaskId, status: Status | None) -> list[TaskId]:
-        """Learn what a task is, None if there is none; those that wait no more come back, oldest first."""
+        """Learn a status that was read, None if there is no such task; return the tasks that wait no more."""
         if status is Status.COMPLETED:
             return self.completed(needed)
         asked = self._asked.pop(needed, 0)
@@ -149,7 +151,7 @@ class Dependencies:
         return sorted(freed)
 
     def heard(self, needed: TaskId, status: Status) -> bool:
-        """Take news of a task that is not complete; True if it must be asked for, as that may matter."""
+        """Take news of a task that is not complete; True if it must be read again."""
         choosing = self._choosing(needed)
         if not choosing:
             return False
@@ -169,29 +171,27 @@ class Dependencies:
 
     @property
     def awaited(self) -> Container[TaskId]:
-        """The tasks that others wait for; it follows every change."""
+        """The tasks that others wait for; a live view."""
         return self._waiting
 
     def unknown(self, limit: int | None = None) -> list[TaskId]:
         """List the unknown dependencies, the longest needed first, at most ``limit``."""
-        if limit is None or len(self._unknown) <= limit:
-            return list(self._unknown)
-        return [task for task, _ in zip(self._unknown, range(limit), strict=False)]
+        return list(islice(self._unknown, limit))
 
     def ask(self, limit: int | None = None) -> list[TaskId]:
-        """As :meth:`unknown`, for a read that is sent from now on."""
+        """List :meth:`unknown` dependencies for a read that begins now."""
         asked = self.unknown(limit)
         if self._choices:
             self._asked.update(dict.fromkeys(asked, self._chosen))
         return asked
 
     def doubt(self) -> None:
-        """Changes may have been missed: everything that is waited for must be asked for again."""
+        """Mark all dependencies as unknown, as changes may have been missed."""
         self._asked.clear()
         self._unknown.update(dict.fromkeys(self._waiting))
 
     def _choosing(self, needed: TaskId) -> list[TaskId]:
-        """The tasks with a choice that wait for this one, or would if it were not dead or cancelled."""
+        """Return the tasks with a choice that wait for this one, or would if it had not failed."""
         waiting = self._waiting.get(needed, ()) if self._choices else ()
         return [task for task in waiting if task in self._choices]
 

@@ -6,16 +6,17 @@ its own process claims the task for such a slot. That is one write: it puts the 
 and the task's id in the slot's place, if the task, the owner's epoch and the slot are as they were. So a slot
 serves one claim at most, however many owners try, and none once it is withdrawn.
 
-**When such a claim is over** (SK-8). The owner writes the claim after the worker has sent the slot to the
-store. So the worker counts the claim's time from before it sent the slot, on its own monotonic clock. Where
-the slot is old, too little of that time is left: the worker renews the claim first, and counts from before it
+**The end of such a claim** (SK-8). The owner writes the claim after the worker has sent the slot to the
+store. So the worker counts the claim's time from before it sent the slot, on its own monotonic clock. If the
+slot is old, too little of that time is left: the worker renews the claim first, and counts from before it
 sent the renewal.
 
-**Slots ahead.** While its slots are used, a worker whose bodies are quick publishes more slots than it has
-idle threads, as it claims tasks ahead: so not each task alone takes the way through the store. Such slots are
-marked, and are used only where no thread is known to be idle.
+**Slots ahead.** While its slots are used, a worker with quick bodies publishes more slots than it has idle
+threads, as it claims tasks ahead. That saves a round trip to the store per task. Such slots are marked, and
+are used only if no thread is known to be idle.
 
-**What ends a slot.** Its use, its worker, or the end of the worker's lease, which deletes all its slots.
+**The end of a slot.** It is used, its worker withdraws it, or the worker's lease ends, which deletes all its
+slots.
 """
 
 from __future__ import annotations
@@ -39,20 +40,19 @@ SETTLE_S: Final = 0.01
 FRESH_RATIO: Final = 0.25
 """Maximum age of a slot, in parts of its claim's time, at which its claim need not be renewed first."""
 REMEMBERED: Final = 8192
-"""Used slots whose holders a worker remembers, so that a change told twice changes nothing."""
-
+"""Maximum used slots that a worker remembers, so that a change reported twice changes nothing."""
 
 Names: TypeAlias = frozenset[str] | None
-"""The functions of a slot; None for any, as of a client of a server that names none."""
+"""The functions of a slot; None for any, for example if a client over HTTP names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeSlot:
     """An idle thread of the process ``process``, published at ``revision``.
 
-    ``worker`` is the label for people, ``names`` are the functions that it knows, None for any, ``ttl_s`` is
-    the time of a claim, ``lease`` what ends the slot. One that
-    is ``ahead`` has no idle thread yet.
+    ``worker`` is a label for people. ``names`` are the functions that it knows, None for any. ``ttl_s`` is
+    the seconds that a claim lasts. ``lease`` is the lease whose end deletes the slot. A slot that is
+    ``ahead`` has no idle thread yet.
     """
 
     holder: str
@@ -67,7 +67,7 @@ class FreeSlot:
 
 @dataclass(frozen=True, slots=True)
 class UsedSlot:
-    """A slot in whose place a task was claimed."""
+    """A slot for which a task was claimed."""
 
     holder: str
     process: str
@@ -76,7 +76,7 @@ class UsedSlot:
 
 @dataclass(frozen=True, slots=True)
 class GoneSlot:
-    """A slot that was deleted: withdrawn, taken note of, or ended with its lease."""
+    """A slot that was deleted: withdrawn, used and forgotten, or ended with its lease."""
 
     holder: str
     process: str
@@ -88,8 +88,8 @@ SlotNews: TypeAlias = FreeSlot | UsedSlot | GoneSlot
 class FreeSlots:
     """The free slots of other processes, as an owner's process knows them.
 
-    Those of idle threads are taken before those ahead, otherwise in an order that differs from ``process`` to
-    process, so that two owners seldom try the same one.
+    Slots of idle threads are taken before slots ahead. Otherwise the order differs from ``process`` to
+    process, so that two owners seldom try the same slot.
     """
 
     def __init__(self, process: str) -> None:
@@ -118,7 +118,7 @@ class FreeSlots:
         return is_new
 
     def replace(self, slots: Sequence[SlotNews], revision: int) -> None:
-        """Take all slots as of a revision, as changes may have been missed; newer ones stay."""
+        """Replace all slots by those of a revision, as changes may have been missed; newer ones stay."""
         newer = [slot for slot in self._free.values() if slot.revision > revision]
         self._free.clear()
         self._heaps.clear()
@@ -127,13 +127,13 @@ class FreeSlots:
             self.learn(slot)
 
     def groups(self) -> list[Names]:
-        """The sets of functions for which there are slots."""
+        """Return the sets of functions that have slots."""
         return [names for names in list(self._heaps) if self._first(names) is not None]
 
     def take(self, names: Names) -> FreeSlot | None:
         """Take a slot of exactly these functions, for a claim; None if there is none.
 
-        :meth:`learn` of its use ends it; without a use :meth:`put_back` it or :meth:`drop` it.
+        :meth:`learn` ends it once it is used; else :meth:`put_back` or :meth:`drop` must follow.
         """
         holder = self._first(names)
         if holder is None:
@@ -163,9 +163,9 @@ class FreeSlots:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Writes to make: slots to publish, holders to withdraw if they are not used, used ones to delete.
+    """Writes to make: slots to publish, holders to withdraw if they are not used, used slots to delete.
 
-    Of the slots to publish ``ahead`` are such.
+    ``ahead`` of the ``publish`` slots are slots ahead.
     """
 
     publish: int = 0
@@ -176,10 +176,10 @@ class Plan:
 
 @dataclass(slots=True)
 class OwnSlots:
-    """The slots of one worker process: what it offers now, and what it should.
+    """The slots of one worker process: those it offers, and those it should.
 
-    Times are in seconds of one monotonic clock. ``offered`` has the published slots, each with the time
-    before its publication was sent; ``arrived`` the used ones that the worker has not taken yet.
+    Times are in seconds of one monotonic clock. ``offered`` has the published slots, each with the time just
+    before its publication was sent; ``arrived`` has the used slots that the worker has not taken yet.
     """
 
     offered: dict[str, float] = field(default_factory=dict)
@@ -197,26 +197,26 @@ class OwnSlots:
     _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def offer(self, idle: int, room: int, names: Collection[str] | None, now: float) -> None:
-        """The worker has ``idle`` threads, and takes ``room`` tasks: more than that where it claims ahead."""
+        """Offer ``idle`` threads, and room for ``room`` tasks: more than that if the worker claims ahead."""
         self._idle = max(0, min(idle, MAX_OFFERED))
         self._room = max(self._idle, min(room, MAX_OFFERED))
         self.names = None if names is None else frozenset(names)
         self._note(now)
 
     def published(self, holders: Sequence[str], sent_at: float) -> None:
-        """A request to publish these is about to be sent: from now on they may be used."""
+        """Note slots whose publication is about to be sent: from now on they may be used."""
         self.offered.update(dict.fromkeys(holders, sent_at))
         self._lacks_since = None
 
     def gone(self, holders: Collection[str]) -> None:
-        """These are not in the store any more, and were not used."""
+        """Forget slots that are no longer in the store, and were not used."""
         for holder in holders:
             self.offered.pop(holder, None)
 
     def used(self, slot: UsedSlot, now: float) -> bool:
-        """A task was claimed for a slot; True if that is news. The worker takes it by :meth:`take_arrived`.
+        """Note that a task was claimed for a slot; True if that is news. :meth:`take_arrived` takes it.
 
-        The slot that replaces it is published as soon as there is room: others have more to do.
+        The next slot is published as soon as there is room, as more tasks are waiting.
         """
         if slot.holder in self._seen:
             return False
@@ -242,7 +242,7 @@ class OwnSlots:
         return False
 
     def replace(self, slots: Sequence[SlotNews], now: float) -> None:
-        """Take all own slots that there are, as changes may have been missed."""
+        """Replace the own slots by those in the store, as changes may have been missed."""
         free = [each.holder for each in slots if isinstance(each, FreeSlot) and each.holder not in self._seen]
         self.offered = {holder: self.offered.get(holder, -math.inf) for holder in free}
         for each in slots:
@@ -250,22 +250,22 @@ class OwnSlots:
                 self._to_forget.append(each.holder)
 
     def take_arrived(self, count: int) -> None:
-        """The worker has taken the first ``count`` claims that arrived: it has less room."""
+        """Take the first ``count`` claims that arrived; that leaves the worker less room."""
         del self.arrived[:count]
         self._idle = max(0, self._idle - count)
         self._room = max(0, self._room - count)
 
     def forgotten(self, holders: Collection[str]) -> None:
-        """These used ones were deleted from the store."""
+        """Note used slots that were deleted from the store."""
         self._to_forget = [each for each in self._to_forget if each not in holders]
 
     def lease_ended(self) -> None:
-        """All that was published is gone; what was used arrives still."""
+        """Forget all published slots; claims for used ones still arrive."""
         self.gone(list(self.offered))
         self._to_forget.clear()
 
     def plan(self, now: float) -> Plan:
-        """The writes that are due. A change of room that has passed within :data:`SETTLE_S` needs none."""
+        """Return the writes that are due. A change of room undone within :data:`SETTLE_S` needs none."""
         self._note(now)
         forget = tuple(self._to_forget)
         if self._offered_names != self.names and self.offered:
@@ -314,5 +314,5 @@ def _is_due(since: float | None, now: float) -> bool:
 
 
 def is_fresh(published_at: float, now: float, ttl_s: float) -> bool:
-    """True if enough is left of a claim's time that is counted from the publication of its slot (SK-8)."""
+    """True if enough is left of a claim's time, counted from the publication of its slot (SK-8)."""
     return now - published_at <= FRESH_RATIO * ttl_s

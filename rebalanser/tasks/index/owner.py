@@ -1,32 +1,32 @@
-"""The owner of a partition: what one partition holds in memory, and what of it may be claimed (SK-5, SK-13).
+"""The owner of a partition: its open tasks in memory, and the next one to claim (SK-5, SK-13).
 
-Pure: no clock, no store. The driver tells what it has read or written and when that was, and asks for
-candidates; nothing here makes a claim safe, which is the store's part. Whatever is told late, twice or in
-another order than it happened, the owner keeps what has the greatest revision.
+Pure: no clock, no store. The driver reports what it has read or written, with the time, and takes candidates.
+Nothing here makes a claim safe: the store does. News may come late, twice or out of order: the owner keeps
+the greatest revision.
 
 Every open task is in exactly one place:
 
 ==========  ==========================================================================================
-place       what it is there for
+place       tasks in it
 ==========  ==========================================================================================
-scheduled   waiting until it is due, by the wall clock
-blocked     waiting until all that it depends on is settled, here or in other partitions
+scheduled   not due yet, by the wall clock
+blocked     a dependency is not settled, in this or another partition
 ready       to be offered: waiting and due, or claimed and over, or to become dead with a dependency
-running     claimed; it will be over when its time and the buffer have passed
-held back   ready, but as many tasks are claimed, or have just been, as its limit allows
-taken       a claim of it is being written
-aside       a claim of it can't be written; it is offered again at a stated time
-doubtful    what its state is must be read, as a claim of it was refused by the store
+running     claimed; the claim is over when its time and the buffer have passed
+held back   ready, but its limit has no room
+taken       a claim is being written
+aside       a claim can't be written; the task is offered again at a stated time
+doubtful    the state must be read, as the store has refused a claim
 ==========  ==========================================================================================
 
-**Limits** (SK-23). All tasks of one limit lie in one partition, and only its owner claims them. So what an
-owner knows to be claimed, being claimed, or doubtful is never less than what is claimed, once it has read
-the whole partition after it took that over: until then no limited task is offered. Of a rate limit it reads
-the mark that the last start has left in the store, and each start replaces that very mark.
+**Limits** (SK-23). All tasks of one limit are in one partition, and only its owner claims them. The owner
+counts tasks that are claimed, being claimed, or doubtful. Once it has read the whole partition after taking
+it over, that count is never too low; until then it offers no limited task. For a rate limit it reads the mark
+that the last start left in the store, and each start replaces that very mark.
 
-**When a claim is over** (SK-8, SK-18). Where its term was counted on this host's boot clock, at its end. Any
-other clock is not compared: then ``ttl_s`` is counted from when the owner learnt of the term, which is later
-than when its holder began to count. In both cases the stated buffer comes on top.
+**The end of a claim** (SK-8, SK-18). If its term was counted on this host's boot clock, the claim is over at
+the end of the term. Any other clock is not compared: then ``ttl_s`` is counted from when the owner learnt of
+the term, which is later than when the holder began to count. In both cases the stated buffer is added.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ REMEMBERED: Final = 65_536
 
 
 class Owner:
-    """The index of one partition, for whoever owns it with this fencing ``token`` (SK-13).
+    """The index of one partition, owned with this fencing ``token`` (SK-13).
 
-    ``now`` is always seconds of one monotonic clock; ``clock`` is its name as it stands in a
-    :class:`~rebalanser.tasks.model.Term`, empty where it has none. ``wall`` is seconds since 1970.
-    ``buffer_s`` is what is waited beyond a claim's time (SK-8): more than clocks drift apart in that time.
-    ``complete`` is what the owners of a process have in common.
+    ``now`` is always seconds of one monotonic clock; ``clock`` is its name in a
+    :class:`~rebalanser.tasks.model.Term`, empty if it has none. ``wall`` is seconds since 1970.
+    ``buffer_s`` is the seconds added to a claim's time (SK-8): more than clocks drift apart in that time.
+    ``complete`` has the completed tasks that all owners of a process share.
     """
 
     def __init__(
@@ -96,18 +96,17 @@ class Owner:
         return len(self._open)
 
     def get(self, task: TaskId) -> Stored | None:
-        """An open task as it is known here."""
+        """Return an open task as it is known here; None if it is not."""
         return self._open.get(task)
 
     def learn(self, stored: Stored, now: float) -> None:
-        """Learn a task that was read, or reported by a watch, not later than ``now``. Older news change
-        nothing (SK-11).
+        """Learn a task that was read, or reported by a watch, not later than ``now``.
 
-        Of tasks in other partitions it matters only whether they are complete, dead or cancelled.
+        Older news change nothing (SK-11). For a task in another partition only its status matters.
         """
         task = stored.head.id
         if stored.partition != self.partition:
-            self._heard(task, stored.state.status)
+            self._learn_status(task, stored.state.status)
             return
         before = self._open.get(task)
         known = self._closed.get(task, -1) if before is None else before.revision
@@ -121,10 +120,10 @@ class Owner:
             self.heard(task, stored.state.status)
         elif stored.revision > known:
             self._close(task, stored.revision)
-            self._heard(task, stored.state.status)
+            self._learn_status(task, stored.state.status)
 
     def completed(self, task: TaskId, partition: int, revision: int) -> bool:
-        """As :meth:`learn` of a complete task of any partition; whether another may be claimed now."""
+        """Learn that a task of any partition is complete; True if another task may be claimed now."""
         if partition == self.partition:
             before = self._open.get(task)
             known = self._closed.get(task, -1) if before is None else before.revision
@@ -140,18 +139,18 @@ class Owner:
         return known is not None and known.revision >= revision and task not in self._doubtful
 
     def is_taken(self, task: TaskId) -> bool:
-        """True if a claim of the task is being written, whose outcome tells what has become of it."""
+        """True if a claim of the task is being written: its outcome gives the newest state."""
         return task in self._taken
 
     def heard(self, task: TaskId, status: Status) -> bool:
-        """Take news of a task of any partition that is not complete; True if the driver must ask about it."""
+        """Take news of a task of any partition that is not complete; True if the driver must read it."""
         return self._blocked.heard(task, status)
 
     def learn_dependency(self, task: TaskId, status: Status | None) -> None:
-        """Learn what a read answered of an unknown dependency; None if it does not exist.
+        """Learn the status that was read of an unknown dependency; None if it does not exist.
 
-        While it is not complete, changes of it must be learnt from a watch that has run since before that
-        read; where the watch has lost changes, the driver calls :meth:`doubt_dependencies`.
+        Until it is complete, a watch that began before that read must report its changes. If the watch has
+        lost changes, the driver calls :meth:`doubt_dependencies`.
         """
         freed = self._blocked.answered(task, status)
         for each in freed:
@@ -161,13 +160,13 @@ class Owner:
             self._ready.add(head)
 
     def unknown_dependencies(self, limit: int | None = None) -> list[TaskId]:
-        """Tasks that the driver must ask the engine about, at most ``limit`` of them."""
+        """List dependencies that the driver must read, at most ``limit``."""
         return self._blocked.unknown(limit)
 
     def ask_dependencies(self, limit: int | None = None) -> list[TaskId]:
-        """As :meth:`unknown_dependencies`, for a read that is sent from now on.
+        """List :meth:`unknown_dependencies` for a read that begins now.
 
-        Its answers, given to :meth:`learn_dependency`, tell nothing of what has changed meanwhile.
+        Its answers, given to :meth:`learn_dependency`, say nothing of later changes.
         """
         return self._blocked.ask(limit)
 
@@ -177,13 +176,13 @@ class Owner:
 
     @property
     def awaited(self) -> Container[TaskId]:
-        """The tasks that others here wait for; it follows every change."""
+        """The tasks that others of this partition wait for; a live view."""
         return self._blocked.awaited
 
     def doubt_dependencies(self) -> None:
-        """Changes may have been missed: ask again about everything that is waited for.
+        """Mark as unknown all that tasks wait for, as changes may have been missed.
 
-        That is also what limited tasks wait for: those that are claimed.
+        That includes the claimed tasks that limited tasks wait for.
         """
         self._blocked.doubt()
         for task in self._ready.counted():
@@ -192,20 +191,20 @@ class Owner:
                 self._doubtful[task] = None
 
     def knows_all(self) -> None:
-        """The whole partition was read after it was taken over: limited tasks may be offered."""
+        """Offer limited tasks from now on: the whole partition was read after it was taken over."""
         self._ready.open()
 
     def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:
-        """The task to claim next (SK-5, SK-8), of these functions, None being all; None if there is none.
+        """Return the task of these functions to claim next (SK-5, SK-8); None if there is none.
 
-        The same until it is :meth:`taken` or more is known. The cost grows with the number of names, and with
-        the logarithm of the number of tasks.
+        ``names`` None is all functions. The task stays the same until it is :meth:`taken` or news arrives.
+        The cost grows with the number of names, and with the logarithm of the number of tasks.
         """
         self._wake(now, wall)
         return self._ready.best(names)
 
     def names(self) -> set[str]:
-        """The functions of which there are tasks that may be claimed."""
+        """Return the functions that have tasks to claim."""
         return set(self._ready.names())
 
     def ready_since(self, wall: float) -> float | None:
@@ -217,9 +216,9 @@ class Owner:
         return min(times, default=None)
 
     def taken(self, task: TaskId) -> tuple[Stored, bool]:
-        """A claim of the task is being written: it is not offered until it is known what became of that.
+        """Take a task whose claim is about to be written: it is not offered until the outcome is known.
 
-        The task, and whether a claim of it was made before that is over.
+        Return the task, and True if it replaces a claim that is over.
         """
         stored = self._open[task]
         self._ready.count(stored.head)
@@ -235,15 +234,15 @@ class Owner:
         return self._ready.start(self._open[task].head, wall)
 
     def start_ended(self, head: Head, revision: int | None) -> None:
-        """The claim of a task is settled: it was written at this revision; None for anything else.
+        """End a start: its claim was written at this revision, or None for any other outcome.
 
-        Then no task of its rate limit is offered before the mark of that was read.
+        After None no task of its rate limit is offered before the mark was read.
         """
         self._ready.start_ended(head, revision)
 
-    def unread_rates(self, most: int) -> list[LimitId]:
-        """Return rate limits whose marks the driver must read for :meth:`learn_rate`, at most this number."""
-        return self._ready.unread_rates(most)
+    def unread_rates(self, limit: int) -> list[LimitId]:
+        """List rate limits whose marks the driver must read for :meth:`learn_rate`, at most ``limit``."""
+        return self._ready.unread_rates(limit)
 
     def learn_rate(self, limit: LimitId, mark: RateMark | None, now: float) -> None:
         """Take the mark of a rate limit as read not later than ``now``; None if there is none."""
@@ -251,7 +250,7 @@ class Owner:
         self._ready.learn_rate(limit, mark)
 
     def settled(self, stored: Stored, now: float) -> None:
-        """The write was carried out not later than ``now``: this is the task since then."""
+        """Learn the task as a write has left it, not later than ``now``."""
         self._taken.pop(stored.head.id, None)
         self.learn(stored, now)
         known = self._open.get(stored.head.id)
@@ -259,7 +258,7 @@ class Owner:
             self._place(stored.head.id, now)
 
     def conflicted(self, task: TaskId, now: float) -> None:
-        """The store refused the claim: the task is offered again once more is known of it than then."""
+        """Doubt a task whose claim the store refused, unless newer news has come since."""
         revision = self._taken.pop(task, None)
         known = self._open.get(task)
         if revision is not None and known is not None and known.revision == revision:
@@ -267,12 +266,12 @@ class Owner:
         self._place(task, now)
 
     def put_back(self, task: TaskId, now: float) -> None:
-        """The claim was not written, and will not be."""
+        """Offer a task again whose claim was not written, and will not be."""
         self._taken.pop(task, None)
         self._place(task, now)
 
     def set_aside(self, task: TaskId, until: float) -> None:
-        """The claim can't be written, and had no effect: the task is offered again ``until`` then or news.
+        """Set a task aside ``until`` a time or news of it: its claim can't be written, and had no effect.
 
         Meanwhile it takes no room in its limit, unless an earlier claim of it does (SK-23).
         """
@@ -285,12 +284,12 @@ class Owner:
                 self._ready.uncount(stored.head)
 
     def forget(self, task: TaskId) -> None:
-        """A read found that there is no such task any more."""
+        """Forget a task that no longer exists."""
         self._taken.pop(task, None)
         self._drop(task)
 
     def doubtful(self) -> list[TaskId]:
-        """Tasks that the driver must read and :meth:`learn`, or :meth:`forget`."""
+        """List tasks that the driver must read and :meth:`learn`, or :meth:`forget`."""
         return list(self._doubtful)
 
     def next_wakeup(self, now: float, wall: float, names: Collection[str] | None = None) -> float | None:
@@ -326,7 +325,7 @@ class Owner:
             self._over_at[task] = over_at(claim, now, self._clock, self._buffer_s)
 
     def _place(self, task: TaskId, now: float) -> None:
-        """Put a task where it belongs by what is known of it."""
+        """Put a task in its place."""
         stored = self._open.get(task)
         if stored is None or task in self._taken or task in self._doubtful:
             return
@@ -345,7 +344,7 @@ class Owner:
         self._ready.uncount(stored.head)
 
     def _unblock(self, task: TaskId) -> None:
-        """A task is due. Of one that was claimed before, all that it depends on was settled then."""
+        """Offer or block a due task. If it was claimed before, its dependencies were settled then."""
         stored = self._open[task]
         is_claimed_before = stored.state.claim is not None
         head = stored.head
@@ -363,7 +362,7 @@ class Owner:
         self._failed.pop(task, None)
 
     def _close(self, task: TaskId, revision: int) -> bool:
-        """True if the limit of the task has room for another one that waits for that."""
+        """Close a task; True if its limit now has room for a task that it held back."""
         has_room = self._drop(task)
         self._closed[task] = revision
         if len(self._closed) > REMEMBERED:
@@ -377,14 +376,14 @@ class Owner:
         self._doubtful.pop(task, None)
         return stored is not None and self._ready.uncount(stored.head)
 
-    def _heard(self, task: TaskId, status: Status) -> None:
+    def _learn_status(self, task: TaskId, status: Status) -> None:
         if status is Status.COMPLETED:
             self._free(task)
         else:
             self.heard(task, status)
 
     def _free(self, completed: TaskId) -> bool:
-        """True if something waited for nothing else."""
+        """Offer the tasks that waited for this one only; True if there are any."""
         freed = self._blocked.completed(completed)
         for each in freed:
             self._ready.add(self._open[each].head)

@@ -1,4 +1,4 @@
-"""The partitions that this process owns: reads and follows them, and claims from them (SK-13)."""
+"""The partitions that this process owns: reads, watches and claims from them (SK-13)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rebalanser.tasks.writes.script import (
 )
 
 TAKE_OVER: Final = "take-over"
-"""Name of the trouble of partitions that could not be taken over."""
+"""Name of the trouble while partitions can't be taken over."""
 _log = get_logger()
 
 ResultT = TypeVar("ResultT")
@@ -46,8 +46,8 @@ class Partitions(ClaimSource):
     whenever there may be something to claim. ``count`` is the number of the queue's partitions. :meth:`take`
     and :meth:`give_up` are OnStart and OnStop of the group; the others are for the one thread that claims.
 
-    Where the engine shares slots, other processes claim for this one what it has room for, and this one for
-    them (SK-20): see :mod:`~rebalanser.tasks.index.free_slots`.
+    If the engine shares slots, other processes claim tasks for this one, and this one for them (SK-20): see
+    :mod:`~rebalanser.tasks.index.free_slots`.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Partitions(ClaimSource):
             RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
                 with their time.
         """
-        self._look_at_pause()
+        self._read_pause()
         if self.pause is not None:
             self._arrived(0)  # gives the arrived claims back
             return []
@@ -219,12 +219,14 @@ class Partitions(ClaimSource):
         with self._lock:
             return self._index.next_wakeup(names)
 
-    def _look_at_pause(self) -> None:
+    def _read_pause(self) -> None:
         """Read the queue's pause again if it may have changed."""
         context = self._context
         if self._pauses_watch is None:
             revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
-            self._pauses_watch = context.engine.watch_pauses(context.queue, revision, self._pauses_told)
+            self._pauses_watch = context.engine.watch_pauses(
+                context.queue, revision, self._mark_pauses_changed
+            )
         if not self._pauses_changed:
             return
         self._pauses_changed = False
@@ -234,13 +236,13 @@ class Partitions(ClaimSource):
             self._pauses_changed = True
             raise
 
-    def _pauses_told(self) -> None:
+    def _mark_pauses_changed(self) -> None:
         self._pauses_changed = True
         self._wake()
 
     def _follow(self) -> None:
         if self._watch is None:
-            self._watch = self._context.watch(self._told, self._wants)
+            self._watch = self._context.watch(self._receive, self._wants)
 
     def _wants(self, change: Change) -> bool:
         """True if the task of a change must be read; see :meth:`OwnedIndex.wants`."""
@@ -253,7 +255,7 @@ class Partitions(ClaimSource):
             return False
         return wants
 
-    def _told(self, news: Sequence[Stored] | Lost) -> None:
+    def _receive(self, news: Sequence[Stored] | Lost) -> None:
         try:
             with self._lock:
                 if isinstance(news, Lost):

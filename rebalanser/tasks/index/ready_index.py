@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection
+from itertools import islice
 from typing import Final, TypeAlias
 
 from rebalanser.tasks.clocks import Timers, full_at
@@ -14,7 +15,7 @@ _MIN_GARBAGE: Final = 64
 
 
 class ReadyTasks:
-    """ReadyTasks tasks of one function: highest priority first, then oldest, that is smallest id.
+    """Ready tasks of one function: highest priority first, then oldest, that is smallest id.
 
     Each priority in use has a heap of ids, so a step takes logarithmic time. A dropped task stays in its heap
     until it comes to the top, or until most entries are dropped tasks.
@@ -92,7 +93,7 @@ Rank: TypeAlias = tuple[int, TaskId]
 
 
 class ReadyByName:
-    """ReadyTasks tasks by function, so that tasks that no worker here knows delay no others.
+    """Ready tasks by function, so that tasks that no worker here knows delay no others.
 
     The time to find the best task of several functions grows with their number.
     """
@@ -219,7 +220,7 @@ class Offers(ReadyByName):
         self._limits: dict[LimitId, Limit] = {}
         self._is_open = False
         self._rooms = Timers()
-        """When a rate has room again, by the text of the limit."""
+        """Time at which a rate has room again, by the text of the limit."""
         self._unread: dict[LimitId, None] = {}
         """Limits with ready tasks whose marks must be read."""
 
@@ -242,9 +243,9 @@ class Offers(ReadyByName):
         """Return when a rate has room for a task that it holds back; None if none holds one back."""
         return self._rooms.next()
 
-    def unread_rates(self, most: int) -> list[LimitId]:
-        """Return limits whose marks must be read, at most this number."""
-        return [limit for limit, _ in zip(self._unread, range(most), strict=False)]
+    def unread_rates(self, limit: int) -> list[LimitId]:
+        """List limits whose marks must be read, at most ``limit``."""
+        return list(islice(self._unread, limit))
 
     def learn_rate(self, limit: LimitId, mark: RateMark | None) -> None:
         """Take the stored mark of a limit, None if there is none."""
@@ -264,7 +265,7 @@ class Offers(ReadyByName):
         return start
 
     def start_ended(self, head: Head, revision: int | None) -> None:
-        """The claim of a task is settled: written at this revision, or by what the stored mark says."""
+        """End a start: its claim was written at this revision, or None if the stored mark must be read."""
         limit = self._limits.get(head.limit)
         if limit is not None and limit.pace.pending == head.id:
             limit.pace.ended(revision)

@@ -37,12 +37,12 @@ from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, ru
 LEASE_S: Final = 5.0
 """Seconds after which the slots of a worker that was killed are gone."""
 KEEPS: Final = 3
-"""How many times a lease is kept in its time."""
+"""Renewals per lease TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A claim that an owner has made for this process, and from when on its time counts (SK-8)."""
+    """A claim that an owner has made for this process; its time counts from ``sent_at`` (SK-8)."""
 
     stored: Stored
     held: Held
@@ -56,14 +56,14 @@ class ReadSlots:
 
 @dataclass(frozen=True, slots=True)
 class FollowSlots:
-    """Have changes of slots told from a revision on, unless they are."""
+    """Watch slots from a revision on; no-op if they are watched already."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class GrantLease:
-    """Make a lease for slots; the answer is its number."""
+    """Grant a lease for slots; the answer is its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PublishSlots:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawSlots:
-    """Delete the free slots of these holders, None for all; the answer has those that are used."""
+    """Delete the free slots of these holders, None for all; the answer has the used ones."""
 
     holders: Collection[str] | None
 
@@ -117,11 +117,11 @@ SlotScript: TypeAlias = Generator[SlotRequest, Any, ResultT]
 
 
 class Offering:
-    """The free slots of a queue as one process sees them, and what it does about them. Pure.
+    """Decides about the free slots of a queue, as one process sees them. Pure.
 
-    ``now`` returns seconds of a monotonic clock, ``term`` the time of a claim from now on, ``new_holder`` a
-    name that no claim has. Not thread-safe: a script of each method may run at a time, and other methods may
-    be called while it waits for an answer.
+    ``now`` returns seconds of a monotonic clock, ``term`` the term of a claim made now, ``new_holder`` a
+    unique name for a claim. Not thread-safe: one script of each method may run at a time, and other methods
+    may be called while it waits for an answer.
     """
 
     def __init__(
@@ -148,17 +148,20 @@ class Offering:
         self._lease_s = lease_s
         self._keep_at = 0.0
         self._looks_at = -math.inf
-        """When the next step begins, in seconds of ``now``."""
+        """Time at which the next step begins, in seconds of ``now``."""
 
     def offer(self, idle: int, room: int, names: Collection[str] | None) -> bool:
-        """Take the room of this process, see :meth:`OwnSlots.offer`; True if the next step comes sooner."""
+        """Offer idle threads, and room for ``room`` tasks; True if the next step comes sooner.
+
+        See :meth:`~rebalanser.tasks.index.free_slots.OwnSlots.offer`.
+        """
         now = self._now()
         self.own.offer(idle, room, names, now)
         due = self.own.next_wakeup(now)
         return due is not None and due < self._looks_at
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
-        """Take the outcome of the claim for a slot; see :meth:`SlotOffers.settled`."""
+        """Settle the claim for a slot; see :meth:`SlotOffers.settled`."""
         if is_free:
             self.others.put_back(slot)
         else:
@@ -184,7 +187,7 @@ class Offering:
         """Make the reads and writes that are due; return the seconds until the next step, None until news.
 
         Raises:
-            RebalanserError: the engine is away or takes nothing; the next step makes what is left.
+            RebalanserError: the engine is away or takes nothing; the next step retries.
         """
         self._looks_at = -math.inf  # until the step has succeeded
         if self.lost:
@@ -208,7 +211,7 @@ class Offering:
         used = list(self.own.arrived)
         if not used:
             return []
-        mine = yield from self._mine([slot for slot, _ in used])
+        mine = yield from self._current_claims([slot for slot, _ in used])
         kept: list[tuple[UsedSlot, float | None]] = []
         now = self._now()
         arrived: list[Arrived] = []
@@ -234,19 +237,19 @@ class Offering:
         return arrived
 
     def retire(self) -> SlotScript[None]:
-        """Withdraw all slots, and give back what was claimed for them and not taken."""
+        """Withdraw all slots, and give back claims for them that were not taken."""
         if self.lease is not None:
             yield from self._withdraw(None)
         used = [slot for slot, _ in self.own.arrived]  # what was used before a lease ended, too
         self.own.take_arrived(len(used))
         if used:
-            mine = yield from self._mine(used)
+            mine = yield from self._current_claims(used)
             yield Submit([_release(*each) for each in mine.values()])
         if self.lease is not None:
             yield EndLease(self.lease)
 
     def _read_all(self) -> SlotScript[None]:
-        """Read all slots: at first, and once changes may have been missed."""
+        """Read all slots: at first, and whenever changes may have been missed."""
         self.lost = False
         try:
             slots, revision = yield ReadSlots()
@@ -277,7 +280,7 @@ class Offering:
             yield WakeClaimant()
 
     def _publish(self, count: int, ahead: int, used: Sequence[UsedSlot]) -> SlotScript[None]:
-        """Publish slots by new holders, the last ``ahead`` of them as such, and delete used ones."""
+        """Publish ``count`` slots with new holders, the last ``ahead`` of them ahead; delete used ones."""
         if self.lease is None:
             self._keep_at = self._now() + self._lease_s / KEEPS
             self.lease = yield GrantLease()
@@ -303,12 +306,12 @@ class Offering:
         return FreeSlot(self._new_holder(), self.process, self._worker, names, self._ttl_s, lease, ahead)
 
     def _lease_ended(self) -> None:
-        """The store has deleted the slots, as this process was paused or cut off."""
+        """Forget the lease: the store has deleted its slots, as this process was paused or cut off."""
         self.lease = None
         self.own.lease_ended()
 
-    def _mine(self, used: Sequence[UsedSlot]) -> SlotScript[dict[str, tuple[Stored, Held]]]:
-        """Those of the claims made for slots that are current, by holder."""
+    def _current_claims(self, used: Sequence[UsedSlot]) -> SlotScript[dict[str, tuple[Stored, Held]]]:
+        """Read the current claims among those made for slots, by holder."""
         found: Mapping[TaskId, Stored] = yield ReadTasks([each.task for each in used])
         mine: dict[str, tuple[Stored, Held]] = {}
         for each in used:
@@ -321,7 +324,7 @@ class Offering:
         return mine
 
     def _renewed(self, claims: Sequence[tuple[Stored, Held]]) -> SlotScript[list[Arrived]]:
-        """Renew claims of old slots; those that are current still."""
+        """Renew claims of old slots; return those that are still current."""
         sent_at, term = self._now(), self._term()
         pending_writes = [
             (held, PendingMove(stored, partial(_renewed, held=held, term=term))) for stored, held in claims
@@ -363,20 +366,20 @@ class SlotOffers:
         return self.offering.process
 
     def start(self) -> None:
-        """Begin to follow slots. Starting twice does nothing."""
+        """Begin to publish and watch slots. Starting twice does nothing."""
         with self._lock:
             if self._ending or self._loop.has_begun:
                 return
             self._loop.start()
 
     def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """This process has idle threads, and room for so many tasks; see :meth:`OwnSlots.offer`."""
+        """Offer idle threads, and room for ``room`` tasks; see :meth:`Offering.offer`."""
         with self._lock:
             if self.offering.offer(idle, room, names):
                 self._changed.set()
 
     def groups(self) -> list[Names]:
-        """The sets of functions for which other processes have free slots."""
+        """Return the sets of functions for which other processes have free slots."""
         if not self.offering.others:
             return []
         with self._lock:
@@ -388,10 +391,10 @@ class SlotOffers:
             return self.offering.others.take(names)
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
-        """The claim for a slot is settled: it was used, or may have been, unless it ``is_free`` still.
+        """Settle the claim for a slot: it was used, or may have been, unless it ``is_free``.
 
-        Unless the outcome ``is_known`` all slots are read: one that is free brings no news, and would not be
-        used any more.
+        Unless the outcome ``is_known``, all slots are read again: no news comes of a slot that is still free,
+        and it would never be used.
         """
         with self._lock:
             self.offering.settled(slot, is_free=is_free, is_known=is_known)
@@ -401,19 +404,19 @@ class SlotOffers:
     def arrived(
         self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
     ) -> list[Arrived]:
-        """The claims that others have made for this process, at most ``limit``, that are of these functions.
+        """Take at most ``limit`` claims that others have made for this process, of these functions.
 
-        Of any function if ``names`` is None. The others are given back at once, as the threads of their slots
-        have begun something else meanwhile, unless this ``keeps`` them for the next call.
+        ``names`` None is all functions. The other claims are given back at once, as the threads of their
+        slots have begun something else meanwhile, unless this ``keeps`` them for the next call.
 
         Raises:
-            RebalanserError: the engine was away; the next call answers them.
+            RebalanserError: the engine was away; the next call returns them.
         """
         script = self.offering.arrived(limit, names, keeps=keeps)
         return run_script(script, self._perform, self._lock)
 
     def retire(self) -> None:
-        """Offer no more slots, and give back what was claimed for them and not taken.
+        """Offer no more slots, and give back claims for them that were not taken.
 
         It takes little longer than slots last, also while the engine is away.
 
@@ -430,7 +433,7 @@ class SlotOffers:
         run_script(self.offering.retire(), partial(self._perform, timeout_s=LEASE_S), self._lock)
 
     def close(self) -> None:
-        """Follow no more. Closing twice does nothing."""
+        """Stop watching slots. Closing twice does nothing."""
         with self._lock:
             self._ending = True
         self._changed.set()
@@ -450,7 +453,7 @@ class SlotOffers:
         return True
 
     def _perform(self, request: SlotRequest, timeout_s: float | None = None) -> Any:
-        """Do what the offering has decided. Without the lock."""
+        """Make one request of a script. The lock is not held."""
         context = self._context
         timeout_s = context.timeout_s if timeout_s is None else timeout_s
         match request:
@@ -458,7 +461,7 @@ class SlotOffers:
                 return self._engine.slots(context.queue, timeout_s)
             case FollowSlots(revision=revision):
                 if self._watch is None:
-                    self._watch = self._engine.watch_slots(context.queue, revision, self._told)
+                    self._watch = self._engine.watch_slots(context.queue, revision, self._receive)
             case WakeClaimant():
                 self._wake()
             case ReadTasks(ids=ids):
@@ -487,7 +490,7 @@ class SlotOffers:
                 raise InternalError(f"slots make no request {request!r}")
         return None
 
-    def _told(self, news: Sequence[SlotNews] | Lost) -> None:
+    def _receive(self, news: Sequence[SlotNews] | Lost) -> None:
         try:
             self._learn(news)
         except Exception as error:  # to a watch nothing may be raised
