@@ -626,7 +626,7 @@ def test_a_slot_serves_another_task_after_a_claim_that_could_not_be_written(
         too_large = RequestTooLarge("the head of this task")
         patch.setattr(owner.queue.context.engine, "apply", Mock(side_effect=too_large))
         with pytest.raises(RequestTooLarge):
-            owner.partitions.lend()
+            owner.partitions.claim_for_others()
     good = owner.enqueue()
     lends(owner, good)
     assert [each.stored.head.id for each in idle.claims()] == [good]

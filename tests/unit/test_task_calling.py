@@ -49,13 +49,13 @@ from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.processes import caller, child
 from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
 from rebalanser.tasks.processes.child import (
-    AskDeadline,
-    AskLog,
-    AskRenewal,
-    AskUpdate,
-    ChildAsk,
     ChildClaim,
+    ChildRequest,
+    DeadlineRequest,
     Failed,
+    LogRequest,
+    RenewalRequest,
+    UpdateRequest,
 )
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -389,13 +389,18 @@ def test_who_waits_for_a_body_is_woken(reason: Cut | None) -> None:
 
 @pytest.mark.rule("SK-6")
 def test_the_claim_of_a_child_asks_its_worker() -> None:
-    asked: list[ChildAsk] = []
+    asked: list[ChildRequest] = []
     later = time.monotonic() + FOREVER_S
-    answers = {AskUpdate: 4, AskLog: (Update(3, 0, b"a"),), AskRenewal: False, AskDeadline: later}
+    answers = {
+        UpdateRequest: 4,
+        LogRequest: (Update(3, 0, b"a"),),
+        RenewalRequest: False,
+        DeadlineRequest: later,
+    }
 
-    def ask(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+    def ask(ask: ChildRequest, timeout_s: float | None = None) -> Any:
         asked.append(ask)
-        return () if ask == AskLog(3, 1) else answers[type(ask)]
+        return () if ask == LogRequest(3, 1) else answers[type(ask)]
 
     claim = ChildClaim(FACTS, 0.0, ask, 1)
     assert (claim.task_id, claim.queue, claim.name) == ("0" * 40, "mail", "send")
@@ -405,7 +410,13 @@ def test_the_claim_of_a_child_asks_its_worker() -> None:
     assert claim.renew() is False
     assert claim.still_mine(), "the worker knows of a later deadline"
     assert claim.still_mine(), "and is not asked again before that"
-    assert asked == [AskUpdate(b"a"), AskLog(3, 0), AskLog(3, 1), AskRenewal(), AskDeadline()]
+    assert asked == [
+        UpdateRequest(b"a"),
+        LogRequest(3, 0),
+        LogRequest(3, 1),
+        RenewalRequest(),
+        DeadlineRequest(),
+    ]
     with pytest.raises(InvalidState, match="complete_in needs a body that runs in a thread"):
         claim.complete_in(cast("Any", None))
     claim.stop_requested.set()
@@ -416,7 +427,7 @@ def test_the_claim_of_a_child_asks_its_worker() -> None:
 def test_a_child_sends_nothing_that_is_over_the_limit() -> None:
     """The worker would have to read it whole before it could refuse it."""
 
-    def ask(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+    def ask(ask: ChildRequest, timeout_s: float | None = None) -> Any:
         raise AssertionError(ask)
 
     claim = ChildClaim(FACTS, 0.0, ask, 8)
@@ -598,12 +609,12 @@ def test_a_supervised_body_goes_on_while_its_claim_is_renewed(supervised: Callab
 
 @pytest.mark.rule("SK-8")
 def test_the_claim_of_a_child_is_over_where_its_worker_says_nothing_or_that() -> None:
-    def silent(ask: ChildAsk, timeout_s: float | None = None) -> Any:
+    def silent(ask: ChildRequest, timeout_s: float | None = None) -> Any:
         assert timeout_s is not None
         raise TimeoutError
 
-    def fencing(ask: ChildAsk, timeout_s: float | None = None) -> Any:
-        if isinstance(ask, AskDeadline):
+    def fencing(ask: ChildRequest, timeout_s: float | None = None) -> Any:
+        if isinstance(ask, DeadlineRequest):
             return 0.0
         raise Fenced("another worker has claimed it since")
 

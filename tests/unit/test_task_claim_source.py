@@ -113,11 +113,11 @@ def test_functions_are_not_read_where_the_claim_has_told_that_no_other_is_ready(
     stand.index.ready = {"other"}
     stand.index.answer = ClaimAnswer((), others_ready=False)
     stand.claims.claim(1, {"send"})
-    stand.claims.report_strange({"send"})
+    stand.claims.report_unknown({"send"})
     assert caplog.records == []
     stand.index.answer = ClaimAnswer(())
     stand.claims.claim(1, {"send"})
-    stand.claims.report_strange({"send"})
+    stand.claims.report_unknown({"send"})
     assert len(caplog.records) == 1
 
 
@@ -176,7 +176,7 @@ def test_functions_that_nobody_here_knows_are_told_once(caplog: pytest.LogCaptur
     stand = Stand()
     stand.index.ready = {"send", "other"}
     for _ in range(3):
-        stand.claims.report_strange({"send"})
+        stand.claims.report_unknown({"send"})
     assert [record.__dict__["name"] for record in caplog.records] == [caplog.records[0].name]
 
 

@@ -238,13 +238,13 @@ def test_a_renewal_that_is_settled_after_the_end_of_its_claim_says_nothing_of_it
 def test_a_body_hears_at_once_that_its_claim_is_over(status: Status) -> None:
     stand = Stand(claims=2)
     claim, other = stand.claims
-    assert not stand.worker._hear(Change(claim.task_id, 0, status, REVISION + 1)), "it need not be read"
+    assert not stand.worker._receive(Change(claim.task_id, 0, status, REVISION + 1)), "it need not be read"
     assert claim.stop_requested.is_set()
     assert not claim.still_mine()
     assert not other.stop_requested.is_set()
     assert stand.store.told == [SkuldKind.FENCED]
     with pytest.raises(Fenced):
-        claim._ask(lambda stored: stored.state)
+        claim._write(lambda stored: stored.state)
 
 
 @pytest.mark.rule("SK-7")
@@ -256,8 +256,8 @@ def test_news_of_before_a_claim_or_of_what_it_does_do_not_end_it(status: Status,
     """A watch is late at times, and tells of the claim itself, its renewals and its completion."""
     stand = Stand()
     (claim,) = stand.claims
-    stand.worker._hear(Change(claim.task_id, 0, status, revision))
-    stand.worker._hear(Change("f" * 40, 0, Status.CANCELLED, revision + 1))
+    stand.worker._receive(Change(claim.task_id, 0, status, revision))
+    stand.worker._receive(Change("f" * 40, 0, Status.CANCELLED, revision + 1))
     assert claim.still_mine()
     assert not claim.stop_requested.is_set()
 
@@ -267,7 +267,7 @@ def test_after_changes_were_missed_all_claims_are_renewed_at_once() -> None:
     stand = Stand(claims=2)
     for each in stand.tries:
         each.renew_at = time.monotonic() + TTL_S
-    stand.worker._lost(Lost(REVISION + 9))
+    stand.worker._missed(Lost(REVISION + 9))
     assert len(stand.renew()) == 2
 
 
@@ -455,7 +455,7 @@ class FakeSource:
     def next_wakeup(self, _names: object) -> float | None:
         return self.wakeup
 
-    def report_strange(self, names: object) -> None:
+    def report_unknown(self, names: object) -> None:
         pass
 
     def offer(self, idle: int, room: int, names: object) -> None:
@@ -468,9 +468,9 @@ def test_a_body_hears_that_its_claim_was_over_before_it_came() -> None:
     stand, source = Stand(claims=0), FakeSource()
     stand.worker._source = cast("Any", source)
     cancelled, other, renewed = (source._claimed() for _ in range(3))
-    stand.worker._hear(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 2))
-    stand.worker._hear(Change(other.stored.head.id, 0, Status.WAITING, 0))
-    stand.worker._hear(Change(renewed.stored.head.id, 0, Status.CLAIMED, 2))
+    stand.worker._receive(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 2))
+    stand.worker._receive(Change(other.stored.head.id, 0, Status.WAITING, 0))
+    stand.worker._receive(Change(renewed.stored.head.id, 0, Status.CLAIMED, 2))
     stand.worker._decide(stand.worker.execution._hand_out([cancelled, other, renewed]))
     assert [each.claim.is_over for each in stand.tries] == [True, False, False]
 
@@ -482,13 +482,13 @@ def test_news_of_other_tasks_is_looked_at_by_no_claim(monkeypatch: pytest.Monkey
     stand.worker._source = cast("Any", source)
     cancelled, forgotten = source._claimed(), source._claimed()
     for each in (cancelled, forgotten):
-        stand.worker._hear(Change(each.stored.head.id, 0, Status.CANCELLED, 2))
+        stand.worker._receive(Change(each.stored.head.id, 0, Status.CANCELLED, 2))
     for number in range(10**6, 10**6 + RECENT_CHANGES - 2):
-        stand.worker._hear(Change(f"{number:040x}", 0, Status.WAITING, 3))
-    stand.worker._hear(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4))
-    stand.worker._hear(Change("f" * 40, 0, Status.WAITING, 5))
+        stand.worker._receive(Change(f"{number:040x}", 0, Status.WAITING, 3))
+    stand.worker._receive(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4))
+    stand.worker._receive(Change("f" * 40, 0, Status.WAITING, 5))
     looked: list[Change] = []
-    monkeypatch.setattr(stand.worker, "_tell", looked.append)
+    monkeypatch.setattr(stand.worker, "_pass_on", looked.append)
     stand.worker._decide(stand.worker.execution._hand_out([cancelled, forgotten]))
     assert looked == [Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4)]
     assert len(stand.worker.execution._recent) == RECENT_CHANGES

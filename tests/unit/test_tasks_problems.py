@@ -64,7 +64,7 @@ class Partitions:
     def offer(self, idle: int, room: int, names: Any) -> None:
         """No other process claims for it."""
 
-    def lend(self) -> None:
+    def claim_for_others(self) -> None:
         """Nobody else has room."""
 
     def next_wakeup(self, names: Any) -> None:

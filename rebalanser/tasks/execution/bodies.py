@@ -56,7 +56,7 @@ class Caller(Protocol):
         """Prepare for calls; called once, before all else."""
 
     def call(self, job: Job) -> Outcome:
-        """Call a body, and return how it ended. Raises nothing."""
+        """Call a body, and return its outcome. Raises nothing."""
 
     def begin(self, _job: Job, /) -> Future[Outcome] | None:
         """Begin a body that takes no thread, and return its future; None if it must be called."""
@@ -168,7 +168,7 @@ _log = get_logger()
 class Bodies:
     """Runs tries of a queue's functions, and ends their claims. May be used from any thread.
 
-    ``clock`` says when a failed task is due again, ``caller`` calls the functions.
+    ``clock`` gives the time at which a failed task is due again, ``caller`` calls the functions.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Bodies:
     def _give_back_without_results(self, claim: WorkerClaim, error: RetryLater) -> None:
         """Give back a task whose results can't be read while the engine is away; no failure is counted.
 
-        It waits as long as a loop does at most: the function's backoff is for its own failures.
+        It waits for the longest pause of a loop: the function's backoff is for its own failures.
         """
         self._errors.ignored(f"reading the results for {claim.name}", error)
         due = self._clock.wall() + LONGEST_PAUSE_S
@@ -395,9 +395,9 @@ class Bodies:
         self._metrics.ended(claim.name, metrics.outcome_of(settled, claim.failures))
         if not isinstance(settled, Refused):
             if settled.state.status is Status.COMPLETED:
-                claim.tell(SkuldKind.COMPLETED, settled.revision)
+                claim.record(SkuldKind.COMPLETED, settled.revision)
         elif settled.reason is not Reason.ENDED:
-            claim.tell(SkuldKind.FENCED)
+            claim.record(SkuldKind.FENCED)
             _log.warning(
                 "a write of a claim that has ended was refused",
                 action="task_fenced",

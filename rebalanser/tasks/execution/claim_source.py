@@ -1,7 +1,7 @@
 """Sources of a process's claims: an index in the engine, or the partitions that it owns.
 
 =====================  ======================================================  ==============================
-source                 who hands out claims                                    engines
+source                 claims are handed out by                                engines
 =====================  ======================================================  ==============================
 :class:`IndexClaims`   the store: any process takes any ready task (SK-20)     with ``ClaimsFromIndex``
 ``Partitions``         the one fenced owner of each partition (SK-13)          all others
@@ -33,7 +33,7 @@ class ClaimSource(ABC):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._strange: set[str] = set()
+        self._reported: set[str] = set()
         self.pause: Pause | None = None
         """The pause of the queue, as far as this process knows; None while there is none (SK-23)."""
 
@@ -41,12 +41,12 @@ class ClaimSource(ABC):
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """Claim the best tasks of these functions, None being all, at most ``limit`` of them (SK-5).
 
-        ``worker`` is the label of the claimant where it is not this process. While the queue is paused
+        ``worker`` is the label of the claimant if it is not this process. While the queue is paused
         nothing is claimed (SK-23).
 
         Raises:
-            RebalanserError: the engine was away or takes nothing, and nothing is known to be claimed; what
-                was is over in time.
+            RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
+                with their time.
         """
 
     @abstractmethod
@@ -68,34 +68,34 @@ class ClaimSource(ABC):
         """
 
     @abstractmethod
-    def report_strange(self, names: Collection[str]) -> None:
+    def report_unknown(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hear of no changes any more. Closing twice does nothing."""
+        """Stop watching for changes. Closing twice does nothing."""
 
     @abstractmethod
     def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """This process has ``idle`` threads for which :meth:`claim` finds nothing of these functions.
+        """Offer ``idle`` threads for which :meth:`claim` finds no task of these functions.
 
-        ``room`` says how many tasks it takes, which is more where it claims ahead. What other processes
-        claim for it is answered by :meth:`claim`.
+        ``room`` is the number of tasks to take, which is more if the worker claims ahead. :meth:`claim`
+        returns the claims that other processes make for it.
         """
 
     @abstractmethod
     def retire(self) -> None:
-        """Offer no more room, and give back what was claimed for this process and not answered."""
+        """Offer no more room, and give back claims for this process that :meth:`claim` did not return."""
 
     @abstractmethod
-    def lend(self) -> None:
-        """Claim what is ready for other processes that have room; raises what :meth:`claim` does.
+    def claim_for_others(self) -> None:
+        """Claim ready tasks for other processes that have room; raises what :meth:`claim` does.
 
-        :attr:`pause` is up to date then.
+        It also brings :attr:`ClaimSource.pause` up to date.
         """
 
     def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
-        """The payloads of claimed tasks: those that came with the claims, and the others, read now.
+        """Return the payloads of claimed tasks: those that came with the claims, and the others, read now.
 
         Raises:
             RebalanserError: the engine was away, or can't be read.
@@ -108,7 +108,7 @@ class ClaimSource(ABC):
         return {**known, **engine.payloads(context.queue, missing, context.timeout_s)}
 
     def _learn_pause(self, content: bytes | None) -> None:
-        """Take what the store has as the pause of the queue, and log what has changed."""
+        """Take the stored pause of the queue, None if there is none, and log a change."""
         before, self.pause = self.pause, None if content is None else Pause.of(content)
         if self.pause is not None and self.pause != before:
             _log.warning(
@@ -122,9 +122,9 @@ class ClaimSource(ABC):
         if self.pause is None and before is not None:
             _log.info("the queue is resumed", action="queue_resumed", queue=self._context.queue)
 
-    def _report_strange(self, names: Iterable[str]) -> None:
-        for name in sorted(set(names).difference(self._strange)):
-            self._strange.add(name)
+    def _report_unknown(self, names: Iterable[str]) -> None:
+        for name in sorted(set(names).difference(self._reported)):
+            self._reported.add(name)
             _log.error(
                 "no function of this name is registered here: its tasks are kept, for a worker that has it",
                 action="task_unknown",
@@ -137,7 +137,7 @@ class IndexClaims(ClaimSource):
     """Claims from the engine's index: no process owns anything, and the store decides who gets a task.
 
     ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
-    whenever there may be something to claim. :meth:`open` begins to hear of that.
+    whenever there may be something to claim, from :meth:`open` on.
     """
 
     def __init__(
@@ -157,19 +157,19 @@ class IndexClaims(ClaimSource):
         self._holder = secrets.token_hex(8)
         self._claims = itertools.count()
         self._unused: list[str] = []
-        """Holders that no claim has, whatever has become of the requests that had them."""
+        """Holders that no claim has, whatever the outcome of the requests that had them."""
         self._wakeup: float | None = -math.inf
         self._others_ready = True
         self._watch: Watch | None = None
 
     def open(self) -> None:
-        """Hear of each commit from now on."""
+        """Watch for commits from now on."""
         self._watch = self._engine.watch_commits(self._wake)
 
     def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
         """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
         if limit <= 0:
-            self.lend()
+            self.claim_for_others()
             return []
         context = self._context
         sent_at = context.clock.now()
@@ -198,7 +198,7 @@ class IndexClaims(ClaimSource):
         times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
         times += [] if answer.next_over is None else [answer.next_over]
         self._wakeup = -math.inf if claimed else min(times, default=None)
-        self._look_at_clocks(claimed, sent_at, wall)
+        self._check_clocks(claimed, sent_at, wall)
         return claimed
 
     def _new_holders(self, number: int) -> list[str]:
@@ -212,45 +212,47 @@ class IndexClaims(ClaimSource):
         return holders
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
-        """See :meth:`ClaimSource.next_wakeup`; as of the last claim, and so of the functions of that one."""
-        asks = names is None or names
-        return max(self._wakeup, self._context.clock.now()) if asks and self._wakeup is not None else None
+        """See :meth:`ClaimSource.next_wakeup`; as of the last claim, for the functions of that claim."""
+        has_names = names is None or bool(names)
+        if not has_names or self._wakeup is None:
+            return None
+        return max(self._wakeup, self._context.clock.now())
 
     def owns(self, partition: int) -> bool:  # noqa: ARG002
-        """See :meth:`ClaimSource.owns`: true of all."""
+        """Return True: any process claims from any partition."""
         return True
 
     def ready_since(self, wall: float) -> float | None:
-        """See :meth:`ClaimSource.ready_since`: those of the whole queue, from the index."""
+        """See :meth:`ClaimSource.ready_since`: of the whole queue, from the index."""
         context = self._context
         return context.engine.ready_since(context.queue, wall, context.timeout_s)
 
     def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """See :meth:`ClaimSource.offer`: nothing, as the store hands out all claims."""
+        """No-op: the store hands out all claims."""
 
     def retire(self) -> None:
-        """See :meth:`ClaimSource.retire`: nothing."""
+        """No-op: nothing is claimed for other processes."""
 
-    def lend(self) -> None:
-        """See :meth:`ClaimSource.lend`: only learns whether the queue is paused."""
+    def claim_for_others(self) -> None:
+        """Only bring :attr:`ClaimSource.pause` up to date: any process claims for itself."""
         context = self._context
         self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
 
-    def report_strange(self, names: Collection[str]) -> None:
-        """See :meth:`ClaimSource.report_strange`; none is ready if the last claim has told so."""
+    def report_unknown(self, names: Collection[str]) -> None:
+        """See :meth:`ClaimSource.report_unknown`; no-op if the last claim found no such task."""
         if not self._others_ready:
             return
         ready = self._engine.ready_names(self._context.queue, self._context.timeout_s)
-        self._report_strange(set(ready).difference(names))
+        self._report_unknown(set(ready).difference(names))
 
     def close(self) -> None:
-        """Hear of no commits any more."""
+        """Stop watching for commits. Closing twice does nothing."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
 
-    def _look_at_clocks(self, claimed: Sequence[Claimed], now: float, wall: float) -> None:
-        """Warn of hosts whose ids come from the future; one that comes late may have waited here for long."""
+    def _check_clocks(self, claimed: Sequence[Claimed], now: float, wall: float) -> None:
+        """Warn of hosts whose ids come from the future; an old id may just have waited for long."""
         for each in claimed:
             far = self._far_clocks.saw(each.stored.head.id, now, wall, is_new=False)
             if far is not None:

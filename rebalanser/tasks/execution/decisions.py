@@ -1,7 +1,7 @@
-"""Decides what a worker claims, begins, gives back, renews and ends (SK-7, SK-8, SK-20). Pure.
+"""Decisions of a worker: the tries to claim, begin, give back, renew and end (SK-7, SK-8, SK-20). Pure.
 
-:class:`Execution` has the state. Its scripts yield what is to be done, and its other methods return it. The
-worker carries that out in threads, and the simulator in simulated time.
+:class:`Execution` has the state. Its scripts yield requests, and its other methods return decisions. The
+worker carries them out in threads, the simulator in simulated time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rebalanser.tasks.model import Head, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held, Reason
 
 AHEAD_S: Final = 0.05
+"""Seconds of work that are claimed ahead."""
 BEGINS_S: Final = 0.075
 """Maximum seconds that a claim ahead waits for a thread."""
 RENEWALS: Final = 3
@@ -50,14 +51,14 @@ class RenewalRule:
     written_at: float = 0.0
 
     def __call__(self, stored: Stored) -> Decision:
-        """Renew it, from now on."""
+        """Return the renewed state, whose time counts from now."""
         self.written_at = self.now()
         return rules.renew(stored.state, self.held, self.term())
 
 
 @dataclass(slots=True)
 class ClaimLife:
-    """A claim as the worker that made it knows it: the newest state of its task, and how long it lasts.
+    """A claim as its worker knows it: the newest state of its task, and its deadline.
 
     ``deadline`` is in seconds of the clock that leases are counted on.
     """
@@ -66,7 +67,7 @@ class ClaimLife:
     held: Held
     deadline: float
     ended: Reason | None = None
-    """Why it has ended; None as long as it lasts."""
+    """Reason of its end; None while it lasts."""
     is_completed: bool = False
     """True if it is known, and written down, that the claim has completed the task."""
     _token: int = field(init=False)
@@ -85,14 +86,14 @@ class ClaimLife:
             self.stored = stored
 
     def end(self, reason: Reason) -> bool:
-        """End it, for whatever reason; the first one stays. True if it was not over before."""
+        """End it, unless it is over; True if it was not. The first reason is kept."""
         is_new = self.ended is None
         if is_new:
             self.ended = reason
         return is_new
 
     def is_ended_by(self, status: Status, revision: int) -> bool:
-        """True if the claim is over as the task has a status at a revision. News may be older than it."""
+        """True if this status at this revision ends the claim; older news do not."""
         return status in ENDS_CLAIM and revision > self._token
 
     def renewed(self, settled: Stored, written_at: float, ttl_s: float) -> bool:
@@ -105,17 +106,17 @@ class ClaimLife:
 
 
 class StopFlag(Protocol):
-    """Asks a body to stop."""
+    """Request to a body to stop."""
 
     def set(self) -> None:
-        """Ask it."""
+        """Request it."""
 
     def is_set(self) -> bool:
-        """True if it was asked."""
+        """True if it was requested."""
 
 
 class HeldClaim(Protocol):
-    """A claim of this worker, whoever keeps it."""
+    """A claim of this worker, in this process or simulated."""
 
     @property
     def stop_requested(self) -> StopFlag:
@@ -123,7 +124,7 @@ class HeldClaim(Protocol):
 
     @property
     def deadline(self) -> float:
-        """When the claim's time is up, in seconds of the execution's clock."""
+        """End of the claim, in seconds of the execution's clock."""
 
     @property
     def is_over(self) -> bool:
@@ -150,15 +151,15 @@ class Try(Generic[ClaimT]):
     began_at: float | None = None
     """Time at which its body began."""
     ends_at: float | None = None
-    """When the claim fails.
+    """Time at which the try fails.
 
-    None before the body began, or for ever, or where the body is ended instead.
+    None before the body began, if it has no limit, or if the body is ended instead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimTasks:
-    """Claim tasks, at most as many; the answer has the claims, and whether the queue is paused."""
+    """Claim at most ``room`` tasks; the answer has the claims, and True if the queue is paused."""
 
     room: int
 
@@ -195,7 +196,7 @@ class Fail(Generic[ClaimT]):
 
 @dataclass(frozen=True, slots=True)
 class Begin(Generic[ClaimT]):
-    """Let the threads have tries with their payloads, the best first."""
+    """Hand tries with their payloads to the threads, the best first."""
 
     tries: Sequence[tuple[Try[ClaimT], bytes]]
     changes: Sequence[Change]
@@ -204,7 +205,7 @@ class Begin(Generic[ClaimT]):
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Take note that tasks were looked for, and so many were found."""
+    """Report the number of tasks that a look has found."""
 
     found: int
 
@@ -218,27 +219,27 @@ class OfferRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportStrange:
+class ReportUnknown:
     """Report ready tasks of functions that no worker here knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTask:
-    """Find when there may be a task to claim; the answer is in seconds from now, None if unknown."""
+    """Return the seconds until there may be a task to claim; None if unknown."""
 
     has_room: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EndClaiming:
-    """Wait until nothing is being claimed any more, at most so long."""
+    """Wait until claiming has ended, at most ``seconds``."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Wait until this is so, or this many seconds are over."""
+    """Wait until ``reached()`` is true, at most ``seconds``."""
 
     reached: Callable[[], bool]
     seconds: float
@@ -265,7 +266,7 @@ WorkRequest: TypeAlias = (
     | Begin[Any]
     | Looked
     | OfferRoom
-    | ReportStrange
+    | ReportUnknown
     | NextTask
 )
 WorkScript: TypeAlias = Generator[WorkRequest, Any, ResultT]
@@ -273,22 +274,23 @@ WorkScript: TypeAlias = Generator[WorkRequest, Any, ResultT]
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """Steps that a try needs now."""
+    """Steps that a due try needs."""
 
     stops: bool
-    """Ask its body to stop: the claim's time is up."""
+    """True to request a stop of its body: the claim's time is up."""
     times_out: bool
-    """Fail it: its body has taken too long."""
+    """True to fail it: its body has taken too long."""
     renews: bool
+    """True to renew its claim."""
 
 
 class Execution(Generic[ClaimT]):
-    """The tries of a worker that runs ``concurrency`` bodies at a time, and what follows for each.
+    """The tries of a worker, and the next steps of each.
 
-    ``now`` returns seconds of a monotonic clock, ``ttl_s`` is how long claims last. ``capacity()`` returns
-    how many bodies can run. ``can_end(head)`` is True of bodies that can be ended. ``sooner`` is called when
-    a try needs a look before :attr:`next_look`. With ``is_shared`` nothing is claimed ahead. Not thread-safe:
-    one script runs at a time, and other methods may be called while it waits for an answer.
+    ``now`` returns seconds of a monotonic clock, ``ttl_s`` is the seconds that a claim lasts. ``capacity()``
+    returns the number of bodies that can run. ``can_end(head)`` is True if a body can be ended. ``sooner`` is
+    called when a try needs a look before ``next_look``. With ``is_shared`` nothing is claimed ahead. Not
+    thread-safe: one script runs at a time, and other methods may be called while it waits for an answer.
     """
 
     def __init__(
@@ -302,13 +304,14 @@ class Execution(Generic[ClaimT]):
         is_shared: bool = False,
     ) -> None:
         self.tries: dict[str, Try[ClaimT]] = {}
-        """By the holder of the claim."""
+        """Tries by the holder of their claim."""
         self.claim_of: dict[TaskId, ClaimT] = {}
         """The last claim of each task that is held, for news of it."""
         self.stopping = False
         self.next_look = math.inf
+        """Time of the next look at the tries."""
         self.body_s: float | None = None
-        """How long bodies take."""
+        """Seconds that bodies take lately; None before the first has ended."""
         self._now = now
         self._ttl_s = ttl_s
         self._capacity = capacity
@@ -318,7 +321,7 @@ class Execution(Generic[ClaimT]):
         self._ahead: dict[str, Try[ClaimT]] = {}
         """Tries that no thread has begun, the oldest first."""
         self._recent: OrderedDict[TaskId, Change] = OrderedDict()
-        """The last changes that end a claim, by task, as the news may come before the claim does."""
+        """The last changes that end a claim, by task: the news may come before the claim's answer does."""
         self._unrenewed: set[str] = set()
         """The holders of claims whose last renewal has failed."""
 
@@ -328,10 +331,10 @@ class Execution(Generic[ClaimT]):
         return sum(each.began_at is not None for each in self.tries.values())
 
     def look(self) -> WorkScript[float | None]:
-        """Claim what there is room for; return the seconds until the next look, None if only news brings one.
+        """Claim tasks for the free room; return the seconds until the next look, None to wait for news.
 
         Raises:
-            RebalanserError: the store was away or takes nothing; what was claimed is given back.
+            RebalanserError: the store was away or takes nothing; claims that were made are given back.
         """
         if old := self._take_ahead(self._now() - BEGINS_S):
             self.body_s = max(self.body_s or 0.0, BEGINS_S)
@@ -347,7 +350,7 @@ class Execution(Generic[ClaimT]):
         if claimed:
             return 0.0
         if room > 0 and not is_paused:
-            yield ReportStrange()
+            yield ReportUnknown()
         next_s = yield NextTask(room > 0)
         first = next(iter(self._ahead.values()), None)
         times = [] if first is None else [first.handed_out_at + BEGINS_S - self._now()]
@@ -355,9 +358,9 @@ class Execution(Generic[ClaimT]):
         return min(max(_SHORTEST_PAUSE_S, min(times)), LONGEST_PAUSE_S) if times else None
 
     def leave(self, grace_s: float) -> WorkScript[bool]:
-        """Give back what has not begun, and ``grace_s`` seconds later what still runs; True if nothing does.
+        """Give back tries that have not begun, and after ``grace_s`` seconds those that still run.
 
-        :attr:`stopping` is set before.
+        True if none still ran. The caller has set ``stopping``.
         """
         deadline = self._now() + grace_s
         yield GiveBack(self._take_ahead(math.inf), frees=True)
@@ -372,11 +375,11 @@ class Execution(Generic[ClaimT]):
         return not remaining
 
     def give_back_ahead(self) -> WorkScript[None]:
-        """Give back what has not begun."""
+        """Give back tries that have not begun."""
         yield GiveBack(self._take_ahead(math.inf), frees=True)
 
     def room(self) -> int:
-        """Return how many tasks to claim: for free threads, and some ahead if bodies are quick."""
+        """Return the number of tasks to claim: for free threads, and some ahead if bodies are quick."""
         if self._is_shared:
             return min(self.idle(), MAX_CLAIMS)
         ahead = 0
@@ -388,7 +391,7 @@ class Execution(Generic[ClaimT]):
         return min(self._capacity() + ahead - len(self.tries), MAX_CLAIMS)
 
     def idle(self) -> int:
-        """Return how many threads have nothing to do."""
+        """Return the number of idle threads."""
         return self._capacity() - len(self.tries)
 
     def begin(self, held: Try[ClaimT]) -> bool:
@@ -409,7 +412,7 @@ class Execution(Generic[ClaimT]):
         """Limit the time of a body that runs now and can't be ended."""
         if held.head.timeout_s is not None and not self._can_end(held.head):
             held.ends_at = self._now() + held.head.timeout_s
-            self._look_at(held.ends_at)
+            self._request_look(held.ends_at)
 
     def ended(self, held: Try[ClaimT]) -> bool:
         """Forget a try that has ended: a claim that stayed here would be renewed for ever.
@@ -423,7 +426,7 @@ class Execution(Generic[ClaimT]):
         return was_unrenewed and not self._unrenewed
 
     def due(self) -> list[Try[ClaimT]]:
-        """Return the tries that need a look now, and those that are due soon; if none does, set the next."""
+        """Return the tries that need a look now, with those due soon; if none does, set ``next_look``."""
         now = self._now()
         due = [(at, each) for each in self.tries.values() if (at := _due_at(each)) is not None]
         if any(at <= now for at, _ in due):
@@ -433,7 +436,7 @@ class Execution(Generic[ClaimT]):
         return []
 
     def care(self, held: Try[ClaimT]) -> Care:
-        """Return what a try that is due needs."""
+        """Return the steps that a due try needs."""
         now = self._now()
         stops = held.claim.deadline <= now
         if held.ends_at is not None and held.ends_at <= now:
@@ -442,15 +445,15 @@ class Execution(Generic[ClaimT]):
         return Care(stops, times_out=False, renews=held.renew_at <= now + TOGETHER * self._ttl_s)
 
     def renewing(self, tries: Iterable[Try[ClaimT]]) -> float:
-        """Take note that renewals are submitted; return the time."""
+        """Note that renewals are submitted; return the time."""
         for each in tries:
             each.renew_at = math.inf
         return self._now()
 
     def renewed(self, held: Try[ClaimT], sent_at: float, *, has_failed: bool) -> bool:
-        """Take the outcome of a renewal; True if it says anything of renewals: that one fails, or none does.
+        """Take the outcome of a renewal; True if the trouble of renewals begins or ends with it.
 
-        A renewal that failed says nothing once its body has ended, as nothing would end that trouble.
+        A failed renewal begins none once its body has ended, as nothing would end that trouble.
         """
         interval_s = self._ttl_s / RENEWALS
         is_held = held.holder in self.tries
@@ -461,7 +464,7 @@ class Execution(Generic[ClaimT]):
             held.renew_at = self._now() + min(interval_s, PAUSE_S)
             if is_held:
                 self._unrenewed.add(held.holder)
-        self._look_at(held.renew_at)
+        self._request_look(held.renew_at)
         return is_held if has_failed else not self._unrenewed
 
     def heard(self, change: Change) -> ClaimT | None:
@@ -475,14 +478,14 @@ class Execution(Generic[ClaimT]):
         return self.claim_of.get(change.task)
 
     def missed(self) -> None:
-        """Renew all claims now, which shows those that are over: changes may have been missed."""
+        """Renew all claims now, as changes may have been missed: a refusal shows that a claim is over."""
         now = self._now()
         for each in self.tries.values():
             each.renew_at = min(each.renew_at, now)
-        self._look_at(now)
+        self._request_look(now)
 
     def _hand_out(self, claimed: Sequence[Claimed]) -> WorkScript[None]:
-        """Let the threads have what was claimed; it is given back where its payload can't be read now."""
+        """Hand claimed tasks to the threads; give them back if their payloads can't be read now."""
         claims: Sequence[ClaimT] = yield Hold(claimed)
         tries = [self.made(each, claim) for each, claim in zip(claimed, claims, strict=True)]
         try:
@@ -505,7 +508,7 @@ class Execution(Generic[ClaimT]):
         yield Begin([(each, payloads[each.head.id]) for each in tries], recent)
 
     def made(self, claimed: Claimed, claim: ClaimT) -> Try[ClaimT]:
-        """Return the try of a claim. One for a slot was made earlier: a part of its time is over (SK-20)."""
+        """Return the try of a claim. A claim for a slot is older: part of its time is over (SK-20)."""
         now = self._now()
         renew_at = claim.deadline - self._ttl_s + self._ttl_s / RENEWALS
         return Try(claim, claimed.held.holder, claimed.stored.head, renew_at, now)
@@ -515,10 +518,10 @@ class Execution(Generic[ClaimT]):
         for each in tries:
             self.tries[each.holder] = self._ahead[each.holder] = each
             self.claim_of[each.head.id] = each.claim
-            self._look_at(each.renew_at)
+            self._request_look(each.renew_at)
 
     def _take_ahead(self, handed_out_before: float) -> list[Try[ClaimT]]:
-        """Take back what was handed out before this and has not begun."""
+        """Take back tries that were handed out before this time and have not begun."""
         taken: list[Try[ClaimT]] = []
         while self._ahead:
             first = next(iter(self._ahead.values()))
@@ -530,19 +533,19 @@ class Execution(Generic[ClaimT]):
         return taken
 
     def _forget(self, held: Try[ClaimT]) -> None:
-        """Renew it no more, and await no news of it."""
+        """Stop renewing a try, and expect no news of it."""
         self.tries.pop(held.holder, None)
         self._unrenewed.discard(held.holder)
         if self.claim_of.get(held.head.id) is held.claim:
             del self.claim_of[held.head.id]
 
     def _measure(self, body_s: float) -> None:
-        """A moving average of how long bodies take, which follows a slow one at once."""
+        """Update the moving average of the seconds that bodies take; a slower body replaces it at once."""
         before = self.body_s
         self.body_s = body_s if before is None or body_s > before else before + _SMOOTHING * (body_s - before)
 
-    def _look_at(self, at: float) -> None:
-        """Have the tries looked at by this time."""
+    def _request_look(self, at: float) -> None:
+        """Ask for a look at the tries by this time."""
         if at < self.next_look:
             self._sooner()
 

@@ -1,7 +1,7 @@
 """Runs ready tasks in the calling thread, one after another: the worker of a test.
 
-It claims by the same sources as :mod:`~rebalanser.tasks.execution.worker` does, and ends claims by the same
-rules. It renews nothing and cuts nothing off: a body runs until it returns.
+It has the same claim sources and rules as :mod:`~rebalanser.tasks.execution.worker`. It renews nothing and
+cuts nothing off: a body runs until it returns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MovableClock(Protocol):
 class InlineWorker:
     """Runs the tasks of ``source`` in the calling thread, and the ticks of ``ticker`` as they become due.
 
-    ``settle`` waits until the source has heard of all that is written.
+    ``settle`` waits until the source has seen all writes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class InlineWorker:
         self._settle = settle
 
     def run(self, advance_s: float) -> int:
-        """Run what is ready now and within ``advance_s`` seconds of the clock; the number of tries.
+        """Run tasks that are ready now or within ``advance_s`` seconds; return the number of tries.
 
         Raises:
             InvalidState: the clock can't be moved, or tasks are ready and the queue is paused.
@@ -75,7 +75,7 @@ class InlineWorker:
         return tries
 
     def _pause_s(self, longest_s: float) -> float:
-        """Seconds until something becomes due, at most ``longest_s``."""
+        """Return the seconds until something becomes due, at most ``longest_s``."""
         wakeup = self._source.next_wakeup(self._bodies.names())
         until_claim = longest_s if wakeup is None else wakeup - self._context.clock.now()
         return min(longest_s, until_claim, self._ticker.pause_s(longest_s))
@@ -94,11 +94,11 @@ class InlineWorker:
             if not claimed and (wakeup is None or wakeup > self._context.clock.now()):
                 break
         self._refuse_pause()
-        self._source.report_strange(self._bodies.names())
+        self._source.report_unknown(self._bodies.names())
         return tries
 
     def _refuse_pause(self) -> None:
-        """See that no ready task is left because the queue is paused."""
+        """Raise if ready tasks are left because the queue is paused."""
         pause, wall = self._source.pause, self._context.clock.wall()
         if pause is not None and self._source.ready_since(wall) is not None:
             raise InvalidState(f"tasks are ready and the queue is {pause.told(wall)}; resume() it")
@@ -106,14 +106,14 @@ class InlineWorker:
     def _run(self, claimed: Claimed) -> None:
         stored = claimed.stored
         claim = WorkerClaim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
-        claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
+        claim.record(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
         payload = self._source.payloads([claimed]).get(stored.head.id)
         if payload is None:
             self._bodies.fail(claim, stored.head, InternalError("the task's payload is not in the store"))
         else:
             contextvars.copy_context().run(self._work, claim, claimed, payload)
         self._context.batcher.flush()
-        claim.tell(SkuldKind.CLAIM_ENDED)
+        claim.record(SkuldKind.CLAIM_ENDED)
 
     def _work(self, claim: WorkerClaim, claimed: Claimed, payload: bytes) -> None:
         WaitingBodies(self._context.queue, 1, self._context.clock).enter()

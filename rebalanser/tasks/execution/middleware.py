@@ -1,4 +1,4 @@
-"""Hooks around every task: for tracing, reports of errors, connections that a body needs."""
+"""Hooks around every task: for tracing, error reports, and connections for bodies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CLOSE_S: Final = 5.0
 
 
 class Middleware:
-    """Derive from it and overwrite what is needed; what a hook raises is logged and ignored (SK-15).
+    """Base class of hooks: override the ones you need. Errors of a hook are logged and ignored (SK-15).
 
     Hooks but :meth:`failed` are called in the thread of the enqueuer or of the body: in the order given
-    before, in the reverse order after. Those of a coroutine are called in two threads, of which none is that
+    before, in the reverse order after. Those of a coroutine are called in two threads, and neither is that
     of its loop.
     """
 
@@ -36,14 +36,14 @@ class Middleware:
     def failed(self, claim: Claim, error: BaseException, *, is_dead: bool) -> None:
         """A try has failed: its body raised ``error``, took too long, or could not be called.
 
-        The try is number ``claim.failures``, counted from 0, of the task ``claim.task_id``. ``is_dead`` once
-        the store has it that this was the last one. Called after that is known, one call at a time, in a
-        thread of its own: a slow hook holds up no task.
+        The try is number ``claim.failures``, counted from 0, of the task ``claim.task_id``. ``is_dead`` is
+        True if the store has recorded it as the last one. Called after that is known, one call at a time, in
+        a thread of its own: a slow hook delays no task.
         """
 
 
 class FailureReports:
-    """Reports failures to the middleware that wants to know, in a thread of its own (SK-15)."""
+    """Reports failures to the middleware that overrides ``failed``, in a thread of its own (SK-15)."""
 
     def __init__(self, middleware: Sequence[Middleware], errors: ErrorPolicy) -> None:
         self._hooks = [each for each in middleware if type(each).failed is not Middleware.failed]
@@ -54,7 +54,7 @@ class FailureReports:
         self._loop = Loop("reports", self._step, errors)
 
     def start(self) -> None:
-        """Begin, if any middleware wants reports."""
+        """Start the thread, if any middleware takes reports."""
         if self._hooks:
             self._loop.start()
 
@@ -84,6 +84,6 @@ class FailureReports:
         for hook in self._hooks:
             try:
                 hook.failed(claim, error, is_dead=is_dead)
-            except BaseException as raised:  # whatever a hook does, the others are told
+            except BaseException as raised:  # whatever a hook does, the others are called
                 self._errors.ignored(f"middleware {type(hook).__qualname__}.failed", raised)
         return True

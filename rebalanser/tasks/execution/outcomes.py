@@ -19,10 +19,11 @@ from rebalanser.errors import InvalidArgument
 from rebalanser.tasks.functions import MAX_SECONDS
 
 MAX_ERROR: Final = 4000
-"""The most characters of an error that are kept with a task."""
+"""Maximum characters of an error that are stored with a task."""
 MAX_MESSAGE: Final = 1000
-"""The most characters of its message."""
+"""Maximum characters of the message of an error that is too long to be stored whole."""
 MAX_SUMMARY: Final = 500
+"""Maximum characters of an error in one line."""
 _TYPE_AND_MESSAGE: Final = re.compile(r"([^\W\d][\w.<>]*)(?:: (.*))?")
 _BEFORE_AN_ERROR: Final = re.compile(
     r"^ {0,2}(?:\+ Exception Group )?Traceback \(most recent call last\):\n"
@@ -32,7 +33,7 @@ _BEFORE_AN_ERROR: Final = re.compile(
 )
 """The line before an error's frames; where it has none, the line between it and the error it comes from."""
 _MARGIN: Final = re.compile(r" {0,2}\| ")
-"""What begins the lines of an exception group."""
+"""Margin of the lines of an exception group."""
 _NOT_THE_USERS: Final = tuple(
     f"{folder}/"
     for folder in (
@@ -40,11 +41,11 @@ _NOT_THE_USERS: Final = tuple(
         *(Path(package.__path__[0]).resolve() for package in (asyncio, pydantic)),
     )
 )
-"""Folders of the frames that say how a body is called, and nothing of what it did."""
+"""Folders of frames above the body, which say nothing about its error."""
 
 
 class Retry(Exception):
-    """Raised by a body: this try failed, and the next one is not to come before ``delay_s`` seconds.
+    """Raised by a body: this try failed, and the next one begins after ``delay_s`` seconds at the earliest.
 
     Raises:
         InvalidArgument: ``delay_s`` is no number of seconds from 0 to ten years.
@@ -77,17 +78,17 @@ class BodyLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The body has returned this, as JSON; None for nothing."""
+    """The body has returned ``result``, as JSON; None if it returned None."""
 
     result: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The body has raised ``error``; ``told`` is what is kept of it, with its traceback.
+    """The body has raised ``error``; ``told`` is the text to store, with its traceback.
 
-    ``types`` are the names of its type and of those that this derives from, as :func:`name_of_type` gives
-    them: an error of a process of its own may stand here as another one.
+    ``types`` are the names of its type and base types (:func:`name_of_type`): ``error`` itself may be a
+    stand-in for an error of another process.
     """
 
     error: BaseException
@@ -95,9 +96,9 @@ class Raised:
     types: frozenset[str]
 
     def is_retried(self, retry_on: Sequence[type[Exception]] | None) -> bool:
-        """False if the body has raised an exception of none of these types.
+        """True unless the body has raised an exception that is of none of these types.
 
-        That its process has ended, or that it was cancelled, is no exception of the body.
+        The end of its process and its cancellation are no exceptions of the body: they are retried.
         """
         if retry_on is None or _EXCEPTION not in self.types or _BODY_LOST in self.types:
             return True
@@ -119,7 +120,7 @@ Outcome: TypeAlias = Returned | Raised | Cut
 
 
 def raised(error: BaseException) -> Raised:
-    """The outcome of a body that raised this."""
+    """Return the outcome of a body that raised this error."""
     try:
         told = _shortened(_without_callers(traceback.TracebackException.from_exception(error)))
     except Exception:  # whatever a class does when it is shown
@@ -128,7 +129,7 @@ def raised(error: BaseException) -> Raised:
 
 
 def name_of_type(kind: type) -> str:
-    """The name of a type with its module; that of a script is one name in its processes too."""
+    """Return the name of a type with its module; types of a script have one name in all processes."""
     module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
     return f"{module}.{kind.__qualname__}"
 
@@ -138,7 +139,7 @@ _BODY_LOST: Final = name_of_type(BodyLost)
 
 
 def _shortened(shown: traceback.TracebackException) -> str:
-    """An error as text, with as many of its last frames as there is room for."""
+    """Return an error as text, with as many of its last frames as fit."""
     told = "".join(shown.format()).strip()
     last = "".join(shown.format_exception_only()).strip()
     frames = told.removesuffix(last)
@@ -150,9 +151,9 @@ def _shortened(shown: traceback.TracebackException) -> str:
 
 
 def split_error(told: str) -> tuple[str, str]:
-    """The name of the type of an error that is kept with a task, and the first line of its message.
+    """Return the type name of a stored error, and the first line of its message.
 
-    The name is empty where no body has raised it.
+    The name is empty if no body has raised it.
     """
     lines = [_MARGIN.sub("", line, 1) for line in _BEFORE_AN_ERROR.split(told)[-1].splitlines()]
     first = next((line for line in lines if line and not line[0].isspace()), told.strip().partition("\n")[0])
@@ -162,7 +163,7 @@ def split_error(told: str) -> tuple[str, str]:
 
 
 def _without_callers(shown: traceback.TracebackException) -> traceback.TracebackException:
-    """Leave the user's frames alone, of an error and of those that it comes from."""
+    """Keep only the user's frames of an error, its causes and its contexts."""
     left: list[traceback.TracebackException | None] = [shown]
     while left:
         each = left.pop()
@@ -174,7 +175,7 @@ def _without_callers(shown: traceback.TracebackException) -> traceback.Traceback
 
 
 def returned(value: object) -> Returned | Raised:
-    """The outcome of a body that returned this; what is no JSON that can be read again is never stored."""
+    """Return the outcome of a body that returned this; a value that is no valid JSON fails the task."""
     if value is None:
         return Returned(None)
     try:
@@ -193,7 +194,7 @@ def returned(value: object) -> Returned | Raised:
 
 
 def summary_of(error: BaseException) -> str:
-    """An error's type and message in one line, also where its class fails to say."""
+    """Return an error's type and message in one line, even if its class can't show it."""
     try:
         summary = repr(error)
     except Exception:  # whatever a class does when it is shown
@@ -202,5 +203,5 @@ def summary_of(error: BaseException) -> str:
 
 
 def _storable(text: str) -> str:
-    """A text that has UTF-8: half a pair of surrogates, as in some file names, has none."""
+    """Escape lone surrogates, as in some file names, which have no UTF-8."""
     return text.encode(errors="backslashreplace").decode()

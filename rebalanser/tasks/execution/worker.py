@@ -1,16 +1,18 @@
-"""Works on tasks: claims as many as it can run, runs them in threads, and renews what runs (SK-7, SK-8).
+"""Workers: claim tasks, run them in threads, and renew their claims meanwhile (SK-7, SK-8).
 
-Three kinds of threads: one claims, one renews and times out, the others run bodies, or wait for one that runs
-elsewhere and that they can end (:mod:`~rebalanser.tasks.execution.bodies`); there are as many of these as are
-needed. A coroutine takes none (:mod:`~rebalanser.tasks.aio.loop_caller`). The one that renews never waits for
-the store: it submits all renewals that are due together, and asks bodies to stop in time whatever becomes of
-them. A watch tells at once which claims are over, as their tasks were cancelled. A body that is quick leaves
-its thread waiting for the next claim, so where bodies are quick some more are claimed ahead: as many as are
-run in ``AHEAD_S`` seconds. One that has not begun after ``BEGINS_S`` seconds is given back, its try not
-counted, as a body is slower than those before it: another worker may take it at once (SK-20). So is all that
-has not begun once the queue is paused (SK-23). No thread ends by an error, see
-:mod:`~rebalanser.tasks.loops`. All this is decided in :mod:`~rebalanser.tasks.execution.decisions`, which is
-pure.
+**Threads.** One thread claims, and one renews and times out. The others run bodies, or wait for bodies that
+run in another process (:mod:`~rebalanser.tasks.execution.bodies`); they are started as needed. A coroutine
+takes no thread (:mod:`~rebalanser.tasks.aio.loop_caller`). The renewing thread never waits for the store: it
+submits all due renewals together, and requests stops in time whatever the outcome. A watch reports claims
+that are over, for example because their tasks were cancelled. No thread ends by an error
+(:mod:`~rebalanser.tasks.loops`).
+
+**Claims ahead.** A quick body leaves its thread waiting for the next claim. So tasks are claimed ahead: as
+many as run in ``AHEAD_S`` seconds. If a body turns out slow, tasks behind it wait: those that have not begun
+after ``BEGINS_S`` seconds are given back, without counting a try, and another worker may take them at once
+(SK-20). Tasks that have not begun are also given back once the queue is paused (SK-23).
+
+:mod:`~rebalanser.tasks.execution.decisions` decides all this. It is pure.
 
 **Several queues in one process** share the concurrency, the earlier queues first. A worker takes places
 before it claims, and holds one for each claim until its body has ended. While a worker *looks* for tasks,
@@ -56,7 +58,7 @@ from rebalanser.tasks.execution.decisions import (
     Looked,
     NextTask,
     OfferRoom,
-    ReportStrange,
+    ReportUnknown,
     Try,
     WaitUntil,
     WorkRequest,
@@ -151,10 +153,10 @@ FEW: Final = 4
 
 
 class Worker:
-    """Runs the bodies of the tasks that its source of claims gives, ``concurrency`` at a time.
+    """Claims tasks from its source and runs their bodies, ``concurrency`` at a time.
 
-    ``woken`` is set by whoever knows that there may be something to claim. With ``shared`` it has the places
-    that the workers of several queues share, and claims nothing ahead.
+    ``woken`` is set when there may be something to claim. With ``shared`` it shares its places with the
+    workers of other queues, and claims nothing ahead.
     """
 
     def __init__(
@@ -188,27 +190,27 @@ class Worker:
             is_shared=shared is not None,
         )
         self._has_left = False
-        """True once bodies that have not ended were left to themselves: nobody waits for their threads."""
+        """True once bodies that have not ended were abandoned: nothing waits for their threads."""
         self._idle_s: float | None = 0.0
         """Seconds until there may be a task to claim, unless woken before; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
         self._loops = [self._claims, Loop("renews", self._renew, context.errors)]
         self._runs = [self._another() for _ in range(min(concurrency, FEW))]
         self._loops += self._runs
-        # A body takes a place, a coroutine no thread.
+        # Each body takes a place; a coroutine takes a place and no thread.
         self._places = threading.Semaphore(concurrency)
         self._taken = 0
-        """Threads that are taken by a body each."""
+        """Number of threads that run a body."""
         self._thread_due: float | None = None
-        """Time of the next try to start a thread that the host has refused; None if it refused none."""
+        """Time at which to start a thread again that the host has refused; None if it refused none."""
 
     def start(self) -> None:
-        """Begin to claim and run.
+        """Begin to claim and run tasks.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        self._watch = self._context.watch(self._lost, WantsStatuses(ENDS_CLAIM, self._hear))
+        self._watch = self._context.watch(self._missed, WantsStatuses(ENDS_CLAIM, self._receive))
         for loop in [*self._loops]:
             loop.start()
 
@@ -222,14 +224,14 @@ class Worker:
         return Loop("runs", self._run, self._context.errors)
 
     def _take_thread(self) -> None:
-        """Start one more thread where a body takes the last one, if there can be one more."""
+        """Take a thread for a body, and start another if it was the last idle one."""
         with self._lock:
             self._taken += 1
             if not self.execution.stopping and self._taken == len(self._runs) < self._concurrency:
                 self._start_thread()
 
     def _start_thread(self) -> None:
-        """Start one more thread; where the host refuses it, try again in a while. With the lock."""
+        """Start one more thread; if the host refuses it, retry later. The caller holds the lock."""
         loop = self._another()
         try:
             loop.start()
@@ -254,22 +256,22 @@ class Worker:
                 self._start_thread()
 
     def _capacity(self) -> int:
-        """Return how many bodies can run at once; the host may refuse further threads."""
+        """Return the number of bodies that can run at once; the host may refuse further threads."""
         return self._concurrency if self._thread_due is None else len(self._runs)
 
     def stop_claiming(self, grace_s: float) -> None:
-        """Claim no more and give back what has not begun.
+        """Claim no more, and give back tries that have not begun.
 
-        What is being claimed now is given back too, which may take ``grace_s`` seconds.
+        Tasks that are being claimed now are given back too, which may take ``grace_s`` seconds.
         """
         self._hurry()
         self._decide(self.execution.give_back_ahead())
         self._claims.join(grace_s)
 
     def stop(self, grace_s: float) -> bool:
-        """Claim no more, give back what has not begun, and ``grace_s`` seconds later what still runs.
+        """Claim no more, give back tries that have not begun, and after ``grace_s`` seconds those that run.
 
-        Whether all bodies have ended; those that have not are told to, and what they write is refused.
+        True if all bodies have ended. The others are asked to stop, and their writes are refused.
         """
         self._hurry()
         have_ended = self._decide(self.execution.leave(grace_s))
@@ -293,7 +295,7 @@ class Worker:
     def _claim(self) -> bool:
         self._woken.wait(self._idle_s)
         self._woken.clear()
-        # Looked at after clearing: who stops sets both, in the other order.
+        # Read after clearing: _hurry() sets both in the other order.
         if self.execution.stopping:
             if self._shared is not None:
                 self._shared.leave(self._number)
@@ -312,7 +314,7 @@ class Worker:
         return run_script(script, self._perform, self._lock)
 
     def _perform(self, request: WorkRequest) -> Any:
-        """Do what the execution has decided. Without the lock."""
+        """Make one request of a script. The lock is not held."""
         source = self._source
         match request:
             case ClaimTasks(room=room):
@@ -325,7 +327,7 @@ class Worker:
                 return source.payloads(claimed)
             case Begin(tries=tries, changes=changes):
                 for change in changes:
-                    self._tell(change)
+                    self._pass_on(change)
                 for each in tries:
                     self._ready.put(each)
             case GiveBack() | Fail() | EndClaiming() | WaitUntil() | CutOff() | Abandon():
@@ -335,7 +337,7 @@ class Worker:
         return None
 
     def _look_on(self, request: WorkRequest) -> float | None:
-        """Do what follows a look for tasks; return the seconds until there may be others."""
+        """Finish a look for tasks; return the seconds until there may be others."""
         source = self._source
         match request:
             case Looked(found=found):
@@ -346,8 +348,8 @@ class Worker:
                     idle = min(idle, self._shared.idle())
                     room = min(room, idle)
                 source.offer(idle, room, self._bodies.names())
-            case ReportStrange():
-                source.report_strange(self._bodies.names())
+            case ReportUnknown():
+                source.report_unknown(self._bodies.names())
             case NextTask(has_room=has_room):
                 return self._next_task_s(has_room=has_room)
             case _:
@@ -363,9 +365,9 @@ class Worker:
                     self._shared.freed()
             case Fail(held=held, error=error):
                 self._bodies.fail(held.claim, held.head, error)
-                held.claim.tell(SkuldKind.CLAIM_ENDED)
+                held.claim.record(SkuldKind.CLAIM_ENDED)
             case EndClaiming(seconds=seconds):
-                self._claims.join(seconds)  # what it is claiming now it gives back itself
+                self._claims.join(seconds)  # it gives back what it is claiming now
                 for _ in range(self._concurrency):
                     self._ready.put(None)
             case WaitUntil(reached=reached, seconds=seconds):
@@ -388,7 +390,7 @@ class Worker:
     def _give_back(self, tries: Sequence[Try[WorkerClaim]]) -> None:
         for each in tries:
             self._bodies.give_back(each.claim)
-            each.claim.tell(SkuldKind.CLAIM_ENDED)
+            each.claim.record(SkuldKind.CLAIM_ENDED)
         if self.execution.stopping:
             with self._lock:
                 self._fewer.notify()
@@ -396,7 +398,7 @@ class Worker:
     def _held(self, claimed: Claimed) -> WorkerClaim:
         stored = claimed.stored
         claim = WorkerClaim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
-        claim.tell(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
+        claim.record(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
         return claim
 
     def _run(self) -> bool:
@@ -424,7 +426,7 @@ class Worker:
         return True
 
     def _ended_elsewhere(self, held: Try[WorkerClaim], ended: Future[None]) -> None:
-        """End a try that has taken no thread."""
+        """End a try that took no thread."""
         error = ended.exception()
         try:
             if error is None:
@@ -436,8 +438,8 @@ class Worker:
             self._end(held)
 
     def _end(self, held: Try[WorkerClaim]) -> None:
-        """Forget a try that has ended, and what fails of it."""
-        held.claim.tell(SkuldKind.CLAIM_ENDED)
+        """Forget a try that has ended, and its trouble."""
+        held.claim.record(SkuldKind.CLAIM_ENDED)
         with self._lock:
             all_renewed = self.execution.ended(held)
             if self.execution.stopping:
@@ -451,7 +453,7 @@ class Worker:
             self._context.errors.worked("renewals")
 
     def _work(self, held: Try[WorkerClaim], payload: bytes) -> Future[None] | None:
-        """Begin a try; None if it has ended, else a future that is done once it has."""
+        """Begin a try; return None if it has ended, else a future that is done once it has."""
         if not self.execution.may_run(held):
             self._bodies.give_back(held.claim)
             return None
@@ -475,7 +477,7 @@ class Worker:
         for each in due:
             try:
                 renewal = self._attend(each)
-            except BaseException as error:  # those that follow can't wait
+            except BaseException as error:  # the next claims can't wait
                 self._context.errors.failed("renewals", error)
             else:
                 if renewal is not None:
@@ -485,7 +487,7 @@ class Worker:
         return True
 
     def _attend(self, each: Try[WorkerClaim]) -> Renewal | None:
-        """End one claim whose time is up, or give its renewal if that is due."""
+        """Request a stop or fail a try whose time is up; return its renewal if that is due."""
         with self._lock:
             care = self.execution.care(each)
         if care.stops:
@@ -495,7 +497,7 @@ class Worker:
         return each.claim.renewal() if care.renews else None
 
     def _renew_together(self, renewals: Sequence[tuple[Try[WorkerClaim], Renewal]]) -> None:
-        """Submit renewals at once. Each is settled by the batcher, which nobody here waits for."""
+        """Submit renewals together. The batcher settles each; this thread does not wait."""
         with self._lock:
             sent_at = self.execution.renewing([each for each, _ in renewals])
         for each, renewal in renewals:
@@ -507,35 +509,35 @@ class Worker:
                 renewal.outcome.set_exception(error)
 
     def _renewed(self, each: Try[WorkerClaim], sent_at: float, outcome: Future[bool]) -> None:
-        """Note how a renewal has ended, and when the next one is due."""
+        """Take the outcome of a renewal."""
         error = outcome.exception()
         with self._lock:
-            says = self.execution.renewed(each, sent_at, has_failed=error is not None)
-        if says and error is not None:
+            changes_trouble = self.execution.renewed(each, sent_at, has_failed=error is not None)
+        if changes_trouble and error is not None:
             self._context.errors.failed("renewals", error)
-        elif says:
+        elif changes_trouble:
             self._context.errors.worked("renewals")
 
-    def _hear(self, change: Change) -> bool:
-        """End the claim of a task that has changed, if it is over. The task need not be read for that."""
+    def _receive(self, change: Change) -> bool:
+        """End the claim of a changed task if it is over. Return False: the task need not be read."""
         with self._lock:
             claim = self.execution.heard(change)
         if claim is not None:
             claim.heard(change.status, change.revision)
         return False
 
-    def _tell(self, change: Change) -> None:
+    def _pass_on(self, change: Change) -> None:
         claim = self.execution.claim_of.get(change.task)
         if claim is not None:
             claim.heard(change.status, change.revision)
 
-    def _lost(self, _news: Sequence[Stored] | Lost) -> None:
-        """Renew all claims now, which shows those that are over: a watch has missed changes."""
+    def _missed(self, _news: Sequence[Stored] | Lost) -> None:
+        """Renew all claims now: a watch has missed changes."""
         with self._lock:
             self.execution.missed()
 
     def _next_due(self) -> list[Try[WorkerClaim]] | None:
-        """Wait until something must be renewed or is out of time; None once the worker has stopped."""
+        """Wait until tries are due, and return them; None once the worker has stopped."""
         with self._lock:
             while self.execution.tries or not self.execution.stopping:
                 if due := self.execution.due():

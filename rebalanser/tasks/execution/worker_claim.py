@@ -1,4 +1,4 @@
-"""A claim as the worker that made it holds it: written by its engine, renewed and ended by the worker."""
+"""Claims that a worker of this process holds: it renews and ends them, and their bodies write by them."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ _GONE: dict[Reason, str] = {
 
 
 class StopRequest(threading.Event):
-    """An event that tells those who wait for it among other things."""
+    """An event with listeners, for threads that wait for other things too."""
 
     def __init__(self) -> None:
         super().__init__()
         self._listeners: list[Callable[[], None]] = []
 
     def set(self) -> None:
-        """Set it, and call who listens."""
+        """Set it, and call the listeners."""
         super().set()
         for listener in list(self._listeners):
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this, which must be quick, each time it is set; at once if it is set already."""
+        """Call a quick function each time it is set; at once if it is set already."""
         self._listeners.append(listener)
         if self.is_set():
             listener()
 
     def leave(self, listener: Callable[[], None]) -> None:
-        """Call a listener no more."""
+        """Remove a listener."""
         self._listeners.remove(listener)
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """A renewal of a claim: what is to be written, and whether the claim lasts on then."""
+    """A renewal of a claim: its pending write; ``outcome`` is True if the claim still lasts."""
 
     pending: PendingMove
     outcome: Future[bool]
@@ -80,7 +80,7 @@ class WorkerClaim(Claim):
         self._life = ClaimLife(stored, held, deadline)
         self.error_before = state.error
         """The error of the task as it was claimed."""
-        # Guards what is known of the claim. Never held while the store is asked.
+        # Guards _life. Never held during a request to the store.
         self._lock = threading.Lock()
         self._updating = threading.Lock()
 
@@ -103,11 +103,11 @@ class WorkerClaim(Claim):
             while True:
                 sequence = self._sequence()
                 rule = partial(self._updated, sequence=sequence, content=content)
-                settled = self._ask(rule, Update(self.number, sequence, content))
+                settled = self._write(rule, Update(self.number, sequence, content))
                 if not isinstance(settled, Refused):
-                    self.tell(SkuldKind.UPDATED, settled.revision, sequence)
+                    self.record(SkuldKind.UPDATED, settled.revision, sequence)
                     return sequence
-                # An update whose outcome was never known took the number: the next one is free.
+                # An update whose outcome was unknown took the number: the next one is free.
                 self._know(self._context.read([self.task_id])[self.task_id])
 
     def _sequence(self) -> int:
@@ -152,7 +152,7 @@ class WorkerClaim(Claim):
         return renewal.outcome.result()
 
     def renewal(self) -> Renewal | None:
-        """A renewal to submit, together with others; None if the claim is over.
+        """Return a renewal to submit; None if the claim is over.
 
         Its time counts from when it is written, not from now: it may wait for a store that is away.
         """
@@ -179,7 +179,7 @@ class WorkerClaim(Claim):
         with self._lock:
             if not self._life.renewed(settled, sent, self._context.ttl_s):
                 return False
-            self.tell(SkuldKind.CLAIM_RENEWED)
+            self.record(SkuldKind.CLAIM_RENEWED)
         return True
 
     def _know(self, stored: Stored) -> None:
@@ -188,38 +188,38 @@ class WorkerClaim(Claim):
             self._life.learn(stored)
 
     def filled(self, head: Head, payload: bytes) -> Filled:
-        """The task's payload with the results that it gets; see :func:`~rebalanser.tasks.results.filled`."""
+        """Return the payload with the results that it gets; see :func:`~rebalanser.tasks.results.filled`."""
         return filled(head, payload, self._context.read)
 
     def heard(self, status: Status, revision: int) -> None:
-        """Learn from a watch what the task is at a revision: the claim may be over."""
+        """Take the status of the task at a revision, from a watch: the claim may be over."""
         if self._life.is_ended_by(status, revision):
             self.lose(Reason.ENDED)
 
     def check_result(self, result: bytes) -> bytes:
-        """The result as it is to be stored; raises what :meth:`complete_in` does of one that can't be."""
+        """Return the result as it is to be stored; raises what :meth:`complete_in` does if it can't be."""
         return self._context.check("a result", result)
 
     def settle(self, rule: Callable[[Stored], Decision]) -> Future[Stored | Refused]:
-        """End it by a rule. It is not this worker's any more from now on, whatever the outcome.
+        """End it by a rule. It is over for this worker from now on, whatever the outcome.
 
-        It is kept while the engine is away: a result is written as long as nobody else has claimed the task.
+        The write is kept while the engine is away: a result is stored unless another claim is made meanwhile.
         """
         self.end(Reason.ENDED)
         return self._context.submit(PendingMove(self._life.stored, rule, lasting=True))
 
     def end(self, reason: Reason) -> bool:
-        """End the claim, for whatever reason; the first one stays. True if it was not over before."""
+        """End the claim, unless it is over; True if it was not. The first reason is kept."""
         with self._lock:
             is_new = self._life.end(reason)
         self.stop_requested.set()
         return is_new
 
     def lose(self, reason: Reason) -> None:
-        """End the claim as the store has it no more, which the history says unless it was over before."""
+        """End the claim, as the store has ended it; the history gets that unless it was over before."""
         if self.end(reason):
-            # It is this claim that has finished it, in a transaction of the body's that nobody here saw end.
-            self.tell(SkuldKind.COMPLETED if reason is Reason.FINISHED else SkuldKind.FENCED)
+            # This claim has completed the task, in a transaction of the body's whose end was not seen here.
+            self.record(SkuldKind.COMPLETED if reason is Reason.FINISHED else SkuldKind.FENCED)
             self._count(Refused(reason))
 
     def _count(self, refused: Refused) -> None:
@@ -232,11 +232,11 @@ class WorkerClaim(Claim):
 
     @property
     def held(self) -> Held:
-        """The name by which the claim asks."""
+        """Number and holder of the claim, which every write of it names."""
         return self._life.held
 
-    def _ask(self, rule: Callable[[Stored], Decision], update: Update | None = None) -> Stored | Refused:
-        """Write what the rule gives; refused only where another update has the number."""
+    def _write(self, rule: Callable[[Stored], Decision], update: Update | None = None) -> Stored | Refused:
+        """Write the next state; return a refusal only if another update has the number."""
         if self._life.ended is not None:
             raise Fenced(self._message(self._life.ended))
         settled = self._context.write(PendingMove(self._life.stored, rule, update=update))
@@ -247,8 +247,8 @@ class WorkerClaim(Claim):
             raise Fenced(self._message(settled.reason))
         return settled
 
-    def tell(self, kind: SkuldKind, revision: int | None = None, value: int | None = None) -> None:
-        """Write down what became of it; of its completion once. Called by the worker."""
+    def record(self, kind: SkuldKind, revision: int | None = None, value: int | None = None) -> None:
+        """Write an event of the claim to the history; its completion once."""
         if kind is SkuldKind.COMPLETED:
             if self._life.is_completed:
                 return

@@ -152,7 +152,7 @@ class Dispenser:
         if self._claims_fail_for_s is not None:
             self._try_claiming()
         if self._source is not None and self._claims_fail_for_s is None:
-            self._source.lend()  # tasks that no client here can take
+            self._source.claim_for_others()  # tasks that no client here can take
             self._offer(self._source)
         pauses = (self._pause_s(self.claim_history.end_over()), self._claims_fail_for_s)
         self._pause = min((each for each in pauses if each is not None), default=None)

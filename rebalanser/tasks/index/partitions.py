@@ -200,15 +200,15 @@ class Partitions(ClaimSource):
         arrived = [] if self._slots is None else self._slots.arrived(limit, names, keeps=keeps)
         return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
 
-    def lend(self) -> None:
+    def claim_for_others(self) -> None:
         """Claim ready tasks for other processes that have room; raises what :meth:`claim` does."""
         self.claim(0, ())
 
-    def report_strange(self, names: Collection[str]) -> None:
+    def report_unknown(self, names: Collection[str]) -> None:
         """Log once, for each function that is not one of these, that its tasks wait for another worker."""
         with self._lock:
             waiting = self._index.ready_names()
-        self._report_strange(waiting.difference(names))
+        self._report_unknown(waiting.difference(names))
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """See :meth:`~rebalanser.tasks.execution.claim_source.ClaimSource.next_wakeup`."""

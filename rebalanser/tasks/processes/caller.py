@@ -24,17 +24,17 @@ from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.processes.child import (
-    Answered,
-    AskDeadline,
-    AskLog,
-    AskRenewal,
-    AskUpdate,
     Begin,
-    ChildAsk,
     ChildReady,
+    ChildRequest,
+    DeadlineRequest,
     Done,
     Failed,
-    Question,
+    LogRequest,
+    NumberedAnswer,
+    NumberedRequest,
+    RenewalRequest,
+    UpdateRequest,
     Work,
     refuse_in_child,
 )
@@ -94,11 +94,11 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """True if it can be given work, as far as is known."""
+        """True if it can take work, as far as is known."""
         return not self._gone.is_set()
 
     def call(self, claim: WorkerClaim, payload: bytes) -> Future[Outcome]:
-        """Call a body in it. The future is done when that has ended, also by the end of the process."""
+        """Call a body in it. The future is done when the body has ended, also by the end of the process."""
         outcome: Future[Outcome] = Future()
         with self._lock:
             self._claim, self._outcome = claim, outcome
@@ -108,7 +108,7 @@ class ChildProcess:
         return outcome
 
     def kill(self, grace_s: float = KILL_GRACE_S) -> None:
-        """SIGTERM, then SIGKILL ``grace_s`` seconds later, for it and its group; wait until it has ended."""
+        """Send SIGTERM to its group, and SIGKILL ``grace_s`` seconds later; wait until it has ended."""
         if grace_s > 0:
             self._signal(signal.SIGTERM)
         if not self._gone.wait(grace_s):
@@ -121,21 +121,21 @@ class ChildProcess:
                 )
 
     def dismiss(self) -> None:
-        """Tell the idle process to end; returns at once."""
+        """Let the idle process end; return at once."""
         self._send(None)
 
     def close(self) -> None:
-        """Wait until it has ended that was dismissed; it is killed if that takes too long."""
+        """Wait until the dismissed process has ended; kill it if that takes too long."""
         if not self._gone.wait(KILL_GRACE_S):
             self.kill(0.0)
 
-    def _send(self, message: Begin | Work | Answered | None) -> None:
-        """Send it when it is read; where the process has ended, the thread that serves it tells."""
+    def _send(self, message: Begin | Work | NumberedAnswer | None) -> None:
+        """Send a message in the sending thread; if the process has ended, the serving thread reports that."""
         with contextlib.suppress(RuntimeError):
             self._sends.submit(self._pipe.send, message)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send it to the group, whose number is not another's before the process is reaped."""
+        """Send a signal to the group, unless the process is reaped: then its number may be another's."""
         with self._lock:
             if not self._is_reaped:
                 with contextlib.suppress(ProcessLookupError):
@@ -145,21 +145,21 @@ class ChildProcess:
         try:
             while self._can_read():
                 self._take(self._pipe.recv())
-        except Exception as error:  # what a process says that is killed need not make sense
+        except Exception as error:  # a killed process may have sent half a message
             _log.debug("the process of a body has ended", action="task_process_ended", error=repr(error))
         self._bury()
 
     def _can_read(self) -> bool:
-        """Wait for something to read, which the end of the process is too; False if that has no end to read.
+        """Wait for a message or the end of the pipe; False if the process has ended and the pipe is open.
 
-        A process that the body forked may hold the pipe open.
+        A process that the body forked may hold it open.
         """
         while not connection.wait([self._pipe], LOOK_S):
             if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return False
         return True
 
-    def _take(self, message: ChildReady | Question | Done) -> None:
+    def _take(self, message: ChildReady | NumberedRequest | Done) -> None:
         match message:
             case ChildReady(problem=None):
                 self.ready.set_result(None)
@@ -167,29 +167,31 @@ class ChildProcess:
                 self.ready.set_exception(
                     InvalidHandlers(f"a process for bodies can't import their functions: {problem}")
                 )
-            case Question(number=number, ask=ask):
-                self._send(self._answer(number, ask))
+            case NumberedRequest(number=number, request=request):
+                self._send(self._answer(number, request))
             case Done(outcome=outcome):
                 with self._lock:
                     self._claim = None
                 self._outcome.set_result(_raised(outcome) if isinstance(outcome, Failed) else outcome)
 
-    def _answer(self, number: int, ask: ChildAsk) -> Answered:
+    def _answer(self, number: int, request: ChildRequest) -> NumberedAnswer:
         claim = self._claim
         if claim is None:
-            return Answered(number, error=InternalError("a process asks for a claim while it runs no body"))
+            return NumberedAnswer(
+                number, error=InternalError("a process asks for a claim while it runs no body")
+            )
         try:
-            return Answered(number, _asked(claim, ask))
+            return NumberedAnswer(number, _answered(claim, request))
         except RebalanserError as error:
-            return Answered(number, error=error)
-        except Exception as error:  # whoever waits must be told, whatever it is
-            return Answered(number, error=InternalError(summary_of(error)))
+            return NumberedAnswer(number, error=error)
+        except Exception as error:  # the child waits for an answer, whatever it is
+            return NumberedAnswer(number, error=InternalError(summary_of(error)))
 
     def _bury(self) -> None:
-        """End what is left of the group, wait for the process, and tell who waits for it."""
+        """End the rest of the group, wait for the process, and fail the body that ran in it."""
         self._signal(signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # the host application reaps all children itself
-            # Looked at before it is reaped, so that until then its number can't be another's.
+            # Waited for before it is reaped, so that its number can't be another's until then.
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             self._process.wait()
@@ -219,7 +221,7 @@ class ChildProcess:
 
 
 def _preparation(references: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a process needs to import functions; this one's script only if a function is in it."""
+    """Return the data to import functions by; this process's script only if a function is in it."""
     preparation: dict[str, Any] = {"sys_argv": sys.argv}
     if any(reference.startswith("__main__:") for reference in references.values()):
         script = sys.modules["__main__"]
@@ -230,20 +232,20 @@ def _preparation(references: Mapping[str, str]) -> dict[str, Any]:
     return preparation
 
 
-def _asked(claim: WorkerClaim, ask: ChildAsk) -> object:
-    match ask:
-        case AskUpdate(content=content):
+def _answered(claim: WorkerClaim, request: ChildRequest) -> object:
+    match request:
+        case UpdateRequest(content=content):
             return claim.update(content)
-        case AskLog(claim=number, first=first):
+        case LogRequest(claim=number, first=first):
             return claim.log_page(number, first)
-        case AskRenewal():
+        case RenewalRequest():
             return claim.renew()
-        case AskDeadline():
+        case DeadlineRequest():
             return claim.deadline
 
 
 def _raised(failed: Failed) -> Raised:
-    """The error as the body raised it, where it can be had; its text in any case."""
+    """Return the error that the body raised, or a stand-in if it can't be unpickled; its text in any case."""
     error: BaseException | None = None
     if failed.error is not None:
         with contextlib.suppress(Exception):  # whatever its class does when it is read
@@ -255,13 +257,13 @@ def _raised(failed: Failed) -> Raised:
 START_LIMIT_S: Final = 60.0
 """Maximum seconds in which a process imports the functions."""
 START_PAUSE_S: Final = 1.0
-"""Minimum seconds that a thread pauses after a process that could not be started; its task is given back."""
+"""Minimum seconds that a thread pauses after it could not start a process; its task is given back."""
 PROCESSES: Final = "processes"
-"""The trouble of a worker that gets no process."""
+"""Name of the trouble of a worker that can start no process."""
 
 
 class ProcessCaller:
-    """Calls each body in a process that is killed once the body is out of time, or its claim is lost."""
+    """Calls each body in a process, which is killed once the body is out of time or its claim is lost."""
 
     def __init__(self, functions: Mapping[str, TaskBody], errors: ErrorPolicy) -> None:
         self._functions = functions
@@ -270,11 +272,11 @@ class ProcessCaller:
         self._watch = BodyWaits()
         self._idle: list[ChildProcess] = []
         self._lock = threading.Lock()
-        # The kernel kills a process when the thread has ended that started it: this one lasts until the end.
+        # The kernel kills a process when the thread that started it ends: this one lasts until the end.
         self._starts = ThreadPoolExecutor(1, thread_name_prefix="rebalanser-tasks-starts")
 
     def open(self) -> None:
-        """See that all functions can be imported by a process.
+        """Start a process, to check that it can import all functions.
 
         Raises:
             InvalidHandlers: one can't; the message names it.
@@ -301,8 +303,8 @@ class ProcessCaller:
         cut = self._watch.until(job, child.ready, START_LIMIT_S)
         if cut is Cut.TIMED_OUT or (cut is None and child.ready.exception() is not None):
             child.kill()
-            told = str(child.ready.exception()) if child.ready.done() else "it took too long to begin"
-            return self._refused(told)
+            reason = str(child.ready.exception()) if child.ready.done() else "it took too long to begin"
+            return self._refused(reason)
         if cut is None:
             self._errors.worked(PROCESSES)
             outcome = child.call(job.claim, job.payload)
@@ -316,14 +318,14 @@ class ProcessCaller:
         return outcome.result()
 
     def begin(self, _job: Job) -> None:
-        """All are to be called: a thread waits for each process."""
+        """Return None: all bodies must be called."""
 
     def takes_thread(self, _body: TaskBody) -> bool:
-        """All do."""
+        """Return True: a thread waits for each process."""
         return True
 
     def can_end(self, _body: TaskBody) -> bool:
-        """True: it can end all."""
+        """Return True: any process can be killed."""
         return True
 
     def cut_off(self) -> None:
@@ -331,7 +333,7 @@ class ProcessCaller:
         self._watch.stop()
 
     def close(self) -> None:
-        """End the processes that are idle, and by the end of their thread those that are not."""
+        """End the idle processes; the others end with the thread that started them."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
@@ -342,7 +344,7 @@ class ProcessCaller:
         self._errors.ended(PROCESSES)
 
     def _child(self) -> ChildProcess | Exception:
-        """A process that is idle, or a new one; the error if none can be started."""
+        """Return an idle process, or a new one; the error if none can be started."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
@@ -356,12 +358,12 @@ class ProcessCaller:
     def _started(self) -> ChildProcess:
         return self._starts.submit(ChildProcess, self._references).result()
 
-    def _refused(self, told: str) -> Cut:
-        """Pause, and have the task given back, its try not counted: nothing is known against its body.
+    def _refused(self, reason: str) -> Cut:
+        """Pause, then give the task back without counting a try: its body is not at fault.
 
         It is a trouble of the worker until a process begins.
         """
-        error = InternalError(f"no process for a body: {told}")
+        error = InternalError(f"no process for a body: {reason}")
         pause_s = self._errors.failed(PROCESSES, error, ends_process=False)
         time.sleep(max(pause_s, START_PAUSE_S))
         return Cut.STOPPED

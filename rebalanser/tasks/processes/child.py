@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To the child, first: what ``multiprocessing.spawn.prepare`` takes, and where each function is."""
+    """First message to the child: data for ``multiprocessing.spawn.prepare``, a reference per function."""
 
     preparation: Mapping[str, Any]
     references: Mapping[str, str]
@@ -39,14 +39,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class ChildReady:
-    """From the child: its functions are imported; or what went wrong."""
+    """Message from the child: its functions are imported, unless there is a ``problem``."""
 
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """To the child, which is idle: a body to call. ``deadline`` is that of the claim.
+    """Message to the idle child: a body to call. ``deadline`` is that of the claim.
 
     ``max_bytes`` is the limit of an update, of a result, and of an error that is sent back.
     """
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From the child: the body has raised; the error is pickled, None where it can't be or is too large.
+    """Outcome of a body that has raised; ``error`` is pickled, None if it can't be or is too large.
 
     ``types`` are those of :class:`~rebalanser.tasks.execution.outcomes.Raised`.
     """
@@ -72,50 +72,50 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From the child: how the body has ended, and that it is idle."""
+    """Message from the child: the outcome of the body; the child is idle."""
 
     outcome: Returned | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class AskUpdate:
-    """An update of the claim's log."""
+class UpdateRequest:
+    """Request to add to the claim's log."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class AskLog:
-    """A page of the log, of one claim from a number on or of all."""
+class LogRequest:
+    """Request for a page of the log, of one claim or of all (None), from a number on."""
 
     claim: int | None
     first: int
 
 
 @dataclass(frozen=True, slots=True)
-class AskRenewal:
-    """A renewal of the claim."""
+class RenewalRequest:
+    """Request to renew the claim."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskDeadline:
-    """Question for the end of the claim."""
+class DeadlineRequest:
+    """Request for the deadline of the claim."""
 
 
-ChildAsk: TypeAlias = AskUpdate | AskLog | AskRenewal | AskDeadline
+ChildRequest: TypeAlias = UpdateRequest | LogRequest | RenewalRequest | DeadlineRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """From the child: something that is asked of the claim; the answer has its number."""
+class NumberedRequest:
+    """Message from the child: a numbered request to the claim."""
 
     number: int
-    ask: ChildAsk
+    request: ChildRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """To the child: what was asked for, or the error that was raised."""
+class NumberedAnswer:
+    """Message to the child: the answer to the request of this number, or the error that it raised."""
 
     number: int
     value: Any = None
@@ -126,45 +126,45 @@ PATIENCE_S: Final = 1.0
 """Maximum seconds to wait for the worker to extend a claim; a paused worker does not."""
 
 
-class SendQuestion(Protocol):
-    """Asks the worker something of the claim."""
+class SendRequest(Protocol):
+    """Sends a request of the claim to the worker."""
 
-    def __call__(self, ask: ChildAsk, timeout_s: float | None = None) -> Any:
-        """The answer; raises what the worker raised, and TimeoutError if it took longer."""
+    def __call__(self, request: ChildRequest, timeout_s: float | None = None) -> Any:
+        """Return the answer; raises what the worker raised, and TimeoutError if it took longer."""
 
 
 class ChildClaim(Claim):
     """A claim that another process holds."""
 
-    def __init__(self, facts: Facts, deadline: float, ask: SendQuestion, max_bytes: int) -> None:
+    def __init__(self, facts: Facts, deadline: float, request: SendRequest, max_bytes: int) -> None:
         super().__init__(facts, threading.Event())
         self._max_bytes = max_bytes
         self._deadline = deadline
-        self._ask = ask
+        self._request = request
 
     @property
     def deadline(self) -> float:
-        """See :attr:`Claim.deadline`; the last one that is known where the worker does not answer."""
+        """See :attr:`Claim.deadline`; the last known one if the worker does not answer."""
         with contextlib.suppress(TimeoutError):
-            self._deadline = float(self._ask(AskDeadline(), PATIENCE_S))
+            self._deadline = float(self._request(DeadlineRequest(), PATIENCE_S))
         return self._deadline
 
     def still_mine(self) -> bool:
-        """See :meth:`Claim.still_mine`; the worker is asked once the time that it told is over."""
+        """See :meth:`Claim.still_mine`; requests the deadline again once the known one has passed."""
         if self.stop_requested.is_set():
             return False
         return time.monotonic() < self._deadline or time.monotonic() < self.deadline
 
     def update(self, content: bytes) -> int:
-        """See :meth:`Claim.update`. What is over the limit does not get as far as the worker."""
-        return int(self._ask(AskUpdate(check_content("an update", content, self._max_bytes))))
+        """See :meth:`Claim.update`. An update over the limit fails here, before it is sent."""
+        return int(self._request(UpdateRequest(check_content("an update", content, self._max_bytes))))
 
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
         """See :meth:`Claim.log_page`."""
-        return list(self._ask(AskLog(claim, first)))
+        return list(self._request(LogRequest(claim, first)))
 
     def complete_in(self, _connection: sqlite3.Connection, _result: bytes | None = None) -> None:
-        """Refused: the worker renews the claim meanwhile, in transactions of its own.
+        """Refuse: the worker renews the claim meanwhile, in transactions of its own.
 
         Raises:
             InvalidState: always.
@@ -173,17 +173,17 @@ class ChildClaim(Claim):
 
     def renew(self) -> bool:
         """See :meth:`Claim.renew`."""
-        return bool(self._ask(AskRenewal()))
+        return bool(self._request(RenewalRequest()))
 
 
 _PR_SET_PDEATHSIG: Final = 1
 _TERMINATED: Final = 128 + signal.SIGTERM
 _pipes: list[Connection[Any, Any]] = []
-"""The pipe to the worker, if this is a child. Held to the very end, as its end tells that of the process."""
+"""The pipe to the worker, if this is a child. Open until the process ends, as its end reports that."""
 
 
 def refuse_in_child() -> None:
-    """See that a child starts no children of its own, as its module would that runs a queue when imported.
+    """Raise in a child: it starts no children of its own, as an import that runs a queue would.
 
     Raises:
         InvalidState: this process is one that runs bodies.
@@ -196,7 +196,7 @@ def refuse_in_child() -> None:
 
 
 def main(file: int, worker: int) -> None:
-    """Serve the worker, a process, over the pipe ``file`` until it closes that or is gone."""
+    """Serve the process ``worker`` over the pipe ``file``, until it closes the pipe or is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != worker:
         os._exit(1)
@@ -228,13 +228,13 @@ class _Child:
         self._bodies = bodies
         self._work: queue.Queue[Work | None] = queue.Queue(maxsize=1)
         self._lock = threading.Lock()
-        self._questions: dict[int, Future[Any]] = {}
-        self._asked = 0
+        self._answers: dict[int, Future[Any]] = {}
+        self._sent = 0
         self._claim: ChildClaim | None = None
         self._terminated = False
 
     def serve(self) -> None:
-        """Call what the worker sends until there is nothing more to come."""
+        """Call the bodies that the worker sends, until it sends no more."""
         signal.signal(signal.SIGTERM, self._terminate)
         threading.Thread(target=self._read, name="rebalanser-tasks-child", daemon=True).start()
         while (work := self._work.get()) is not None:
@@ -244,12 +244,12 @@ class _Child:
             self._send(done)
 
     def _called(self, work: Work) -> Returned | Failed:
-        claim = ChildClaim(work.facts, work.deadline, self._ask, work.max_bytes)
+        claim = ChildClaim(work.facts, work.deadline, self._request, work.max_bytes)
         body = self._bodies[claim.name]
         self._claim = claim
         try:
             outcome = returned(body.call(claim, body.arguments(work.payload)))
-        except BaseException as error:  # the body's own wish to exit is a failure too
+        except BaseException as error:  # SystemExit by the body is a failure too
             outcome = raised(error)
         finally:
             self._claim = None
@@ -262,12 +262,12 @@ class _Child:
             threading.Thread(target=self._claim.stop_requested.set, daemon=True).start()
         sys.exit(_TERMINATED)
 
-    def _ask(self, ask: ChildAsk, timeout_s: float | None = None) -> Any:
+    def _request(self, request: ChildRequest, timeout_s: float | None = None) -> Any:
         answer: Future[Any] = Future()
         with self._lock:
-            self._asked += 1
-            self._questions[self._asked] = answer
-            self._pipe.send(Question(self._asked, ask))
+            self._sent += 1
+            self._answers[self._sent] = answer
+            self._pipe.send(NumberedRequest(self._sent, request))
         return answer.result(timeout_s)
 
     def _send(self, message: Done) -> None:
@@ -280,7 +280,7 @@ class _Child:
                 match self._pipe.recv():
                     case Work() as work:
                         self._work.put(work)
-                    case Answered() as answered:
+                    case NumberedAnswer() as answered:
                         self._answer(answered)
                     case None:
                         self._work.put(None)
@@ -290,8 +290,8 @@ class _Child:
                 os._exit(1)
             self._work.put(None)
 
-    def _answer(self, answered: Answered) -> None:
-        question = self._questions.pop(answered.number)
+    def _answer(self, answered: NumberedAnswer) -> None:
+        question = self._answers.pop(answered.number)
         if answered.error is None:
             question.set_result(answered.value)
         else:

@@ -1,9 +1,9 @@
 """Writes of many threads in few transactions, each retried until its outcome is known.
 
-One thread takes all that are pending, lets the engine apply them in one call, and reads back those
-whose answer was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the
-load. That thread is the batcher's own, or a caller that waits for the outcome while nothing else is to be
-written. A remote engine takes several batches at the same time.
+One thread takes all pending writes, applies them in one call of the engine, and reads back those whose answer
+was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the load. That
+thread is the batcher's own, or a caller that waits for the outcome while nothing else waits. A remote engine
+takes several batches at the same time.
 
 :mod:`~rebalanser.tasks.writes.batches` selects the pending writes of a batch and settles them. While the
 engine is away, or takes nothing, callers get an error within ``timeout_s``; lasting writes are kept.
@@ -26,7 +26,7 @@ from rebalanser.tasks.writes.pending import PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
 
 NAME: Final = "writer"
-"""Name of all its loops: one loop may write what another could not."""
+"""Name of all loops of a batcher, which share their failures: each may write for another."""
 
 ResultT = TypeVar("ResultT")
 
@@ -101,14 +101,14 @@ class WriteBatcher:
         with self._more:
             self._batches.flushes += 1
             try:
-                for _ in range(2):  # the second time for what follows from the first
-                    asked = set(self._batches.unsettled())
-                    self._more.wait_for(partial(self._is_settled, asked))
+                for _ in range(2):  # the second time for writes that callbacks of the first have submitted
+                    pending_writes = set(self._batches.unsettled())
+                    self._more.wait_for(partial(self._are_settled, pending_writes))
             finally:  # also if the caller was interrupted: else no lasting write would be kept any more
                 self._batches.flushes -= 1
 
-    def _is_settled(self, asked: set[PendingWrite[object]]) -> bool:
-        return asked.isdisjoint(self._batches.unsettled())
+    def _are_settled(self, pending_writes: set[PendingWrite[object]]) -> bool:
+        return pending_writes.isdisjoint(self._batches.unsettled())
 
     def forked(self) -> None:
         """Refuse all writes, in a forked child, which has no thread for them."""

@@ -1,4 +1,4 @@
-"""Batches: selects the pending writes of the next one, and settles each of them. Pure.
+"""Selects the pending writes of the next batch, and settles each of them. Pure.
 
 A write that the engine can't take fails alone: a refused batch is split in halves until it is found. A write
 whose answer was lost is read back, then repeated if it is not in the store. While the engine is away, or
@@ -118,7 +118,7 @@ class Batches:
 class Settlement:
     """Writes a batch until each of its pending writes is settled. ``now`` gives seconds of a monotonic clock.
 
-    An engine that is away is asked again for ``timeout_s`` seconds.
+    Requests are retried for ``timeout_s`` seconds while the engine is away.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Settlement:
             raise lost or RegistryUnavailable("others changed the task again and again; try again")
 
     def _write(self, writes: Sequence[tuple[PendingWrite[object], Write]]) -> Script[OutcomeUnknown | None]:
-        """Write once; the error if the outcome is unknown."""
+        """Write once; return the error if the outcome is unknown."""
         try:
             answers: Sequence[Answer] = yield from self._patiently(Apply([write for _, write in writes]))
         except OutcomeUnknown as error:
