@@ -450,7 +450,7 @@ MUTANTS = (
     Mutant(
         "one batch about a task",
         "two batches in flight are not about one task",
-        (Switch(Batches, "take", edited("pending.task in blocked or ", "")),),
+        (Switch(Batches, "take", edited("or pending.task in blocked", "")),),
         frozenset({"SK-9"}),
         "lost requests",
     ),
@@ -686,7 +686,7 @@ MUTANTS = (
     Mutant(
         "claims for slots that arrive",
         "a claim that has arrived is taken once",
-        (Switch(Offering, "arrived", edited("self.own.take_arrived(len(used))", "pass")),),
+        (Switch(Offering, "arrived", edited("self.own.take_arrived(len(used) - len(kept))", "pass")),),
         frozenset({"SK-6"}),
         "workers",
     ),
