@@ -480,7 +480,9 @@ def test_a_claim_that_failed_for_a_client_is_a_trouble_until_the_store_is_back(
     dispenser.start(source)
     try:
         is_away.set()
-        assert isinstance(dispenser.ask("client", 1, 0.0).future.exception(PATIENCE_S), RegistryUnavailable)
+        assert isinstance(
+            dispenser.request("client", 1, 0.0).future.exception(PATIENCE_S), RegistryUnavailable
+        )
         assert ("claims", ErrorKind.OUTAGE) in [(each.loop, each.kind) for each in stage.queue.troubles]
         wait_until(lambda: any(each.attempts > 1 for each in stage.queue.troubles))
         is_away.clear()

@@ -772,9 +772,9 @@ def test_clients_of_a_server_without_partitions_get_what_others_claim_for_them(
     server.partitions._slots._wake = dispenser.wake  # type: ignore[union-attr]
     dispenser.start(server.partitions)
     try:
-        others = dispenser.ask("others", 1, PATIENCE_S, ["other"])
-        asked = [dispenser.ask("a", 1, PATIENCE_S, NAMES), dispenser.ask("b", 2, PATIENCE_S, NAMES)]
-        anything = dispenser.ask("c", 1, PATIENCE_S)
+        others = dispenser.request("others", 1, PATIENCE_S, ["other"])
+        asked = [dispenser.request("a", 1, PATIENCE_S, NAMES), dispenser.request("b", 2, PATIENCE_S, NAMES)]
+        anything = dispenser.request("c", 1, PATIENCE_S)
         others.deadline = 0.0
         dispenser.wake()
         assert others.future.result(PATIENCE_S) == []

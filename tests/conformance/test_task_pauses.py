@@ -429,8 +429,8 @@ def test_a_server_hands_out_nothing(shop: Shop) -> None:
         operator.pause("the mail host is down")
         knows(queue, True)
         (task,) = enqueue(operator, "quick")
-        assert dispenser.ask("client", 1, 0.0).future.result(PATIENCE_S) == []
-        client = dispenser.ask("client", 1, PATIENCE_S)
+        assert dispenser.request("client", 1, 0.0).future.result(PATIENCE_S) == []
+        client = dispenser.request("client", 1, PATIENCE_S)
         operator.resume()
         (lent,) = client.future.result(PATIENCE_S)
         assert lent.claimed.stored.head.id == task

@@ -89,7 +89,7 @@ def dispenser(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
 def test_who_asks_while_the_engine_is_away_is_told(dispenser: Dispenser, error: Exception) -> None:
     dispenser.start(Partitions(error))  # type: ignore[arg-type]
     for _ in range(2):  # it goes on after an error
-        assert dispenser.ask("a", 3, PATIENCE_S).future.exception(timeout=PATIENCE_S) is error
+        assert dispenser.request("a", 3, PATIENCE_S).future.exception(timeout=PATIENCE_S) is error
     assert dispenser.owned(16) == 3
 
 
@@ -97,42 +97,42 @@ def test_who_asks_while_the_engine_is_away_is_told(dispenser: Dispenser, error: 
 def test_who_does_not_wait_gets_nothing_at_once(dispenser: Dispenser) -> None:
     partitions = Partitions()
     dispenser.start(partitions)  # type: ignore[arg-type]
-    assert dispenser.ask("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []
+    assert dispenser.request("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []
     assert partitions.asked[0] == (3, "a")
 
 
 @pytest.mark.rule("SK-16")
 def test_who_waits_when_the_server_stops_gets_nothing(dispenser: Dispenser) -> None:
     dispenser.start(Partitions())  # type: ignore[arg-type]
-    client = dispenser.ask("a", 1, 1000.0)
+    client = dispenser.request("a", 1, 1000.0)
     dispenser.stop()
     dispenser.stop()
     assert client.future.result(timeout=0) == []
     with pytest.raises(errors.RetryLater, match="stops"):
-        dispenser.ask("b", 1, 0.0)
+        dispenser.request("b", 1, 0.0)
 
 
 @pytest.mark.rule("SK-16")
 def test_not_all_connections_are_of_those_who_wait(dispenser: Dispenser) -> None:
     dispenser = Dispenser(dispenser._context, max_waiting=2)
-    waiting = [dispenser.ask("a", 1, 1000.0) for _ in range(2)]
+    waiting = [dispenser.request("a", 1, 1000.0) for _ in range(2)]
     with pytest.raises(ProblemRaised, match="2 clients wait for a task already") as refused:
-        dispenser.ask("b", 1, 0.1)
-    dispenser.ask("b", 1, 0.0)
+        dispenser.request("b", 1, 0.1)
+    dispenser.request("b", 1, 0.0)
     dispenser.forget(waiting[0])
     dispenser.forget(waiting[1])
-    dispenser.ask("b", 1, 0.1)
+    dispenser.request("b", 1, 0.1)
     answer = problems.document(refused.value.kind, str(refused.value))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
 @pytest.mark.rule("SK-16")
 def test_who_has_hung_up_is_forgotten(dispenser: Dispenser) -> None:
-    gone = dispenser.ask("gone", 1, 1000.0)
+    gone = dispenser.request("gone", 1, 1000.0)
     dispenser.forget(gone)
     partitions = Partitions()
     dispenser.start(partitions)  # type: ignore[arg-type]
-    assert dispenser.ask("here", 1, 0.0).future.result(timeout=PATIENCE_S) == []
+    assert dispenser.request("here", 1, 0.0).future.result(timeout=PATIENCE_S) == []
     assert {worker for _, worker in partitions.asked} == {"here"}
 
 
@@ -152,7 +152,7 @@ def test_the_server_goes_on_whatever_was_raised(
     monkeypatch.setattr(dispenser.claim_history, "end_over", fault)
     dispenser.start(Partitions())  # type: ignore[arg-type]
     for _ in range(3):
-        assert dispenser.ask("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []
+        assert dispenser.request("a", 3, 0.0).future.result(timeout=PATIENCE_S) == []
     assert not faults
 
 
@@ -161,8 +161,8 @@ def test_the_server_goes_on_whatever_was_raised(
 def test_who_hangs_up_while_being_served_stops_nothing(
     dispenser: Dispenser, answer: Exception | None
 ) -> None:
-    gone = dispenser.ask("gone", 1, 0.0)
-    here = dispenser.ask("here", 1, 0.0)
+    gone = dispenser.request("gone", 1, 0.0)
+    here = dispenser.request("here", 1, 0.0)
     assert gone.future.cancel()
     partitions = Partitions(answer)
     dispenser.start(partitions)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_who_hangs_up_while_being_served_stops_nothing(
 
 
 def _answered(dispenser: Dispenser) -> type[object]:
-    return type(dispenser.ask("here", 1, 0.0).future.exception(timeout=PATIENCE_S))
+    return type(dispenser.request("here", 1, 0.0).future.exception(timeout=PATIENCE_S))
 
 
 @pytest.mark.rule("SK-16")

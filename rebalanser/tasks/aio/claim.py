@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Threads of one queue's own, so that it waits for nobody else's. For any event loop."""
+    """Threads of one queue, which wait for no other queue. May be used from any event loop."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
@@ -58,7 +58,7 @@ class Threads:
 class AsyncClaim:
     """A :class:`~rebalanser.tasks.claim.Claim` for a body in an event loop, which it never blocks.
 
-    ``token`` is for the outside, as that of a claim is (SK-6).
+    ``token`` is the fencing token for fenced resources, as that of a claim (SK-6).
     """
 
     def __init__(self, claim: Claim, stop_requested: StopRequest, threads: Threads) -> None:
@@ -74,7 +74,7 @@ class AsyncClaim:
         self.token = claim.token
         """The fencing token: the revision of the store at which this claim was made."""
         self.stop_requested = stop_requested
-        """Set once the body should end early, and about to be cancelled; to be looked at, not waited for."""
+        """Set once the body should end early, just before it is cancelled. Check it; don't wait for it."""
         self._claim = claim
         self._threads = threads
 
@@ -91,28 +91,28 @@ class AsyncClaim:
         return self._claim.still_mine()
 
     async def until_stop_requested(self) -> None:
-        """Wait until the body should end; where it does not wait for this, it is cancelled."""
+        """Wait until the body should end; a body that does not wait for this is cancelled."""
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        def notify() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
                 loop.call_soon_threadsafe(stopping.set)
 
-        self.stop_requested.listen(tell)
+        self.stop_requested.listen(notify)
         try:
             await stopping.wait()
         finally:
-            self.stop_requested.leave(tell)
+            self.stop_requested.leave(notify)
 
     async def update(self, content: bytes) -> int:
         """Add to the claim's log, durably; raises what :meth:`Claim.update` does (SK-9).
 
-        Where the body is cancelled meanwhile, it may stand in the log, now or later.
+        If the body is cancelled meanwhile, the update may be in the log, now or later.
         """
         return await self._threads.run(self._claim.update, content)
 
     async def log(self, claim: int | None = None) -> AsyncIterator[Update]:
-        """All updates so far, the earliest first, read page by page; see :meth:`Claim.log`."""
+        """Iterate over all updates so far, the earliest first, read page by page; see :meth:`Claim.log`."""
         found = self._claim.log(claim)
         while page := await self._threads.run(lambda: list(islice(found, LOG_PAGE))):
             for each in page:
@@ -126,5 +126,5 @@ class AsyncClaim:
         await self._threads.run(self._claim.complete_in, connection, result)
 
     async def renew(self) -> bool:
-        """Let it last for its whole time from now; see :meth:`Claim.renew`. The worker does so by itself."""
+        """Renew the claim; see :meth:`Claim.renew`. The worker does so by itself."""
         return await self._threads.run(self._claim.renew)

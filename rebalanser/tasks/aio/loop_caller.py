@@ -22,14 +22,14 @@ from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 
 CANCEL_S: Final = 2.0
-"""Seconds in which a cancelled body may end; then its claim is ended all the same."""
+"""Seconds in which a cancelled body may end; then its claim is ended anyway."""
 ENDS: Final = 4
-"""Threads that write how coroutines have ended, and call the middleware's hooks."""
+"""Threads that end the claims of coroutines, and call the middleware's hooks."""
 _log = get_logger()
 
 
 class LoopCaller:
-    """Calls bodies that are coroutine functions as tasks of ``loop``, which is cancelled to end one."""
+    """Calls coroutine functions as tasks of ``loop``, which can be cancelled, and others in their thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: Threads, errors: ErrorPolicy) -> None:
         self._loop = loop
@@ -47,7 +47,7 @@ class LoopCaller:
         return self._plain.call(job)
 
     def begin(self, job: Job) -> Future[Outcome] | None:
-        """Begin a coroutine in the loop; one of a loop that is closed is given back."""
+        """Begin a coroutine in the loop; give its task back if the loop is closed."""
         if not job.body.is_coroutine:
             return None
         call = _Call(job, self._threads, self._tasks)
@@ -58,7 +58,7 @@ class LoopCaller:
         return self._supervisor.follow(job, call.ended, lambda: self._soon(call.cancel))
 
     def takes_thread(self, body: TaskBody, /) -> bool:
-        """Coroutines take none."""
+        """True for functions that are no coroutines."""
         return not body.is_coroutine
 
     def can_end(self, body: TaskBody, /) -> bool:
@@ -70,7 +70,7 @@ class LoopCaller:
         self._supervisor.cut_off()
 
     def close(self) -> None:
-        """End the threads; the loop is not its own."""
+        """End the threads; the loop goes on."""
         self._supervisor.close()
 
     def includes(self, task: asyncio.Task[Any] | None) -> bool:
@@ -87,7 +87,7 @@ class LoopCaller:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A body that runs, and how it is ended."""
+    """A running body, and the call that ends it."""
 
     job: Job
     cancel: Callable[[], object]
@@ -97,11 +97,11 @@ class _Followed:
     cut: Cut | None = None
     """Reason for which it was cancelled; None if it was not."""
     given_up_at: float = math.inf
-    """Time at which its claim ends all the same."""
+    """Time at which its claim ends anyway."""
 
 
 class Supervisor:
-    """One thread that ends bodies which are out of time or whose claims are over, wherever they run.
+    """A thread that ends bodies which are out of time or whose claims are over.
 
     May be used from any thread.
     """
@@ -116,7 +116,7 @@ class Supervisor:
         self._ends = ThreadPoolExecutor(ENDS, thread_name_prefix="rebalanser-tasks-ends")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._loop.start()
 
     def close(self) -> None:
@@ -137,9 +137,10 @@ class Supervisor:
             self._changed.notify()
 
     def follow(self, job: Job, ended: Future[Outcome], cancel: Callable[[], object]) -> Future[Outcome]:
-        """Call ``cancel`` once a body must be ended; how it ends: as ``ended`` says, or why it was cancelled.
+        """Call ``cancel`` once a body must be ended; return the future of its outcome.
 
-        One that does not end within :data:`CANCEL_S` seconds then counts as ended.
+        That is the outcome of ``ended``, or the reason for which it was cancelled. A body that does not end
+        within :data:`CANCEL_S` seconds after that counts as ended.
         """
         holder = job.claim.held.holder
         limit_s = job.head.timeout_s
@@ -169,7 +170,7 @@ class Supervisor:
         return not self._closed
 
     def _look(self, holder: str, each: _Followed) -> None:
-        """Cancel a body that must be ended, or see when to look at it again."""
+        """Cancel a body that must be ended, or schedule the next look at it."""
         now = time.monotonic()
         if each.cut is None:
             each.cut = Cut.STOPPED if self._stopped else cut_of(each.job, each.ends_at, now)
@@ -191,7 +192,7 @@ class Supervisor:
             deadline = each.job.claim.deadline
             at = deadline if each.ends_at is None else min(deadline, each.ends_at)
         with self._changed:
-            # Something that wants a look now has come meanwhile where there is a time already.
+            # If there is a time already, a look was requested meanwhile.
             if holder in self._followed and holder not in self._looks:
                 self._looks.set(holder, at)
 
@@ -202,11 +203,11 @@ class Supervisor:
         if each is None:
             return
         each.job.claim.stop_requested.leave(each.wake)
-        told = outcome if each.cut is None else each.cut
+        final = outcome if each.cut is None else each.cut
         try:
-            self._ends.submit(each.outcome.set_result, told)
+            self._ends.submit(each.outcome.set_result, final)
         except RuntimeError:  # closed
-            each.outcome.set_result(told)
+            each.outcome.set_result(final)
 
 
 class _Call:
@@ -220,7 +221,7 @@ class _Call:
         self._task: asyncio.Task[Outcome] | None = None
 
     def begin(self) -> None:
-        """Make a task of the body."""
+        """Create the task of the body."""
         name = f"{self._job.body.name} {self._job.claim.task_id}"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
         self._tasks.add(self._task)
@@ -237,7 +238,7 @@ class _Call:
             return returned(await self._job.body.function(claim, **self._job.arguments))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a body's wish to exit, or to be cancelled, is its failure
+        except BaseException as error:  # SystemExit and a cancellation by the body itself are failures
             return raised(error)
 
     def _done(self, task: asyncio.Task[Outcome]) -> None:

@@ -95,29 +95,29 @@ class AsyncTaskFunction(Generic[P, R]):
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> AsyncTaskFunction[P, R]:
-        """The function with options for the tasks that it enqueues; as :meth:`TaskFunction.options`."""
+        """See :meth:`~rebalanser.tasks.producer.TaskFunction.options`."""
         return AsyncTaskFunction(self._queue, self.body, chosen_options(self.name, options))
 
     def call(self, *arguments: P.args, **named: P.kwargs) -> AsyncCall[R]:
-        """A call with these arguments that is not enqueued yet; as :meth:`TaskFunction.call`."""
+        """See :meth:`~rebalanser.tasks.producer.TaskFunction.call`."""
         return AsyncCall(self._queue, self.body, self._options, arguments, named)
 
     async def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
-        """Enqueue a call with these arguments; as :meth:`TaskFunction.enqueue`, and raises what that does.
+        """See :meth:`~rebalanser.tasks.producer.TaskFunction.enqueue`; raises what that does.
 
-        Where it is cancelled meanwhile, the task may have been enqueued.
+        If it is cancelled meanwhile, the task may have been enqueued.
         """
         return (await self.enqueue_many([(arguments, named)]))[0]
 
     async def enqueue_many(
         self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
     ) -> list[Enqueued[R]]:
-        """Enqueue many calls in few transactions; as :meth:`TaskFunction.enqueue_many`."""
+        """See :meth:`~rebalanser.tasks.producer.TaskFunction.enqueue_many`."""
         return await self._queue.enqueue_calls(self.body, calls, self._options)
 
 
 class AsyncCall(PlannedCall[R]):
-    """A call of a function that is to be one task; as :class:`~rebalanser.tasks.queue.Call`, awaited."""
+    """A planned call of a function, for one task; as :class:`~rebalanser.tasks.producer.Call`, awaited."""
 
     def then(
         self,
@@ -126,13 +126,13 @@ class AsyncCall(PlannedCall[R]):
         *arguments: Q.args,
         **named: Q.kwargs,
     ) -> AsyncCall[S]:
-        """A call of another function, whose first argument is the result of this one."""
+        """Return a call of another function, whose first argument is the result of this one."""
         return function.call(self.result, *arguments, **named)
 
     async def enqueue(self) -> Enqueued[R]:
-        """Enqueue it and all calls whose results it gets, all or none; as :meth:`Call.enqueue`.
+        """Enqueue it and all calls whose results it gets; as :meth:`~rebalanser.tasks.producer.Call.enqueue`.
 
-        Where it is cancelled meanwhile, all or none are enqueued: enqueue it again.
+        If it is cancelled meanwhile, all or none are enqueued: enqueue it again.
         """
         return (await cast("AsyncQueue", self.queue).enqueue_all([self]))[0]
 
@@ -213,7 +213,7 @@ class AsyncQueue:
         self._caller: LoopCaller | None = None
 
     def _forked(self) -> None:
-        """Forget, in a forked child, the parent's threads; the queue within does so by itself."""
+        """Forget the parent's threads in a forked child; the inner queue does so by itself."""
         if not self._is_closed:
             self._begin()
 
@@ -243,7 +243,7 @@ class AsyncQueue:
     def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
 
-        Without any of these ``@queue.task`` will do.
+        Without arguments ``@queue.task`` is enough.
 
         A coroutine function is called in the event loop with an :class:`AsyncClaim`, and cancelled once it is
         out of time, or its claim is lost. Any other is called in a thread with a
@@ -316,7 +316,7 @@ class AsyncQueue:
         await self._opened()
 
     async def new_id(self) -> TaskId:
-        """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
+        """Return an id for a new task, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         queue = await self._opened()
         return await self._threads.run(queue.new_id)
 
@@ -356,12 +356,12 @@ class AsyncQueue:
         return () if self._queue is None else self._queue.troubles
 
     async def status(self) -> QueueStatus:
-        """The tasks by status, the oldest ready one's age, and the workers; as :meth:`Queue.status`."""
+        """Read counts by status, the oldest ready task's age, and the workers; as :meth:`Queue.status`."""
         queue = await self._opened()
         return await self._threads.run(queue.status)
 
     def measure(self) -> Measurement:
-        """As :meth:`Queue.measure`. On SQLite it asks the store, so call it in a thread.
+        """Measure this process; as :meth:`Queue.measure`. On SQLite it reads the store: call it in a thread.
 
         Raises:
             InvalidState: the queue is not open yet.
@@ -371,12 +371,12 @@ class AsyncQueue:
         return self._queue.measure()
 
     async def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
-        """A task as it is now; as :meth:`Queue.get` (SK-11)."""
+        """Return a task as it is now; as :meth:`Queue.get` (SK-11)."""
         queue = await self._opened()
         return await self._threads.run(queue.get, task, at_least=at_least)
 
     async def payload(self, task: TaskId) -> bytes:
-        """A task's payload as it was enqueued; as :meth:`Queue.payload`."""
+        """Return a task's payload as it was enqueued; as :meth:`Queue.payload`."""
         queue = await self._opened()
         return await self._threads.run(queue.payload, task)
 
@@ -396,7 +396,7 @@ class AsyncQueue:
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> AsyncIterator[Stored]:
-        """All tasks in the order of their ids, read page by page; as :meth:`Queue.tasks` (SK-12)."""
+        """Iterate over all tasks by id, read page by page; as :meth:`Queue.tasks` (SK-12)."""
         queue = await self._opened()
         found = queue.tasks(
             statuses, page=page, after=after, at_least=at_least, name=name, older_than_s=older_than_s
@@ -412,7 +412,7 @@ class AsyncQueue:
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> list[Stored]:
-        """The newest tasks, the newest first; as :meth:`Queue.newest`."""
+        """Return the newest tasks, the newest first; as :meth:`Queue.newest`."""
         queue = await self._opened()
         return await self._threads.run(queue.newest, limit, statuses, name=name, older_than_s=older_than_s)
 
@@ -422,7 +422,7 @@ class AsyncQueue:
         return await self._threads.run(queue.rooms, tasks)
 
     async def with_blockers(self, tasks: Sequence[Stored]) -> list[tuple[Stored, tuple[Stored, ...]]]:
-        """Tasks, each with the dead and cancelled ones that it waits for; as :meth:`Queue.with_blockers`."""
+        """Pair tasks with the dead and cancelled ones that they wait for; as :meth:`Queue.with_blockers`."""
         queue = await self._opened()
         return await self._threads.run(lambda: list(queue.with_blockers(tasks)))
 
@@ -447,12 +447,12 @@ class AsyncQueue:
         return await self._threads.run(queue.pauses)
 
     async def cancel(self, task: TaskId) -> Status:
-        """Want a task no more; what it is then: a completed one stays so."""
+        """Cancel a task, unless it is complete; return its status."""
         queue = await self._opened()
         return await self._threads.run(queue.cancel, task)
 
     async def requeue(self, task: TaskId) -> Status:
-        """Try a dead or cancelled task again, with all its tries (SK-15); what it is then."""
+        """Requeue a dead or cancelled task, with all its tries (SK-15); return its status."""
         queue = await self._opened()
         return await self._threads.run(queue.requeue, task)
 
@@ -490,18 +490,18 @@ class AsyncQueue:
     async def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any: ...
 
     async def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any:
-        """Wait until a task is complete; what its body has returned, as :meth:`Queue.wait` gives it.
+        """Wait until a task is complete; return its result, as :meth:`Queue.wait` does.
 
         It takes no thread while it waits. Raises what :meth:`Queue.wait` does.
         """
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = loop.time() + timeout_s
 
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        def notify() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
                 loop.call_soon_threadsafe(changed.set)
 
-        async with self._watching(task, tell):
+        async with self._watching(task, notify):
             with waiting.waiting_for(self.name) as hint:
                 stored = await self.get(task)
                 await self._pause_hint(stored, logs=True)
@@ -559,7 +559,7 @@ class AsyncQueue:
             await asyncio.shield(starting)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                # The thread can't be cancelled: what it starts has to be stopped.
+                # The thread can't be cancelled: stop what it starts.
                 await asyncio.wait([starting])
                 if starting.exception() is None:
                     await self._threads.run(queue.stop, 0.0)
@@ -574,7 +574,7 @@ class AsyncQueue:
     async def stop(self, grace_s: float | None = None) -> None:
         """Claim no more, let the bodies that run end within ``grace_s`` seconds (30 where None), and leave.
 
-        Coroutines that have not ended by then are cancelled and given back. Twice is fine.
+        Coroutines that have not ended by then are cancelled and given back. Stopping twice does nothing.
 
         Raises:
             InvalidState: called by a body, which it would wait for.
@@ -584,7 +584,7 @@ class AsyncQueue:
             await self._threads.run(self._queue.stop, grace_s)
 
     async def close(self) -> None:
-        """Stop, write what waits, and let go of the engine. Closing twice does nothing.
+        """Stop, finish pending writes, and close the engine. Closing twice does nothing.
 
         Raises:
             InvalidState: called by a body, which it would wait for.
@@ -614,7 +614,7 @@ class AsyncQueue:
             return queue
 
     async def _each(self, items: Iterator[T], page: int) -> AsyncIterator[T]:
-        """Iterate over what a blocking iterator reads page by page."""
+        """Iterate over the items of a blocking iterator, read page by page."""
         while batch := await self._threads.run(lambda: list(islice(items, page))):
             for each in batch:
                 yield each
@@ -634,7 +634,7 @@ class AsyncQueue:
 
 
 class AsyncQueues:
-    """Several queues of one registry that a process works on together; as :class:`Queues`, awaited."""
+    """Several queues that one process works on; as :class:`~rebalanser.tasks.queue.Queues`, awaited."""
 
     def __init__(self, *queues: AsyncQueue) -> None:
         refuse_strange([each.name for each in queues], {each.url for each in queues})
@@ -642,11 +642,11 @@ class AsyncQueues:
         self._stopped = threading.Event()
 
     async def run(self, concurrency: int = 1) -> None:
-        """Work on tasks until a signal, or until a queue is asked to stop; as :meth:`Queues.run`."""
+        """Work on tasks until a signal or a stop; as :meth:`~rebalanser.tasks.queue.Queues.run`."""
         await run_in_loop_until_stopped(_Running(self, concurrency), self._wait_stopped)
 
     async def start(self, concurrency: int = 1) -> None:
-        """Begin to run tasks, ``concurrency`` of all queues at a time; as :meth:`Queues.start`."""
+        """Begin to run tasks, ``concurrency`` in all; as :meth:`~rebalanser.tasks.queue.Queues.start`."""
         shared = SharedConcurrency(concurrency)
         before, self._stopped = self._stopped, shared.stopped
         started: list[AsyncQueue] = []

@@ -1,19 +1,18 @@
 """Claims that are held over HTTP: the requests of their holders, and their history (AU-4).
 
-Clients that hold such claims write no history, so the server does. A client may send its requests to any
-server of the queue. Each server writes what it accepts with the claim's token, which is part of the holder
-that the client sends with each request. The server that made the claim also writes its end, as an access
-begins and ends in one history: when the claim was settled there; when the engine tells that it was settled
-elsewhere; or when its time is over, as the holder has to stop by then. An operator who cancels a task does
-not end what its holder does.
+Clients write no history, so the server does. A client may send its requests to any server of the queue. Each
+server records the requests that it accepts, with the claim's token, which is part of the holder that the
+client sends. An access must begin and end in one history, so the server that made the claim also records its
+end: when the claim is settled there, when a watch reports that it was settled elsewhere, or when its time is
+over, as the holder must stop by then. If an operator cancels the task, the access lasts until the holder
+stops.
 
-The news must come before the next claim of the task begins, which another server may make: so a server that
-is asked to fail or release a claim which it did not make lets the task wait for :data:`HISTORY_DELAY_S`
-seconds.
+That end must be recorded before the next claim of the task begins, which another server may make. So a server
+that fails or releases a claim of another server makes the task wait for :data:`HISTORY_DELAY_S` seconds.
 
-Updates have their numbers in the history as long as the server that made the claim has accepted all of them.
-One that comes after another server has accepted some has none, as a history that was cut off with that server
-would look like a gap in the log.
+The history has the numbers of updates while the server that made the claim has accepted all of them. Once
+another server has accepted one, later ones have no number: if that server's history were cut off, the log
+would seem to have a gap.
 """
 
 from __future__ import annotations
@@ -39,64 +38,64 @@ from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 from rebalanser.tasks.writes.pending import Decide, PendingMove
 
 HISTORY_DELAY_S: Final = 1.0
-"""More than an engine that is there takes to tell of a change."""
+"""Seconds; more than the watch of a working engine takes to report a change."""
 _SEPARATOR: Final = "."
 _MAX_DIGITS: Final = 18
 
 
 @dataclass(slots=True)
-class _Lent:
+class _OpenClaim:
     """A claim that this server made and that has not ended here."""
 
     holder: str
     token: int
     number: int
     term: Term | None
-    """The last that was seen of it."""
+    """Its last known term."""
     updates: int | None = 0
     """Number of its updates; None if another server may have accepted some."""
     completes_here: bool = False
 
 
 def named(claimed: Claimed) -> str:
-    """The holder as it is told to whoever holds the claim, its token with it."""
+    """Return the holder that the client gets, with the claim's token."""
     return f"{claimed.held.holder}{_SEPARATOR}{claimed.stored.revision}"
 
 
 def parsed(number: int, holder: str) -> tuple[Held, int | None]:
-    """The claim that a holder names, and its token, None where the name has none."""
+    """Return the claim that a holder names, and its token, None if the name has none."""
     name, _, token = holder.partition(_SEPARATOR)
     is_token = token.isascii() and token.isdecimal() and len(token) <= _MAX_DIGITS
     return Held(number, name), int(token) if is_token else None
 
 
 class ClaimHistory:
-    """History of the claims that one server made or was asked about. May be used from any thread.
+    """History of the claims that one server made or accepted requests of. May be used from any thread.
 
-    Without a place for a history it does nothing. ``wake`` wakes whoever calls :meth:`end_over`.
+    No-op if no history is written. ``wake`` wakes the thread that calls :meth:`end_over`.
     """
 
     def __init__(self, context: Context, wake: Callable[[], None]) -> None:
         self._context = context
         self._wake = wake
         self._lock = threading.Lock()
-        self._lent: dict[TaskId, _Lent] = {}
+        self._open: dict[TaskId, _OpenClaim] = {}
         self._ends = Timers()
         self._watch: Watch | None = None
         self._must_read = False
 
     def follow(self) -> None:
-        """Hear from the engine what becomes of the claims.
+        """Watch the claimed tasks.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
         if not self._context.history.is_written:
             return
-        self._watch = self._context.watch(self._told, self._is_lent)
+        self._watch = self._context.watch(self._receive, self._is_open)
 
     def close(self) -> None:
-        """Hear nothing any more. Closing twice does nothing."""
+        """Stop watching. Closing twice does nothing."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
@@ -110,70 +109,70 @@ class ClaimHistory:
         with self._lock:
             self._end(task)
             made = stored.state.claim
-            self._lent[task] = _Lent(
+            self._open[task] = _OpenClaim(
                 claimed.held.holder, token, claimed.held.number, None if made is None else made.term
             )
             self._ends.set(task, claimed.sent_at + self._context.ttl_s)
             self._write(SkuldKind.CLAIMED, task, token, token, claimed.held.number)
 
     def renewed(self, task: TaskId, held: Held, token: int | None, ends_at: float) -> None:
-        """It lasts until ``ends_at``, seconds of the context's clock."""
+        """Write that a claim was renewed: it lasts until ``ends_at``, in seconds of the context's clock."""
         with self._lock:
-            if self._lent_to(task, held) is not None:
+            if self._open_claim(task, held) is not None:
                 self._ends.set(task, ends_at)
             self._write(SkuldKind.CLAIM_RENEWED, task, token)
 
     def updated(self, stored: Stored, held: Held, token: int | None, sequence: int) -> None:
-        """An update was accepted, or stood there already."""
+        """Write that an update was accepted, now or before."""
         task, number = stored.head.id, None
         with self._lock:
-            lent = self._lent_to(task, held)
-            if lent is not None and lent.updates is not None:
-                if sequence < lent.updates:
+            known = self._open_claim(task, held)
+            if known is not None and known.updates is not None:
+                if sequence < known.updates:
                     return
-                number = sequence if sequence == lent.updates else None
-                lent.updates = None if number is None else number + 1
+                number = sequence if sequence == known.updates else None
+                known.updates = None if number is None else number + 1
             self._write(SkuldKind.UPDATED, task, token, stored.revision, number)
 
     def completing(self, task: TaskId, held: Held) -> None:
-        """It is going to be completed here, which is written down before its end."""
+        """Note that a claim is about to be completed here: its completion is written before its end."""
         with self._lock:
-            lent = self._lent_to(task, held)
-            if lent is not None:
-                lent.completes_here = True
+            known = self._open_claim(task, held)
+            if known is not None:
+                known.completes_here = True
 
     def completed(self, stored: Stored, held: Held, token: int | None) -> None:
-        """The task is complete by this claim."""
+        """Write that the claim has completed its task."""
         task = stored.head.id
         with self._lock:
             self._write(SkuldKind.COMPLETED, task, token, stored.revision)
-            if self._lent_to(task, held) is not None:
+            if self._open_claim(task, held) is not None:
                 self._end(task)
 
     def ended(self, task: TaskId, held: Held) -> None:
         """Write that a claim has failed, was given back, or reached no client."""
         with self._lock:
-            if self._lent_to(task, held) is not None:
+            if self._open_claim(task, held) is not None:
                 self._end(task)
 
     def fenced(self, task: TaskId, held: Held, token: int | None) -> None:
         """Write that a request of its holder was refused: the holder must stop."""
         with self._lock:
             self._write(SkuldKind.FENCED, task, token)
-            if self._lent_to(task, held) is not None:
+            if self._open_claim(task, held) is not None:
                 self._end(task)
 
     def due_after(self, task: TaskId, held: Held) -> float:
-        """Return the wall time until which a task waits whose claim is ended here; 0 for no wait.
+        """Return the wall time until which a task waits after its claim is ended here; 0 for no wait.
 
-        The server that made the claim, if it is another one, must have heard of its end by then.
+        By then the server that made the claim, if it is another one, knows of its end.
         """
         with self._lock:
-            is_known = not self._context.history.is_written or self._lent_to(task, held) is not None
+            is_known = not self._context.history.is_written or self._open_claim(task, held) is not None
         return 0.0 if is_known else self._context.clock.wall() + HISTORY_DELAY_S
 
     def end_over(self) -> float | None:
-        """Write the end of claims that are over; when the next one's time is, None if there is none."""
+        """Write the end of claims that are over; return the end of the next one, None if there is none."""
         self._read_again()
         now = self._context.clock.now()
         with self._lock:
@@ -181,11 +180,11 @@ class ClaimHistory:
                 self._end(task)
             return self._ends.next()
 
-    def _is_lent(self, change: Change) -> bool:
+    def _is_open(self, change: Change) -> bool:
         with self._lock:
-            return change.task in self._lent
+            return change.task in self._open
 
-    def _told(self, news: Sequence[Stored] | Lost) -> None:
+    def _receive(self, news: Sequence[Stored] | Lost) -> None:
         if isinstance(news, Lost):
             self._must_read = True
             self._wake()
@@ -195,35 +194,35 @@ class ClaimHistory:
                 self._learn(stored.head.id, stored.state)
 
     def _read_again(self) -> None:
-        """Read what has become of the claims, where the engine could not tell."""
+        """Read the claimed tasks again if the watch may have missed changes."""
         if not self._must_read:
             return
         with self._lock:
-            lent = dict(self._lent)
+            known = dict(self._open)
         try:
-            found = self._context.read(list(lent))
+            found = self._context.read(list(known))
         except RetryLater:
             return
         self._must_read = False
         with self._lock:
-            for task, each in lent.items():
+            for task, each in known.items():
                 if task in found:
                     self._learn(task, found[task].state)
-                elif self._lent.get(task) is each:
+                elif self._open.get(task) is each:
                     self._end(task)
 
     def _learn(self, task: TaskId, state: State) -> None:
-        """A claim that was made here may have been renewed or ended elsewhere."""
-        lent, claim = self._lent.get(task), state.claim
-        if lent is None or claim is None or state.status is Status.CANCELLED:
+        """Take the state of a task: a claim made here may have been renewed or ended elsewhere."""
+        known, claim = self._open.get(task), state.claim
+        if known is None or claim is None or state.status is Status.CANCELLED:
             return
-        if state.status is Status.COMPLETED and lent.completes_here:
+        if state.status is Status.COMPLETED and known.completes_here:
             return
-        if state.status is Status.CLAIMED and claim.holder == lent.holder:
-            if claim.term != lent.term:
-                lent.term = claim.term
+        if state.status is Status.CLAIMED and claim.holder == known.holder:
+            if claim.term != known.term:
+                known.term = claim.term
                 self._ends.set(task, self._ends_at(claim.term))
-        elif claim.number >= lent.number:
+        elif claim.number >= known.number:
             self._end(task)
 
     def _ends_at(self, term: Term) -> float:
@@ -231,16 +230,16 @@ class ClaimHistory:
         latest = self._context.clock.now() + term.ttl_s
         return min(latest, term.ends_at_s) if term.clock == self._context.clock_name else latest
 
-    def _lent_to(self, task: TaskId, held: Held) -> _Lent | None:
-        """The claim, if this server made it and it has not ended here."""
-        lent = self._lent.get(task)
-        return lent if lent is not None and lent.holder == held.holder else None
+    def _open_claim(self, task: TaskId, held: Held) -> _OpenClaim | None:
+        """Return the claim, if this server made it and it has not ended here."""
+        known = self._open.get(task)
+        return known if known is not None and known.holder == held.holder else None
 
     def _end(self, task: TaskId) -> None:
         self._ends.drop(task)
-        lent = self._lent.pop(task, None)
-        if lent is not None:
-            self._write(SkuldKind.CLAIM_ENDED, task, lent.token)
+        known = self._open.pop(task, None)
+        if known is not None:
+            self._write(SkuldKind.CLAIM_ENDED, task, known.token)
 
     def _write(
         self,
@@ -261,15 +260,16 @@ _REFUSALS = {
 }
 
 
-class Holding:
-    """One claim of a task, as its holder names it. Every method answers the task as it is then.
+class ClientClaim:
+    """One claim of a task, as its holder names it. Every method returns the task as it is then.
 
-    ``claim_history`` writes down what becomes of it.
+    ``claim_history`` records its events.
 
-    Every method raises :class:`~rebalanser.errors.UnknownTask` where there is no such task,
-    :class:`~rebalanser.tasks.http.problems.ProblemRaised` where a rule refuses it,
-    :class:`~rebalanser.errors.RequestTooLarge` or :class:`~rebalanser.errors.RegistryUnavailable` where
-    nothing was done, and :class:`~rebalanser.errors.OutcomeUnknown` where nobody knows.
+    Every method raises :class:`~rebalanser.errors.UnknownTask` if there is no such task,
+    :class:`~rebalanser.errors.Fenced` or :class:`~rebalanser.tasks.http.problems.ProblemRaised` if a rule
+    refuses it, :class:`~rebalanser.errors.RequestTooLarge` or
+    :class:`~rebalanser.errors.RegistryUnavailable` if nothing was done, and
+    :class:`~rebalanser.errors.OutcomeUnknown` if the outcome is unknown.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Holding:
         return stored
 
     def fail(self, error: str, delay_s: float | None) -> Stored:
-        """The try has failed: the next one waits ``delay_s`` seconds, None for no further try (SK-15)."""
+        """Fail the try: the next one waits ``delay_s`` seconds, None for no further try (SK-15)."""
         not_before = self._claim_history.due_after(self._task, self._held)
         due = None if delay_s is None else max(self._context.clock.wall() + delay_s, not_before)
         return self._ended(lambda stored: rules.fail(stored.head, stored.state, self._held, error, due))
@@ -322,7 +322,7 @@ class Holding:
         return self._ended(lambda stored: rules.release(stored.state, self._held, due))
 
     def _ended(self, rule: Decide) -> Stored:
-        # Told before: once it is written another claim may begin at any moment.
+        # Recorded before the write: after it another claim may begin at any moment.
         self._claim_history.ended(self._task, self._held)
         return self._settled(rule, ends=True)
 
@@ -333,9 +333,9 @@ class Holding:
             if ends and stored.state.status is Status.CLAIMED:  # else it was sent again
                 self._context.metrics.ended(stored.head.name, outcome_of(settled, stored.state.failures))
             return settled
-        told = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
+        detail = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
         kind = _REFUSALS.get(settled.reason, FENCED)
         if kind is FENCED:
             self._claim_history.fenced(self._task, self._held, self._token)
-            raise Fenced(told)
-        raise ProblemRaised(kind, told)
+            raise Fenced(detail)
+        raise ProblemRaised(kind, detail)

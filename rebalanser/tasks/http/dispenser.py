@@ -29,10 +29,10 @@ _log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class DispensedClaim:
     """A claim for a client that had waited ``waited_s`` seconds when the claim was requested.
 
-    Less than 0 for a claim that was requested before the client was there (SK-20): its time counts from then.
+    ``waited_s`` is below 0 if the claim was requested before the client came (SK-20).
     """
 
     claimed: Claimed
@@ -49,10 +49,10 @@ class WaitingClient:
 
     worker: str
     limit: int
-    asked_at: float
+    requested_at: float
     deadline: float
     names: Collection[str] | None
-    future: Future[list[Lent]] = field(default_factory=Future)
+    future: Future[list[DispensedClaim]] = field(default_factory=Future)
 
 
 class Dispenser:
@@ -66,7 +66,7 @@ class Dispenser:
         self._max_waiting = max_waiting
         self._woken = threading.Event()
         self.claim_history = ClaimHistory(context, self._woken.set)
-        """Writes the history of the claims that were handed out."""
+        """History of the claims that were handed out."""
         self._source: ClaimSource | None = None
         self._lock = threading.Lock()
         self._clients: list[WaitingClient] = []
@@ -110,7 +110,7 @@ class Dispenser:
         for each in clients:
             self._hand_out(each, [])
 
-    def ask(
+    def request(
         self, worker: str, limit: int, wait_s: float, names: Collection[str] | None = None
     ) -> WaitingClient:
         """Request at most ``limit`` claims of these functions, and wait at most ``wait_s`` seconds.
@@ -152,7 +152,7 @@ class Dispenser:
         if self._claims_fail_for_s is not None:
             self._try_claiming()
         if self._source is not None and self._claims_fail_for_s is None:
-            self._source.claim_for_others()  # tasks that no client here can take
+            self._source.claim_for_others()
             self._offer(self._source)
         pauses = (self._pause_s(self.claim_history.end_over()), self._claims_fail_for_s)
         self._pause = min((each for each in pauses if each is not None), default=None)
@@ -162,16 +162,16 @@ class Dispenser:
         """Offer the room of the first waiting client, and of those with the same functions (SK-20)."""
         with self._lock:
             names = self._clients[0].names if self._clients else ()
-            asked = None if names is None else frozenset(names)
+            wanted = None if names is None else frozenset(names)
             room = sum(
                 each.limit
                 for each in self._clients
-                if (None if each.names is None else frozenset(each.names)) == asked
+                if (None if each.names is None else frozenset(each.names)) == wanted
             )
         source.offer(room, room, names)
 
     def _try_claiming(self) -> None:
-        """Ask the store and claim nothing: a trouble ends with its cause though no client asks again."""
+        """Make a request to the store: the trouble of claims ends with its cause, even if no client comes."""
         try:
             self._context.engine.queues(self._context.timeout_s)
             if self._source is not None:
@@ -201,18 +201,18 @@ class Dispenser:
     def _serve(self, client: WaitingClient) -> bool:
         """Answer a client with claims or an error; False if there is nothing for it to claim."""
         try:
-            lent = self._claim(client)
+            dispensed = self._claim(client)
         except Exception as error:  # the client waits for an answer, whatever the error is
             self._claims_fail_for_s = self._context.errors.failed("claims", error)
             _refuse(client, error)
             return True
         self._claims_work()
-        if lent:
-            self._hand_out(client, lent)
-        return bool(lent)
+        if dispensed:
+            self._hand_out(client, dispensed)
+        return bool(dispensed)
 
     def _first(self) -> WaitingClient | None:
-        """Take the first waiting client out of the line, so that it can't be forgotten while it is served."""
+        """Take the first waiting client out of the line, so that :meth:`forget` leaves it alone meanwhile."""
         with self._lock:
             return self._clients.pop(0) if self._clients and not self._stopping else None
 
@@ -225,7 +225,7 @@ class Dispenser:
         for each in late:
             self._hand_out(each, [])
 
-    def _claim(self, client: WaitingClient) -> list[Lent]:
+    def _claim(self, client: WaitingClient) -> list[DispensedClaim]:
         if self._source is None:
             return []
         claimed = self._source.claim(client.limit, client.names, client.worker)
@@ -234,34 +234,34 @@ class Dispenser:
         try:
             for each in claimed:
                 self.claim_history.claimed(each)
-            lent, unlent = self._with_payloads(client, claimed)
+            dispensed, undelivered = self._with_payloads(client, claimed)
         except BaseException:
             for each in claimed:
                 self._give_back(each)
             raise
-        for each, error in unlent:
+        for each, error in undelivered:
             if error is None:
                 self._give_back(each)
             else:
                 self._fail(each, error)
-        return lent
+        return dispensed
 
     def _with_payloads(
         self, client: WaitingClient, claimed: Sequence[Claimed]
-    ) -> tuple[list[Lent], list[tuple[Claimed, RebalanserError | None]]]:
+    ) -> tuple[list[DispensedClaim], list[tuple[Claimed, RebalanserError | None]]]:
         """Return claims with their payloads, and those not handed out: with an error, or over the limit."""
         assert self._source is not None
-        lent: list[Lent] = []
-        unlent: list[tuple[Claimed, RebalanserError | None]] = []
+        dispensed: list[DispensedClaim] = []
+        undelivered: list[tuple[Claimed, RebalanserError | None]] = []
         payloads, room = self._source.payloads(claimed), MAX_RESULTS_BYTES
         for each in claimed:
             payload = self._filled(each, payloads) if room > 0 else None
             if isinstance(payload, bytes):
                 room -= len(payload) - len(payloads[each.stored.head.id])
-                lent.append(Lent(each, payload, each.sent_at - client.asked_at))
+                dispensed.append(DispensedClaim(each, payload, each.sent_at - client.requested_at))
             else:
-                unlent.append((each, payload))
-        return lent, unlent
+                undelivered.append((each, payload))
+        return dispensed, undelivered
 
     def _filled(self, claimed: Claimed, payloads: Mapping[TaskId, bytes]) -> bytes | RebalanserError:
         """Return a claimed task's payload with the results that it gets, or why there is none.
@@ -277,31 +277,31 @@ class Dispenser:
         except InvalidTask as error:
             return error
 
-    def _hand_out(self, client: WaitingClient, lent: list[Lent]) -> None:
+    def _hand_out(self, client: WaitingClient, dispensed: list[DispensedClaim]) -> None:
         try:
-            client.future.set_result(lent)
+            client.future.set_result(dispensed)
         except InvalidStateError:  # the client has hung up meanwhile
-            for each in lent:
+            for each in dispensed:
                 self._give_back(each.claimed)
         else:
-            for each in lent:
+            for each in dispensed:
                 self._context.metrics.started(each.claimed.stored.head.name)
 
     def _pause_s(self, end_at: float | None) -> float | None:
         """Return the seconds until a client can be served or a claim ends, unless woken; None for ever."""
         with self._lock:
             deadlines = [each.deadline for each in self._clients]
-            asked = [each.names for each in self._clients]
+            wanted = [each.names for each in self._clients]
         times = [*deadlines, *([] if end_at is None else [end_at])]
         if self._source is not None:
-            wakeup = self._source.next_wakeup(_all_of(asked) if asked else ())
+            wakeup = self._source.next_wakeup(_all_of(wanted) if wanted else ())
             times += [] if wakeup is None else [wakeup]
         return max(SHORTEST_PAUSE_S, min(times) - self._context.clock.now()) if times else None
 
-    def _give_back_all(self, future: Future[list[Lent]]) -> None:
+    def _give_back_all(self, future: Future[list[DispensedClaim]]) -> None:
         is_empty = future.cancelled() or future.exception() is not None
-        lent: Sequence[Lent] = [] if is_empty else future.result()
-        for each in lent:
+        dispensed: Sequence[DispensedClaim] = [] if is_empty else future.result()
+        for each in dispensed:
             self._give_back(each.claimed)
 
     def _give_back(self, claimed: Claimed) -> None:
@@ -333,7 +333,7 @@ def _refuse(client: WaitingClient, error: BaseException) -> None:
         client.future.set_exception(error)
 
 
-def _all_of(asked: Sequence[Collection[str] | None]) -> set[str] | None:
+def _all_of(wanted: Sequence[Collection[str] | None]) -> set[str] | None:
     """Return the functions that clients can take; None if a client takes any."""
-    named = [names for names in asked if names is not None]
-    return None if len(named) < len(asked) else {name for names in named for name in names}
+    named = [names for names in wanted if names is not None]
+    return None if len(named) < len(wanted) else {name for names in named for name in names}

@@ -24,7 +24,7 @@ PAGE: Final = 1000
 
 
 def enqueue(queue: Queue, tasks: Sequence[NewTask], *, together: bool = False) -> list[Enqueued[Any]]:
-    """Store tasks for good, ``together`` all or none, or in the outbox of the queue; their ids.
+    """Store tasks for good, ``together`` all or none, or in the outbox of the queue; return their ids.
 
     Raises:
         InvalidName, InvalidTask, TaskExists, UnknownTask, DependencyCycle, RequestTooLarge: as Queue.commit
@@ -59,7 +59,7 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
 
 
 def full(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:
-    """A task with its payload, not older than revision ``at_least`` (SK-11)."""
+    """Return a task with its payload, not older than revision ``at_least`` (SK-11)."""
     ((stored, blockers),) = queue.with_blockers([queue.get(task, at_least=at_least)])
     room = queue.rooms([stored]).get(task)
     return FullTaskDocument.with_payload(stored, queue.payload(task), blockers, room)
@@ -75,7 +75,7 @@ def listed(
     name: str | None = None,
     older_than_s: float = 0.0,
 ) -> Iterator[TaskDocument]:
-    """Tasks in the order of their ids, read page by page, at most ``limit`` (SK-12)."""
+    """Iterate over at most ``limit`` tasks in the order of their ids, read page by page (SK-12)."""
     page = PAGE if limit is None or name is not None else min(limit, PAGE)
     tasks = queue.tasks(
         statuses, page=page, after=after, at_least=at_least, name=name, older_than_s=older_than_s
@@ -100,8 +100,8 @@ def newest(
     """
     limit = PAGE if limit is None else limit
     if after is not None or at_least or limit > PAGE:
-        told = f"newest goes with a limit of {PAGE} at most, and with neither after nor at_least"
-        raise ProblemRaised(INVALID, told)
+        detail = f"newest goes with a limit of {PAGE} at most, and with neither after nor at_least"
+        raise ProblemRaised(INVALID, detail)
     return _documents(queue, queue.newest(limit, statuses, name=name, older_than_s=older_than_s))
 
 
@@ -171,7 +171,7 @@ def logged(queue: Queue, task: TaskId) -> Iterator[UpdateDocument]:
 
 
 def lines(documents: Iterator[BaseModel]) -> Iterator[bytes]:
-    """Documents as lines of JSON. The first is read at once, so that its errors are raised here."""
+    """Iterate over documents as lines of JSON. The first is read at once, to raise its errors here."""
     first = next(documents, None)
     return _lines(first, documents)
 

@@ -24,8 +24,9 @@ RETRY_AFTER_S: Final = 1
 MAX_PLACES: Final = 20
 """Maximum number of errors listed in one problem."""
 MAX_PLACE: Final = 200
+"""Maximum characters of the place of an error."""
 MAX_DETAIL: Final = 4000
-"""Characters of an answer, which may repeat what a client has sent."""
+"""Maximum characters of a detail, which may repeat what a client has sent."""
 PATH: Final = "/problems"
 _log = get_logger()
 
@@ -51,7 +52,7 @@ class Kind:
 
     @property
     def type(self) -> str:
-        """The reference that stands in the document."""
+        """The reference in the document."""
         return f"{PATH}/{self.name}"
 
 
@@ -114,7 +115,7 @@ _OF_STATUSES: Final[Mapping[int, Kind]] = {
 
 
 class ProblemRaised(Exception):
-    """A request is refused for a reason that is no error of the house."""
+    """A request is refused for a reason that is no error of the library."""
 
     def __init__(self, kind: Kind, detail: str) -> None:
         super().__init__(detail)
@@ -127,9 +128,9 @@ def kind_of(error: errors.RebalanserError) -> Kind:
 
 
 def document(kind: Kind, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> JSONResponse:
-    """The answer that tells of a problem."""
-    told = redact(" ".join(detail.split()))[:MAX_DETAIL]
-    problem = Problem(type=kind.type, title=kind.title, status=kind.status, detail=told, **more)
+    """Return the answer with a problem document."""
+    shown = redact(" ".join(detail.split()))[:MAX_DETAIL]
+    problem = Problem(type=kind.type, title=kind.title, status=kind.status, detail=shown, **more)
     extra = dict(headers or {})
     if kind in {AWAY, TOO_MANY}:
         extra.setdefault("Retry-After", str(RETRY_AFTER_S))
@@ -151,7 +152,7 @@ async def send_problem(
 
 
 def _message_of(error: Mapping[str, Any]) -> str:
-    """Return what is wrong at one place of a request, and what to send instead where that is known."""
+    """Return the error at one place of a request, and what to send instead if that is known."""
     kind, place = error["type"], tuple(error["loc"])
     if kind == "model_attributes_type" and place == ("body",):
         return (
@@ -165,30 +166,30 @@ def _message_of(error: Mapping[str, Any]) -> str:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer everything that is raised by a problem document."""
+    """Answer all exceptions with problem documents."""
 
     @app.exception_handler(errors.RebalanserError)
-    async def of_the_house(_request: Request, error: errors.RebalanserError) -> JSONResponse:
+    async def library_error(_request: Request, error: errors.RebalanserError) -> JSONResponse:
         kind = kind_of(error)
         if kind is INTERNAL:
             _log.error("a request failed", action="http_failed", error=repr(error))
         return document(kind, str(error))
 
     @app.exception_handler(ProblemRaised)
-    async def refused(_request: Request, error: ProblemRaised) -> JSONResponse:
+    async def refusal(_request: Request, error: ProblemRaised) -> JSONResponse:
         return document(error.kind, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid_request(_request: Request, error: RequestValidationError) -> JSONResponse:
         places = [
             {"place": ".".join(map(str, each["loc"]))[:MAX_PLACE], "message": _message_of(each)}
             for each in error.errors()[:MAX_PLACES]
         ]
-        told = "; ".join(f"{each['place']}: {each['message']}" for each in places)
-        return document(INVALID, told, errors=places)
+        detail = "; ".join(f"{each['place']}: {each['message']}" for each in places)
+        return document(INVALID, detail, errors=places)
 
     @app.exception_handler(HTTPException)
-    async def by_the_framework(_request: Request, error: HTTPException) -> JSONResponse:
+    async def framework_error(_request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
         kind = _OF_STATUSES.get(status, Kind(OTHER, status, status.phrase))
         return document(kind, str(error.detail), error.headers)

@@ -18,8 +18,8 @@ from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import Id, Seconds
 from rebalanser.tasks.http import messages, operations, problems
-from rebalanser.tasks.http.claims import Holding, named
-from rebalanser.tasks.http.dispenser import Dispenser, Lent, WaitingClient
+from rebalanser.tasks.http.claims import ClientClaim, named
+from rebalanser.tasks.http.dispenser import DispensedClaim, Dispenser, WaitingClient
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
     Changed,
@@ -98,7 +98,7 @@ class Server:
         def enqueue(task: NewTask, response: Response) -> messages.Enqueued:
             """Enqueue a task; it is then stored for good, or in the server's outbox (SK-4)."""
             (enqueued,) = operations.enqueue(queue, [task])
-            _say_spooled(response, [enqueued])
+            _mark_spooled(response, [enqueued])
             return messages.Enqueued(id=enqueued, answer=enqueued.answer)
 
         @router.post(
@@ -107,7 +107,7 @@ class Server:
         def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedMany:
             """Enqueue many tasks in few transactions: each alone, or all or none (`together`)."""
             enqueued = operations.enqueue(queue, batch.tasks, together=batch.together)
-            _say_spooled(response, enqueued)
+            _mark_spooled(response, enqueued)
             return messages.EnqueuedMany(ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued))
 
         @router.get("/tasks", response_class=StreamingResponse, responses=_stream_of(TaskDocument))
@@ -213,9 +213,9 @@ class Server:
             return queue.pauses()
 
         @router.post("/pause")
-        def pause(asked: NewPause) -> Pause:
+        def pause(given: NewPause) -> Pause:
             """Claim no more tasks, in any process, until resumed. Running bodies go on (SK-23)."""
-            return queue.pause(asked.reason, by=asked.by)
+            return queue.pause(given.reason, by=given.by)
 
         @router.post("/resume")
         def resume() -> Resumed:
@@ -223,9 +223,9 @@ class Server:
             return Resumed(pause=queue.resume())
 
         @router.post("/schedules/{name}/pause")
-        def pause_schedule(name: SchedulePath, asked: NewPause) -> Pause:
+        def pause_schedule(name: SchedulePath, given: NewPause) -> Pause:
             """Pause the schedule of a periodic function: ticks meanwhile are missed (SK-23)."""
-            return queue.pause(asked.reason, schedule=name, by=asked.by)
+            return queue.pause(given.reason, schedule=name, by=given.by)
 
         @router.post("/schedules/{name}/resume")
         def resume_schedule(name: SchedulePath) -> Resumed:
@@ -238,54 +238,54 @@ class Server:
         queue = self.queue
         router = self._router("claims")
         of_claim = "/tasks/{task}/claims/{number}"
-        held = partial(Holding, queue, self.dispenser.claim_history)
+        held = partial(ClientClaim, queue, self.dispenser.claim_history)
         fenced = _described(problems.FENCED)
 
         @router.post("/claims")
-        async def claim(asked: ClaimRequest, request: Request) -> ClaimedTasks:
+        async def claim(given: ClaimRequest, request: Request) -> ClaimedTasks:
             """Claim the best tasks of this server's partitions (SK-5), waiting if there is none."""
-            client = self.dispenser.ask(asked.worker, asked.limit, asked.wait_s, asked.names)
-            lent = await self._waited(client, request)
-            return ClaimedTasks(claims=tuple(_claimed(each, queue.context.ttl_s) for each in lent))
+            client = self.dispenser.request(given.worker, given.limit, given.wait_s, given.names)
+            dispensed = await self._waited(client, request)
+            return ClaimedTasks(claims=tuple(_claimed(each, queue.context.ttl_s) for each in dispensed))
 
         @router.post(f"{of_claim}/renew", responses=fenced)
-        def renew(task: TaskPath, number: NumberPath, asked: HolderNamed) -> Renewed:
+        def renew(task: TaskPath, number: NumberPath, given: HolderNamed) -> Renewed:
             """Let a claim last for its whole time from now (SK-7)."""
-            stored = held(task, number, asked.holder).renew()
+            stored = held(task, number, given.holder).renew()
             return Renewed(**dict(_settled(stored)), ttl_s=queue.context.ttl_s)
 
         @router.post(f"{of_claim}/update", responses=fenced)
-        def update(task: TaskPath, number: NumberPath, asked: NewUpdate) -> Settled:
+        def update(task: TaskPath, number: NumberPath, given: NewUpdate) -> Settled:
             """Add to a claim's log (SK-9); sending it again is harmless."""
-            holding = held(task, number, asked.holder)
-            return _settled(holding.update(asked.sequence, asked.content.content()))
+            content = given.content.content()
+            return _settled(held(task, number, given.holder).update(given.sequence, content))
 
         @router.post(f"{of_claim}/complete", responses=fenced)
-        def complete(task: TaskPath, number: NumberPath, asked: Completion) -> Settled:
+        def complete(task: TaskPath, number: NumberPath, given: Completion) -> Settled:
             """Complete a task for good (SK-10); sending it again is harmless."""
-            result = None if asked.result is None else asked.result.content()
-            return _settled(held(task, number, asked.holder).complete(result))
+            result = None if given.result is None else given.result.content()
+            return _settled(held(task, number, given.holder).complete(result))
 
         @router.post(f"{of_claim}/fail", responses=fenced)
-        def fail(task: TaskPath, number: NumberPath, asked: Failure) -> Settled:
+        def fail(task: TaskPath, number: NumberPath, given: Failure) -> Settled:
             """End a try that failed (SK-15). Sent again it is refused, as the claim has ended by then."""
-            delay_s = None if asked.give_up else asked.delay_s
-            return _settled(held(task, number, asked.holder).fail(asked.error, delay_s))
+            delay_s = None if given.give_up else given.delay_s
+            return _settled(held(task, number, given.holder).fail(given.error, delay_s))
 
         @router.post(f"{of_claim}/release", responses=fenced)
-        def release(task: TaskPath, number: NumberPath, asked: HolderNamed) -> Settled:
+        def release(task: TaskPath, number: NumberPath, given: HolderNamed) -> Settled:
             """Give a claim back unworked; its try is not counted."""
-            return _settled(held(task, number, asked.holder).release())
+            return _settled(held(task, number, given.holder).release())
 
         return router
 
-    async def _waited(self, client: WaitingClient, request: Request) -> list[Lent]:
+    async def _waited(self, client: WaitingClient, request: Request) -> list[DispensedClaim]:
         """Wait for a client's claims, and give them back if it has hung up."""
-        lent = asyncio.wrap_future(client.future)
+        dispensed = asyncio.wrap_future(client.future)
         hung_up = asyncio.ensure_future(_hung_up(request))
         is_there = False
         try:
-            either: set[asyncio.Future[Any]] = {lent, hung_up}
+            either: set[asyncio.Future[Any]] = {dispensed, hung_up}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             for _ in range(TURNS):
                 await asyncio.sleep(0)
@@ -294,7 +294,7 @@ class Server:
             hung_up.cancel()
             if not is_there:
                 self.dispenser.forget(client)
-        return lent.result() if is_there else []
+        return dispensed.result() if is_there else []
 
 
 async def _hung_up(request: Request) -> None:
@@ -306,25 +306,25 @@ def _settled(stored: Stored) -> Settled:
     return Settled(task=stored.head.id, status=stored.state.status, revision=stored.revision)
 
 
-def _claimed(lent: Lent, ttl_s: float) -> ClaimedTask:
-    stored = lent.claimed.stored
+def _claimed(dispensed: DispensedClaim, ttl_s: float) -> ClaimedTask:
+    stored = dispensed.claimed.stored
     return ClaimedTask(
         task=stored.head.id,
         name=stored.head.name,
-        payload=Content.of(lent.payload),
-        number=lent.claimed.held.number,
-        holder=named(lent.claimed),
+        payload=Content.of(dispensed.payload),
+        number=dispensed.claimed.held.number,
+        holder=named(dispensed.claimed),
         token=stored.revision,
         ttl_s=ttl_s,
-        waited_s=lent.waited_s,
+        waited_s=dispensed.waited_s,
         failures=stored.state.failures,
         retries=stored.head.retries,
         timeout_s=stored.head.timeout_s,
     )
 
 
-def _say_spooled(response: Response, enqueued: Sequence[Enqueued[Any]]) -> None:
-    """Answer 202 where the store does not have all of it yet."""
+def _mark_spooled(response: Response, enqueued: Sequence[Enqueued[Any]]) -> None:
+    """Answer 202 if the store does not have all of it yet."""
     if any(each.answer is EnqueueAnswer.SPOOLED for each in enqueued):
         response.status_code = HTTPStatus.ACCEPTED
 
@@ -349,7 +349,7 @@ def _stream_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
-    """The application with all its paths; ``is_guarded`` says in its description that it wants a token."""
+    """Build the application with all its paths; if ``is_guarded``, its description asks for a token."""
     app = FastAPI(title="Rebalanser tasks", version=version, docs_url=None, redoc_url=None)
     problems.add_handlers(app)
     for router in server.routers:
@@ -396,7 +396,7 @@ def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
 
 
 def _description(app: FastAPI, is_guarded: bool) -> Mapping[str, Any]:
-    """The OpenAPI document: problems by their media type, streams as streams, the token if there is one."""
+    """Return the OpenAPI document: problems by their media type, streams as streams, the token if any."""
     document = get_openapi(title=app.title, version=app.version, description=__doc__, routes=app.routes)
     for path in document["paths"].values():
         for operation in path.values():

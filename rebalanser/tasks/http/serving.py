@@ -42,7 +42,7 @@ OPEN_PATHS: Final = ("/openapi.json", HEALTH_PATH, problems.PATH)
 
 
 def parse_rate(text: str) -> RateLimitItem:
-    """A rate such as ``100/second`` or ``1000/minute``.
+    """Parse a rate such as ``100/second`` or ``1000/minute``.
 
     Raises:
         InvalidSettings: it can't be read.
@@ -72,8 +72,8 @@ class RateLimit:
             if not self._limiter.hit(self._rate, client):
                 wait_s = self._limiter.get_window_stats(self._rate, client).reset_time - time.time()
                 headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
-                told = f"more than {self._rate} from {client}"
-                await problems.send_problem(problems.TOO_MANY, told, scope, receive, send, headers)
+                detail = f"more than {self._rate} from {client}"
+                await problems.send_problem(problems.TOO_MANY, detail, scope, receive, send, headers)
                 return
         await self._app(scope, receive, send)
 
@@ -91,8 +91,8 @@ class BearerToken:
             scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
             is_right = secrets.compare_digest(token.strip().encode(), self._token)
             if scheme.lower() != "bearer" or not is_right:
-                told = "send the header Authorization with the word Bearer, a space and the token"
-                await problems.send_problem(problems.UNAUTHORIZED, told, scope, receive, send)
+                detail = "send the header Authorization with the word Bearer, a space and the token"
+                await problems.send_problem(problems.UNAUTHORIZED, detail, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -114,10 +114,12 @@ class OwnHost:
         if scope["type"] == "http" and not _is_open(scope["path"]):
             headers = Headers(scope=scope)
             for name, prefix in (("host", "//"), ("origin", "")):
-                told = headers.get(name)
-                if told is not None and not self._is_own(f"{prefix}{told}"):
-                    why = f"{name} {told!r} is not this host: name it localhost, or give the server a token"
-                    await problems.send_problem(problems.FOREIGN, why, scope, receive, send)
+                value = headers.get(name)
+                if value is not None and not self._is_own(f"{prefix}{value}"):
+                    detail = (
+                        f"{name} {value!r} is not this host: name it localhost, or give the server a token"
+                    )
+                    await problems.send_problem(problems.FOREIGN, detail, scope, receive, send)
                     return
         await self._app(scope, receive, send)
 
@@ -144,7 +146,7 @@ def _is_open(path: str) -> bool:
 
 
 class BodyLimit:
-    """A body of more than ``limit_bytes`` is refused before it is read (413), or as soon as it is over."""
+    """Refuses bodies of more than ``limit_bytes`` (413): by their stated length, or once more has arrived."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
         self._app = app
@@ -155,10 +157,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        told = f"a body may have {self._limit_bytes} bytes"
+        detail = f"a body may have {self._limit_bytes} bytes"
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and int(length) > self._limit_bytes:
-            await problems.send_problem(problems.TOO_LARGE, told, scope, receive, send)
+            await problems.send_problem(problems.TOO_LARGE, detail, scope, receive, send)
             return
         received = 0
 
@@ -167,14 +169,16 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit_bytes:
-                raise HTTPException(problems.TOO_LARGE.status, told)
+                raise HTTPException(problems.TOO_LARGE.status, detail)
             return message
 
         await self._app(scope, counted, send)
 
 
 MIN_TOKEN: Final = 16
+"""Minimum characters of a token."""
 GRACE_S: Final = 10
+"""Seconds in which running requests may end at a stop."""
 HEAD_S: Final = 10.0
 """Seconds from a connection's begin, or from its last answer, to the end of the next request's headers."""
 BODY_S: Final = 60.0
@@ -193,7 +197,7 @@ class ServingOptions(BaseModel):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65535)
-    """0 for any that is free."""
+    """The port; 0 for any free one."""
     token: str | None = Field(default=None, repr=False)
     """The bearer token; needed to bind beyond loopback."""
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1)
@@ -202,10 +206,10 @@ class ServingOptions(BaseModel):
 
 
 def read_token(file: Path) -> str:
-    """The token that a file holds, without the white space around it.
+    """Read a token from a file, without the white space around it.
 
     Raises:
-        InvalidSettings: it can't be read, or what it holds is no token.
+        InvalidSettings: it can't be read, or has no valid token.
     """
     try:
         token = file.read_text().strip()
@@ -220,7 +224,7 @@ def read_token(file: Path) -> str:
 
 
 def built(queue: Queue, dispenser: Dispenser, options: ServingOptions) -> FastAPI:
-    """The application behind its guards: the rate first, then the token or the host, then the body's size.
+    """Build the application behind its guards: rate, then token or host, then the size of the body.
 
     Raises:
         InvalidSettings: the rate can't be read, or a token is missing.
@@ -239,10 +243,10 @@ def built(queue: Queue, dispenser: Dispenser, options: ServingOptions) -> FastAP
 class Serving:
     """A server of a queue, from its start to its stop, for ``run_until_stopped``.
 
-    ``started`` is told the URL once the server listens.
+    ``started`` is called with the URL once the server listens.
 
     Raises:
-        InvalidSettings: the options can't be so.
+        InvalidSettings: the options are invalid.
     """
 
     def __init__(self, queue: Queue, options: ServingOptions, started: Callable[[str], None]) -> None:
@@ -294,11 +298,11 @@ class Serving:
         self._stopped.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait until somebody asks to stop, or the server has ended; whether that is so."""
+        """Wait until a stop is requested or the server has ended; True if so."""
         return self._stopped.wait(timeout_s)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Let what was asked be answered, leave the queue's workers, and return once that is done."""
+        """Answer the running requests, leave the queue's workers, and return once that is done."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -321,7 +325,7 @@ def serve(queue: Queue, options: ServingOptions, started: Callable[[str], None])
 def _bound(config: uvicorn.Config) -> socket.socket:
     try:
         bound = config.bind_socket()
-    except SystemExit as error:  # its way to say that it can't
+    except SystemExit as error:  # uvicorn exits if it can't bind
         raise InvalidSettings(f"{config.host}:{config.port} can't be bound: is it in use?") from error
     # Connections inherit it. An answer is two writes: the second would wait for the client's delayed ACK.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
@@ -329,7 +333,7 @@ def _bound(config: uvicorn.Config) -> socket.socket:
 
 
 def max_connections() -> int:
-    """Raise this process's limit of open files where that helps, and leave half of it to the store."""
+    """Return the maximum of connections: half of the open files, whose limit is raised if possible."""
     files = 2 * MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
@@ -346,7 +350,7 @@ class Connections(ServerState):
         super().__init__()
         self.limit = limit
         self.owing: dict[Connection, asyncio.TimerHandle] = {}
-        """Connections whose client has to act, the longest waiting first, and what ends each in time."""
+        """Connections that wait for their client, the longest first, each with the timer that ends it."""
         self.warned_at = -math.inf
 
 
@@ -360,7 +364,7 @@ class Connection(H11Protocol):
     _owes_s: float | None = None
     """Seconds in which the client must send what is due; None while it is the server's turn."""
     _unread: float = math.inf
-    """Bytes that the client had not read when that was looked at last."""
+    """Bytes that the client had not read at the last look."""
     _reads_slowly = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the base
@@ -398,7 +402,7 @@ class Connection(H11Protocol):
         self._wait(None)
 
     def _follow(self) -> None:
-        """Count the client's time anew if it has something else to do now."""
+        """Restart the client's timer if it must do something else now."""
         if self._reads_slowly:
             owes_s: float | None = READ_S
         elif self.owes_head:
@@ -411,7 +415,7 @@ class Connection(H11Protocol):
 
     @property
     def owes_head(self) -> bool:
-        """True if no request has begun that is not answered."""
+        """True if all requests that have begun are answered."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr] # at first
 
     def _wait(self, seconds: float | None) -> None:
@@ -423,7 +427,7 @@ class Connection(H11Protocol):
             self.server_state.owing[self] = self.loop.call_later(seconds, self._end_late)
 
     def _end_late(self) -> None:
-        """End the connection, unless it is just that its client still reads a large answer."""
+        """End the connection, unless its client still reads a large answer."""
         unread = self.transport.get_write_buffer_size()
         if 0 < unread < self._unread:
             self._unread = unread
@@ -452,7 +456,7 @@ class Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that tells when it listens, and ends what waits before it waits for it."""
+    """A server that signals when it listens, and answers waiting clients before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], None], limit: int) -> None:
         super().__init__(config)
@@ -466,7 +470,7 @@ class _Server(uvicorn.Server):
         self.listens.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer who waits for a claim, then shut down."""
+        """Answer the clients that wait for claims, then shut down."""
         await asyncio.to_thread(self._before_shutdown)
         await super().shutdown(sockets)
 

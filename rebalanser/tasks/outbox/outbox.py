@@ -7,7 +7,7 @@
                   └─► Forwarder, a loop: one of the host at a time, by a lock on a file
                         └─► Engine, whose tally takes each entry once ──► answered `committed`
 
-Everything that is enqueued goes through the spool, so that what waits there is never overtaken.
+Every enqueue goes through the spool, so that no task overtakes one that waits there.
 
 The forwarder sends entries strictly in their order. It deletes an entry once the engine has answered it; an
 entry whose answer was lost, or whose forwarder died, is sent again, and the engine's tally says if it was
@@ -69,28 +69,28 @@ from rebalanser.tasks.outbox.spool import (
 from rebalanser.tasks.results import with_others
 
 BATCH: Final = 60
-"""Entries that are sent at once."""
+"""Maximum entries in one request."""
 _log = get_logger()
 
-Told: TypeAlias = Callable[[int, RebalanserError | Duplicate | None], bool]
-"""Told that an entry was forwarded, or why it was not; whether somebody waited to hear of that."""
+Report: TypeAlias = Callable[[int, RebalanserError | Duplicate | None], bool]
+"""Reports that an entry was forwarded (None), or why it was not; True if a caller waited for it."""
 
 
 class Forwarding:
-    """Forwards what a spool holds. Its user sees to it that there is one at a time for a spool."""
+    """Forwards the entries of a spool. At most one at a time may do so for a spool."""
 
-    def __init__(self, spool: Spool, opened: Opened, told: Told) -> None:
+    def __init__(self, spool: Spool, opened: Opened, report: Report) -> None:
         self._spool = spool
         self._context = opened.context
         self._ancestry = opened.ancestry
         self._partitions = opened.partitions
-        self._told = told
+        self._report = report
 
     def forward(self) -> bool:
         """Forward the next entries; False if there are none.
 
         Raises:
-            RebalanserError: it could not be done now. Trying again does no entry twice.
+            RebalanserError: the engine is away. A retry forwards no entry twice.
         """
         entries = self._spool.first(BATCH)
         if not entries:
@@ -99,17 +99,17 @@ class Forwarding:
         if head.refusal is not None:
             self._skip(head)
             return True
-        ready = self._ready(self._after_those_there(entries))
+        ready = self._ready(self._without_duplicates(entries))
         if ready:
             self._send(ready)
         else:
             self._refuse(head, DependencyCycle(f"task {head.head.id} would wait for itself"))
         return True
 
-    def _after_those_there(self, entries: Sequence[SpoolEntry]) -> Sequence[SpoolEntry]:
-        """The entries, each after the task that is there where it came after a duplicate that was dropped.
+    def _without_duplicates(self, entries: Sequence[SpoolEntry]) -> Sequence[SpoolEntry]:
+        """Return the entries; dependencies on dropped duplicates become dependencies on the existing tasks.
 
-        Who enqueued it was told that the duplicate was spooled, and would else have got the id of that task.
+        The caller got the duplicate's id, as it was spooled, and depended on that.
         """
         if not any(entry.head.after for entry in entries):
             return entries
@@ -120,7 +120,7 @@ class Forwarding:
         ]
 
     def _ready(self, entries: Sequence[SpoolEntry]) -> list[SpoolEntry]:
-        """The first entries, up to one that is refused already or would wait for itself."""
+        """Return the first entries, up to one that is refused already or would wait for itself."""
         ready: list[SpoolEntry] = []
         coming: dict[TaskId, Head] = {}
         for entry in entries:
@@ -150,7 +150,7 @@ class Forwarding:
     def _settle(
         self, entries: Sequence[SpoolEntry], writes: Sequence[Enqueue], answers: Sequence[Answer]
     ) -> None:
-        """Take note of the answers up to the first that is not good; what follows that one was not taken."""
+        """Settle the entries up to the first that was not taken; those after it were not taken either."""
         taken = 0
         for answer in answers:
             if not isinstance(answer, Applied | Taken):
@@ -166,14 +166,14 @@ class Forwarding:
             self._renew(entry)
 
     def _done(self, entries: Sequence[SpoolEntry]) -> None:
-        """Tell who waits, then forget: were it the other way round, a crash between would change nothing."""
+        """Report entries to their callers, then delete them from the spool."""
         if entries:
             for entry in entries:
-                self._told(entry.number, None)
+                self._report(entry.number, None)
             self._spool.forward(entries[0].number, entries[-1].number)
 
     def _refused_or_there(self, entry: SpoolEntry, write: Enqueue, answer: Answer) -> None:
-        """The engine has a task of this id, or one that keeps it out; or it lacks what it depends on."""
+        """Settle an entry whose task exists, is a duplicate, or depends on an unknown task."""
         if isinstance(answer, Duplicate):
             self._spool.refuse(entry.number, SpoolRefusal(DUPLICATE, answer.id))
             self._skip(entry, answer)
@@ -194,7 +194,7 @@ class Forwarding:
         """Count a refused entry; then report it to its waiting caller, or keep it for others."""
         if not self._count(entry):
             self._done([entry])
-        elif error is not None and self._told(entry.number, error):
+        elif error is not None and self._report(entry.number, error):
             self._spool.forward(entry.number, entry.number)
         else:
             self._spool.keep(entry.number)
@@ -210,8 +210,7 @@ class Forwarding:
             )
 
     def _count(self, entry: SpoolEntry) -> bool:
-        """Count an entry as skipped in the engine; False if its task was made after all, by an earlier try
-        that had not been answered."""
+        """Count an entry as skipped in the engine; False if an earlier, unanswered try has made its task."""
         write = Skip(entry.head.queue, forwarded(entry, self._spool.identity()))
         (answer,) = self._context.engine.apply([write], self._context.timeout_s)
         if isinstance(answer, Applied | Taken):
@@ -222,7 +221,7 @@ class Forwarding:
         raise InternalError(f"a skip was answered {answer!r}")
 
     def _renew(self, entry: SpoolEntry) -> None:
-        """The engine does not know of the entries before, which it had taken: it was put back or replaced."""
+        """Begin a new outbox: the engine was restored or replaced, and has lost its tally."""
         _log.warning(
             "the engine has lost what it had taken from this outbox before",
             action="outbox_renewed",
@@ -241,7 +240,7 @@ def _redirected(entry: SpoolEntry, duplicates: Mapping[TaskId, TaskId]) -> Spool
 
 
 LOOK_S: Final = 5.0
-"""Seconds between two looks of an idle forwarder for what other processes have left in the spool."""
+"""Seconds between two looks of an idle forwarder for entries of other processes."""
 _ERRORS: Final = {each.__name__: each for each in (DependencyCycle, RequestTooLarge, TaskExists, UnknownTask)}
 
 
@@ -256,10 +255,10 @@ def engine_name(url: RegistryUrl) -> str:
 
 
 class Outbox:
-    """The outbox of a queue, and the loop that forwards what is in it. For any thread.
+    """The outbox of a queue, and the loop that forwards its entries. May be used from any thread.
 
-    ``timeout_s`` is how long ``enqueue`` waits for the engine at most, and for other processes that write the
-    spool. ``errors`` is the policy of the loop: while it fails, tasks wait.
+    ``timeout_s`` is the maximum seconds that :meth:`enqueue` waits for the engine, and for other processes
+    that write the spool. ``errors`` is the policy of the loop: while it fails, tasks wait.
 
     Raises:
         UnusableFolder: the folder can't be made or written.
@@ -284,7 +283,7 @@ class Outbox:
         self._forwarder = Forwarder(self._spool, _lock_file(path), opening, self._waiting, timeout_s, errors)
 
     def start(self, *, is_away: bool) -> None:
-        """Begin to forward what an earlier process has left and what is added."""
+        """Begin to forward entries, also those that an earlier process has left."""
         if is_away:
             self._waiting.give_up()
         self._forwarder.start()
@@ -306,7 +305,7 @@ class Outbox:
         return [_outcome(future, deadline - time.monotonic()) for future in futures]
 
     def close(self) -> None:
-        """Forward no more: what is in the spool stays there. Closing twice does nothing."""
+        """Stop forwarding; entries stay in the spool. Closing twice does nothing."""
         self._forwarder.stop()
         self._waiting.give_up()
         self._spool.close()
@@ -330,8 +329,8 @@ class Waiting:
                 self._answer_spooled()
         return futures
 
-    def told(self, number: int, error: RebalanserError | Duplicate | None) -> bool:
-        """Take note that an entry was forwarded, or was not; True if a caller waited for it."""
+    def report(self, number: int, error: RebalanserError | Duplicate | None) -> bool:
+        """Report that an entry was forwarded (None), or why it was not; True if a caller waited for it."""
         with self._lock:
             future = self._futures.pop(number, None)
         if future is None or not future.set_running_or_notify_cancel():
@@ -345,7 +344,7 @@ class Waiting:
         return True
 
     def look(self) -> None:
-        """Answer callers whose entries another process has forwarded, or has found to be refused."""
+        """Answer callers whose entries another process has forwarded or has seen refused."""
         with self._lock:
             numbers = sorted(self._futures)
         if not numbers:
@@ -354,8 +353,8 @@ class Waiting:
         for number in numbers:
             if number not in left:
                 refusal = self._spool.refusal(number)
-                error = None if refusal is None else _told_of(refusal)
-                if self.told(number, error) and error is not None:
+                error = None if refusal is None else _error_of(refusal)
+                if self.report(number, error) and error is not None:
                     self._spool.forget(number)
 
     def give_up(self) -> None:
@@ -365,7 +364,7 @@ class Waiting:
             self._answer_spooled()
 
     def is_back(self) -> bool:
-        """Take note that the engine answers; True if it was away."""
+        """Note that the engine answers; True if it was away."""
         with self._lock:
             was_away, self._is_away = self._is_away, False
         return was_away
@@ -378,10 +377,10 @@ class Waiting:
 
 
 class Forwarder:
-    """Forwards a spool whenever there is something in it and the engine answers.
+    """Forwards a spool whenever it has entries and the engine answers.
 
-    Its errors follow the one policy (:mod:`~rebalanser.tasks.loops`), except that none ends the process: that
-    is a producer's, and what waits is safe on its disk.
+    Its errors follow the one policy (:mod:`~rebalanser.tasks.loops`), except that none ends the process: it
+    is a producer's, and its entries are safe on disk.
     """
 
     def __init__(
@@ -410,7 +409,7 @@ class Forwarder:
         return self._ending.is_set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the loop."""
         self._loop.start()
 
     def wake(self) -> None:
@@ -427,13 +426,13 @@ class Forwarder:
     def _step(self) -> bool:
         self._woken.wait(LOOK_S)
         self._woken.clear()
-        # Looked at after clearing: stop() sets both, in the other order.
+        # Read after clearing: stop() sets both in the other order.
         if self.has_ended:
             return False
         try:
             self._forward_all()
         except BaseException:
-            self._woken.set()  # else what is spooled would wait for the next look
+            self._woken.set()  # else entries would wait for the next look
             self._waiting.give_up()
             if self.has_ended:
                 return False
@@ -445,7 +444,7 @@ class Forwarder:
         opened = self._opening.opened()
         if self._spool.first(1):
             with self._alone():
-                forwarding = Forwarding(self._spool, opened, self._waiting.told)
+                forwarding = Forwarding(self._spool, opened, self._waiting.report)
                 while not self.has_ended and forwarding.forward():
                     self._engine_is_back()
         self._engine_is_back()
@@ -465,7 +464,7 @@ class Forwarder:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the lock of the one forwarder of the host, which forwards the tasks of all its processes.
+        """Hold the lock of the one forwarder of the host, which forwards the entries of all its processes.
 
         Raises:
             RegistryUnavailable: another process held the lock for too long.
@@ -502,8 +501,8 @@ class Forwarder:
         )(attempt)
 
 
-def _told_of(refusal: SpoolRefusal) -> RebalanserError | Duplicate:
-    """Return what another process noted of an entry: its error, or the duplicate."""
+def _error_of(refusal: SpoolRefusal) -> RebalanserError | Duplicate:
+    """Return the error, or the duplicate, that another process noted of an entry."""
     if refusal.kind == DUPLICATE:
         return Duplicate(refusal.reason)
     return _ERRORS.get(refusal.kind, UnknownTask)(refusal.reason)
@@ -512,7 +511,7 @@ def _told_of(refusal: SpoolRefusal) -> RebalanserError | Duplicate:
 def _outcome(
     future: Future[EnqueueAnswer | Duplicate], left_s: float
 ) -> EnqueueAnswer | Duplicate | RebalanserError:
-    """Return a future's outcome within the time that is left; a task without one by then is spooled."""
+    """Wait for a future in the time that is left; a task without an outcome by then is spooled."""
     wait([future], max(0.0, left_s))
     if future.cancel():
         return EnqueueAnswer.SPOOLED

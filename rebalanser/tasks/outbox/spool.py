@@ -1,4 +1,4 @@
-"""The spool of an outbox: what was enqueued and is not known to be in the engine yet, in an SQLite file.
+"""The spool of an outbox: enqueued tasks that the engine may not have yet, in an SQLite file.
 
 Every commit is synced to the disk before it is answered. Entries are numbered 1, 2, 3… by
 ``AUTOINCREMENT``: an entry that was rolled back takes no number, and one that was deleted never gives its
@@ -35,9 +35,9 @@ from rebalanser.tasks.model import Head, State, Task, TaskId
 VERSION: Final = 1
 SUFFIX: Final = ".spool"
 PAGE_BYTES: Final = 4 << 20
-"""About so much of a spool is in memory at once."""
+"""Approximate maximum bytes of a spool in memory at once."""
 UNPLACED: Final = -1
-"""The partition of a task that gets its own when it is forwarded."""
+"""Partition of a spooled task, which gets its own when it is forwarded."""
 SCHEMA: Final = """
 CREATE TABLE spool (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -65,8 +65,8 @@ CREATE TABLE refused (
 DUPLICATE: Final = "Duplicate"
 """Kind of a refusal whose reason is the id of the task that keeps the entry out (SK-23)."""
 KEPT_DUPLICATES: Final = 1000
-"""A duplicate is kept until so many entries have come after it: for a process that waits to hear of it, and
-for entries that come after its task."""
+"""Entries after which a duplicate is deleted: until then a process may wait for its outcome, and later
+entries may depend on it."""
 _SETTINGS: Final = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 _IS_MADE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'spool'"
 _ADD: Final = "INSERT INTO entries (content, payload) VALUES (?, ?)"
@@ -104,7 +104,7 @@ Row: TypeAlias = tuple[int, bytes, bytes, str | None, str | None]
 
 
 class SpooledContent(BaseModel):
-    """All of an entry but its payload."""
+    """An entry without its payload."""
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -131,7 +131,7 @@ class SpoolEntry:
 
     @property
     def head(self) -> Head:
-        """The task's."""
+        """Head of the task."""
         return self.enqueue.task.head
 
 
@@ -145,7 +145,7 @@ class SpoolName:
 
     @classmethod
     def of(cls, queue: str, engine: str) -> Self:
-        """The name for these."""
+        """Return the name of the spool for a queue and an engine."""
         digest = hashlib.blake2b(f"{queue}\n{engine}".encode(), digest_size=8).hexdigest()
         readable = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in queue[:40])
         return cls(queue, engine, f"{readable}-{digest}")
@@ -156,18 +156,18 @@ class SpoolName:
 
 
 class Spool:
-    """One connection to a spool's file, which many processes of the host may have open. For any thread.
+    """One connection to a spool's file, which many processes may share. May be used from any thread.
 
-    ``timeout_s`` is how long to wait for others that write it.
+    ``timeout_s`` is the maximum seconds to wait for others that write it.
 
     Raises:
-        UnusableFolder: the file can't be made or written: no right, no space, no database.
+        UnusableFolder: the file can't be made or written, or is no database.
         UnusableStore: it is of a newer version.
         RegistryUnavailable: others kept it locked.
     """
 
     def __init__(self, path: Path, name: SpoolName | None, timeout_s: float) -> None:
-        """Without a ``name`` the spool must be there."""
+        """Without a ``name`` the spool must exist."""
         self.path = path
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -226,7 +226,7 @@ class Spool:
             self._is_suspended = True
 
     def add(self, tasks: Sequence[Enqueue]) -> range:
-        """Spool tasks, all or none; their numbers. They are synced to the disk once this returns (SK-4).
+        """Spool tasks, all or none, synced to the disk (SK-4); return their numbers.
 
         Raises:
             UnusableFolder: they can't be written; none was spooled.
@@ -240,27 +240,27 @@ class Spool:
         return range(last - len(rows) + 1, last + 1)
 
     def first(self, limit: int) -> list[SpoolEntry]:
-        """The entries that are to be forwarded next, in their order."""
+        """Return the entries to forward next, in their order."""
         return self._entries(_FIRST, limit)
 
     def identity(self) -> tuple[str, int]:
-        """The outbox's id, and the number that is taken off those of its entries."""
+        """Return the outbox's id, and its ``base``, which is subtracted from the numbers of entries."""
         with self._reading() as cursor:
             (found,) = cursor.execute("SELECT id, base FROM spool").fetchall()
         return str(found[0]), int(found[1])
 
     def name(self) -> SpoolName:
-        """Queue and engine of the spool."""
+        """Return the queue and the engine of the spool."""
         with self._reading() as cursor:
             ((queue, engine),) = cursor.execute("SELECT queue, engine FROM spool").fetchall()
         return SpoolName(queue, engine, self.path.name.removesuffix(SUFFIX))
 
     def waiting(self) -> Iterator[SpoolEntry]:
-        """All entries that wait, read page by page."""
+        """Iterate over the entries that wait, read page by page."""
         return self._all(_NEXT)
 
     def refused(self) -> Iterator[SpoolEntry]:
-        """All entries that were refused for good, read page by page; duplicates are not among them."""
+        """Iterate over the refused entries without duplicates, read page by page."""
         return self._all(_REFUSED)
 
     def left(self, first: int, last: int) -> set[int]:
@@ -276,18 +276,18 @@ class Spool:
         return None if row is None else SpoolRefusal(*row)
 
     def duplicates(self) -> dict[TaskId, TaskId]:
-        """The tasks that were dropped of late, as they are duplicates, each with the one that is there."""
+        """Return the tasks that were dropped lately as duplicates, each with the existing task."""
         with self._reading() as cursor:
             return dict(cursor.execute(_DUPLICATES).fetchall())
 
     def counts(self) -> tuple[int, int]:
-        """Count waiting and refused entries; duplicates are not among these."""
+        """Count waiting and refused entries, without duplicates."""
         with self._reading() as cursor:
             ((waiting, refused),) = cursor.execute(_COUNTS).fetchall()
         return int(waiting), int(refused)
 
     def forward(self, first: int, last: int) -> None:
-        """These are in the engine: delete them."""
+        """Delete entries that are in the engine."""
         with self._writing() as cursor:
             cursor.execute(_FORWARDED, (first, last))
 
@@ -297,7 +297,7 @@ class Spool:
             cursor.execute(_REFUSE, (refusal.kind, refusal.reason, number))
 
     def keep(self, number: int) -> None:
-        """A refused entry was skipped, and nobody was there to be told: keep it for an operator.
+        """Keep a refused and skipped entry for an operator, as no caller waited for it.
 
         A duplicate is kept for a while, for a process that waits for it.
         """
@@ -307,17 +307,17 @@ class Spool:
             cursor.execute(_FORWARDED, (number, number))
 
     def forget(self, number: int) -> None:
-        """Somebody has seen to a refused entry."""
+        """Delete a refused entry that was dealt with."""
         with self._writing() as cursor:
             cursor.execute("DELETE FROM refused WHERE number = ?", (number,))
 
     def renew(self, first: int) -> None:
-        """Begin a new outbox, whose first entry is the one of this number: the engine has lost its tally."""
+        """Begin a new outbox with the entry of this number, as the engine has lost its tally."""
         with self._writing() as cursor:
             cursor.execute(_RENEW, (uuid.uuid4().hex, first - 1))
 
     def close(self) -> None:
-        """Let go of the file. Closing twice does nothing."""
+        """Close the file. Closing twice does nothing."""
         with forks.postponed, self._lock:
             if not self._is_suspended:
                 self._connection.close()
@@ -330,7 +330,7 @@ class Spool:
             last = page[-1].number
 
     def _entries(self, statement: str, *values: int) -> list[SpoolEntry]:
-        """Some entries, fewer where they are large, but one at least where there is one."""
+        """Return some entries: fewer if they are large, but at least one if there is any."""
         entries: list[SpoolEntry] = []
         size = 0
         with self._reading() as cursor:
@@ -375,7 +375,7 @@ class Spool:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Cursor]:
-        """A transaction: all of it is on the disk at the end, or none."""
+        """Run a transaction: at the end all of it is on the disk, or none."""
         with self._reading() as cursor:
             cursor.execute("BEGIN IMMEDIATE")
             try:
