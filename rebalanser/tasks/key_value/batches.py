@@ -1,17 +1,17 @@
 """A batch: writes in as few transactions as the registry's limits allow, each with an answer of its own.
 
-A transaction takes the next steps of the batch, in their order, each as a nested transaction, until one does
-not fit: because there are too many, because they are too large, or because it touches what an earlier one
-writes. So all guards and reads of a transaction are as true after its earlier steps as before them.
+A transaction takes the next steps of the batch, in order, each as a nested transaction, until one does not
+fit: there are too many, they are too large, or it touches a key that an earlier one writes. So all guards and
+reads of a transaction hold after its earlier steps as before them.
 
-Moves are nearly never refused. So those that stand in one transaction are first tried flat: one list of
-guards, one of puts, all or none. That costs the registry, and this process, half of what nested transactions
-do. Only where a guard does not hold are they carried out again, each for itself.
+Moves are seldom refused. So the moves of one transaction are first tried flat: one list of guards and one of
+puts, all or none. That costs the registry and this process half as much as nested transactions. If a guard
+does not hold, they are carried out again as nested transactions.
 
-No two steps of one transaction may write one key. All entries of an outbox write its tally, so each would
-need a transaction of its own. Entries without dependencies therefore
-share a transaction under one guard on the tally, which then counts the last entry. If that transaction fails,
-because an id or an entry is taken, they are carried out one by one.
+No two steps of one transaction may write the same key. All entries of an outbox write its tally, so each
+would need its own transaction. Entries without dependencies therefore share a transaction under one guard on
+the tally, which then counts the last entry. If that transaction fails, as an id or an entry is taken, they
+are carried out one by one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rebalanser.tasks.key_value.steps import (
 
 
 class OutboxBatch:
-    """Steps that are carried out together, or one by one."""
+    """Steps that are carried out shared, or one by one."""
 
     def __init__(self, call: EngineCall) -> None:
         self.steps: list[Step] = []
@@ -112,7 +112,7 @@ class OutboxBatch:
 
 
 def outbox_batches(call: EngineCall, steps: Sequence[Step]) -> Iterator[OutboxBatch]:
-    """Split steps, in order, into runs of entries that fit together and the steps between them."""
+    """Split steps, in order, into runs of entries that fit shared and the steps between them."""
     batch = OutboxBatch(call)
     for step in steps:
         if not batch.takes(step):
@@ -124,18 +124,18 @@ def outbox_batches(call: EngineCall, steps: Sequence[Step]) -> Iterator[OutboxBa
 
 
 MAX_TRIES: Final = 20
-"""How often a step is planned whose guards did not hold for a reason that is no answer."""
+"""Maximum plans of a step whose guards failed without giving an answer."""
 
 
 class _Flat:
-    """The guards and puts of moves that are tried all or none."""
+    """The guards and puts of moves that are tried shared, all or none."""
 
     def __init__(self) -> None:
         self.guards: dict[str, Guard] = {}
         self.puts: list[Operation] = []
 
     def takes(self, move: Transaction, max_operations: int) -> bool:
-        """Add a move, if it fits. Those of one partition have the guard on its epoch in common."""
+        """Add a move, if it fits. Moves of one partition share the guard on its epoch."""
         guards = self.guards
         new: list[Guard] = []
         for each in move.guards:
@@ -152,12 +152,12 @@ class _Flat:
         return True
 
 
-class Together:
-    """The steps that stand in one transaction."""
+class SharedTransaction:
+    """The steps of one transaction."""
 
     def __init__(self, max_operations: int, max_bytes: int) -> None:
         self.steps: list[tuple[int, Step]] = []
-        """Each with its place in the batch."""
+        """Steps, each with its index in the batch."""
         self._nested: list[Transaction] = []
         self._max_operations = max_operations
         self._free_bytes = max_bytes
@@ -167,10 +167,10 @@ class Together:
         self._witnesses: set[str] = set()
         self._news: set[str] = set()
         self._flat: _Flat | None = _Flat()
-        """As long as all steps are moves."""
+        """Guards and puts while all steps are moves; None once one is not."""
 
     def changes(self, reads: Sequence[Read], added: Container[str]) -> bool:
-        """True if one of the steps may write what was read for another, other than by adding a task."""
+        """True if a step may write a key that was read for another, other than by adding a task."""
         return any(
             isinstance(read, Get)
             and (read.key in self._news or (read.key in self._written and read.key not in added))
@@ -178,7 +178,7 @@ class Together:
         )
 
     def takes(self, index: int, step: Step, nested: Transaction) -> bool:
-        """Add a step's transaction if there is room for it and it may stand beside the others."""
+        """Add a step's transaction if it fits and touches no key that the others write."""
         if self._flat is not None and step.moves:
             return self._takes_move(self._flat, index, step, nested)
         longest = max(self._longest, len(nested.guards), len(nested.then), len(nested.otherwise))
@@ -211,7 +211,7 @@ class Together:
         return True
 
     def _takes_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
-        """Do what :meth:`takes` does, for a move beside moves alone: of those a batch has the most."""
+        """Add a move to moves only, as :meth:`takes` does, but faster: most batches are moves only."""
         longest = max(self._longest, len(nested.guards), len(nested.then))
         size = 0
         for each in nested.guards:
@@ -233,23 +233,23 @@ class Together:
         return True
 
     def flat(self) -> Transaction | None:
-        """All of them or none, if they are moves, and more than one."""
+        """Return one transaction for all or none, if they are moves and more than one; else None."""
         if self._flat is None or len(self.steps) < 2:
             return None
         return Transaction(tuple(self._flat.guards.values()), tuple(self._flat.puts))
 
     def alone(self) -> Transaction | None:
-        """The only one, if nothing is put or deleted along with it."""
+        """Return the only transaction, if nothing is put or deleted along with it; else None."""
         return self._nested[0] if len(self.steps) == 1 and not self._news and not self._witnesses else None
 
     def transaction(self) -> Transaction:
-        """All of them, each for itself."""
+        """Return a transaction that nests all of them."""
         news = (Put(key, b"") for key in sorted(self._news))
         return Transaction(then=(*self._nested, *news, *map(Delete, sorted(self._witnesses))))
 
 
 def _keys_of(nested: Transaction) -> tuple[set[str], set[str]]:
-    """The keys that it may write, and all that it names."""
+    """Return the keys that a transaction may write, and all keys that it names."""
     written: set[str] = set()
     touched: set[str] = set()
     for part in parts_of(nested):
@@ -261,7 +261,7 @@ def _keys_of(nested: Transaction) -> tuple[set[str], set[str]]:
 
 
 class Batch:
-    """Steps that are carried out in their order, each until it has an answer."""
+    """Steps that are carried out in order, each until it has an answer."""
 
     def __init__(self, call: EngineCall, steps: Sequence[Step]) -> None:
         self._call = call
@@ -270,10 +270,10 @@ class Batch:
         self._wrote = False
 
     def answers(self) -> list[Answer]:
-        """Carry them out.
+        """Carry out the steps, and return their answers.
 
         Raises:
-            OutcomeUnknown: also where the registry refused a transaction after others had taken effect.
+            OutcomeUnknown: also if the registry refused a transaction after others had taken effect.
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_result(bool),
@@ -295,22 +295,22 @@ class Batch:
         return [index for index, answer in enumerate(self._answers) if answer is None]
 
     def _carry_out(self) -> bool:
-        """Carry out every step once that has no answer; whether some have none still."""
+        """Carry out each unanswered step once; True if some are still unanswered."""
         pending = self._unanswered()
         while pending:
             pending = pending[self._advance(pending[: self._call.max_operations]) :]
         return bool(self._unanswered())
 
     def _advance(self, window: Sequence[int]) -> int:
-        """Carry out the first steps of these in one transaction; how many they were, 0 to read more."""
+        """Carry out the first of these steps in one transaction; return their number, 0 to read more."""
         wants = [self._steps[index].wanted() for index in window]
         found = self._look(window, wants)
-        together = Together(self._call.max_operations, self._call.max_request_bytes - SPARE_BYTES)
-        planned = self._plan(window, wants, found, together)
+        shared = SharedTransaction(self._call.max_operations, self._call.max_request_bytes - SPARE_BYTES)
+        planned = self._plan(window, wants, found, shared)
         if planned is None:
             return 0
         if planned:
-            self._execute(together)
+            self._execute(shared)
             self._settle(window[:planned])
             return planned
         self._carry_out_alone(window[0])
@@ -319,7 +319,7 @@ class Batch:
     def _look(self, window: Sequence[int], wants: Sequence[Sequence[Read]]) -> Found:
         items: dict[str, KeyValue] = {}
         ranges: dict[str, tuple[KeyValue, ...]] = {}
-        reads, unread = self._asked(window, wants)
+        reads, unread = self._reads_of(window, wants)
         for read, result in zip(reads, self._call.look(reads), strict=True):
             if isinstance(result, KeyValue):
                 items[result.key] = result
@@ -327,9 +327,11 @@ class Batch:
                 ranges[read.prefix] = result
         return Found(items, ranges, unread)
 
-    def _asked(self, window: Sequence[int], wants: Sequence[Sequence[Read]]) -> tuple[list[Read], set[str]]:
-        """What the steps want, but for keys that an earlier one of them decides; and those."""
-        asked: dict[Read, None] = {}
+    def _reads_of(
+        self, window: Sequence[int], wants: Sequence[Sequence[Read]]
+    ) -> tuple[list[Read], set[str]]:
+        """Return the reads of the steps, and the keys not read, as an earlier step decides them."""
+        reads: dict[Read, None] = {}
         added: set[str] = set()
         unread: set[str] = set()
         for index, want in zip(window, wants, strict=True):
@@ -337,21 +339,21 @@ class Batch:
                 if isinstance(read, Get) and read.key in added:
                     unread.add(read.key)
                 else:
-                    asked[read] = None
+                    reads[read] = None
             adds = self._steps[index].adds
             if adds is not None:
                 added.add(adds)
-        return list(asked), unread - {read.key for read in asked if isinstance(read, Get)}
+        return list(reads), unread - {read.key for read in reads if isinstance(read, Get)}
 
     def _plan(
-        self, window: Sequence[int], wants: Sequence[Sequence[Read]], found: Found, together: Together
+        self, window: Sequence[int], wants: Sequence[Sequence[Read]], found: Found, shared: SharedTransaction
     ) -> int | None:
-        """Plan steps as long as they fit together; how many did.
+        """Plan steps while they fit shared; return their number.
 
-        It is 0 if the first must be carried out alone, None if that must read more.
+        0 if the first must be carried out alone, None if it must read more.
         """
         for count, index in enumerate(window):
-            if wants[count] and together.changes(wants[count], found.added):
+            if wants[count] and shared.changes(wants[count], found.added):
                 return count
             step = self._steps[index]
             planned = step.plan(found)
@@ -360,34 +362,34 @@ class Batch:
             if planned is Otherwise.READ:
                 return count or None
             if isinstance(planned, Transaction):
-                if not together.takes(index, step, planned):
+                if not shared.takes(index, step, planned):
                     return count
             elif planned is not Otherwise.AGAIN:
                 self._answers[index] = planned
         return len(window)
 
-    def _execute(self, together: Together) -> None:
-        if not together.steps:
+    def _execute(self, shared: SharedTransaction) -> None:
+        if not shared.steps:
             return
-        for (index, step), outcome in zip(together.steps, self._outcomes(together), strict=True):
+        for (index, step), outcome in zip(shared.steps, self._outcomes(shared), strict=True):
             answer = self._answers[index] = step.answer(outcome)
             self._wrote |= isinstance(answer, Applied)
 
-    def _outcomes(self, together: Together) -> Sequence[Outcome]:
-        """Of each step's transaction."""
-        if (alone := together.alone()) is not None:
+    def _outcomes(self, shared: SharedTransaction) -> Sequence[Outcome]:
+        """Execute the transaction, and return the outcome of each step."""
+        if (alone := shared.alone()) is not None:
             return [self._call.execute(alone)]
-        if (flat := together.flat()) is not None:
+        if (flat := shared.flat()) is not None:
             outcome = self._call.execute(flat)
             if outcome.succeeded:
-                return [outcome] * len(together.steps)
-        nested = self._call.execute(together.transaction()).results[: len(together.steps)]
+                return [outcome] * len(shared.steps)
+        nested = self._call.execute(shared.transaction()).results[: len(shared.steps)]
         if not all(isinstance(each, Outcome) for each in nested):
             raise InternalError(f"nested transactions were answered {nested!r}")
         return [each for each in nested if isinstance(each, Outcome)]
 
     def _settle(self, window: Sequence[int]) -> None:
-        """Bring collections to an end that stood in the way of these steps."""
+        """Settle the collections that had marked tasks of these steps."""
         steps = [self._steps[index] for index in window]
         for keys, mark in {(step.keys, step.mark) for step in steps}:
             if mark is not None:

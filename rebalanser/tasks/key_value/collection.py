@@ -1,4 +1,4 @@
-"""Collection: in one transaction where it fits into one, else by marking and then sweeping (SK-14)."""
+"""Collection: in one transaction if it fits, else by marking and then sweeping (SK-14)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LISTED_AT_ONCE: Final = 50
 RECORDS_AT_ONCE: Final = 10
 
 Replaced: TypeAlias = tuple[KeyValue, bytes]
-"""A key as it is, and another value for it."""
+"""An item as it is, and its new value."""
 
 ItemT = TypeVar("ItemT")
 
@@ -66,12 +66,12 @@ def collect(call: EngineCall, keys: QueueKeys, write: Collect) -> Answer:
 
 
 def settle(call: EngineCall, keys: QueueKeys, name: str) -> None:
-    """Bring a collection to an end: as it decided if it has, else without effect."""
+    """Settle a collection: as it has decided, else without effect."""
     _Sweeper(call, keys, name).settle()
 
 
 class _Sweeper:
-    """One collection, as its collector or anybody else carries it on."""
+    """One collection, carried on by its collector or by another process."""
 
     def __init__(self, call: EngineCall, keys: QueueKeys, name: str) -> None:
         self._call = call
@@ -96,7 +96,7 @@ class _Sweeper:
         return Conflict()
 
     def _finish_others(self) -> None:
-        """Finish what was left by collectors that died after they had decided."""
+        """Finish collections whose collectors died after they had decided."""
         (records,) = self._call.look([Range(self._keys.collections, limit=RECORDS_AT_ONCE)])
         assert isinstance(records, tuple)
         for record in records:
@@ -122,17 +122,17 @@ class _Sweeper:
             self._restore(collection.tasks, record.mod_revision)
         elif restoring := self._enter(Phase.RESTORING, collection, record.mod_revision):
             self._restore(collection.tasks, restoring)
-        else:  # somebody else has decided in the meantime, and a decision stands
+        else:  # another process has decided meanwhile, and a decision is final
             self.settle()
 
     def _enter(self, phase: Phase, collection: Collection, revision: int) -> int | None:
-        """Decide on the next phase; its revision, or None if that was not the record's any more."""
+        """Enter a phase; return its revision, None if the record has changed since ``revision``."""
         put = Put(self._record, dump_collection(replace(collection, phase=phase)))
         outcome = self._call.execute(Transaction((Unchanged(self._record, revision),), (put,)))
         return outcome.revision if outcome.succeeded else None
 
     def _mark(self, write: Collect, marking: int) -> bool:
-        """Mark all tasks; False if one is not what it should be, or the record has left the phase."""
+        """Mark all tasks; False if one has changed, or the record has left the phase."""
         for group in _groups(write.tasks.items(), TASKS_AT_ONCE):
             revisions = {self._keys.state(partition, task): rev for task, (partition, rev) in group}
             items = self._call.get(revisions)
@@ -145,24 +145,24 @@ class _Sweeper:
         return True
 
     def _others_depend(self, tasks: AbstractSet[TaskId]) -> bool:
-        """True if a task beside these depends on one of them, once all of them are marked."""
+        """True if another task depends on one of these, which are all marked."""
         self._call.execute(Transaction(then=(Delete(self._keys.witness),)))
         for group in _groups(tasks, TASKS_AT_ONCE):
             ranges = [Range(self._keys.dependents(task), limit=LISTED_AT_ONCE) for task in group]
-            for asked, result in zip(ranges, self._call.look(ranges), strict=True):
-                if self._one_exists(asked, result, tasks):
+            for listing, result in zip(ranges, self._call.look(ranges), strict=True):
+                if self._one_exists(listing, result, tasks):
                     return True
         return False
 
-    def _one_exists(self, asked: Range, listed: Result, but: AbstractSet[TaskId]) -> bool:
-        """True if one of the dependents exists, of those listed and the further ones; but for some."""
+    def _one_exists(self, listing: Range, listed: Result, but: AbstractSet[TaskId]) -> bool:
+        """True if one of the dependents exists, listed or further ones, apart from ``but``."""
         while isinstance(listed, tuple) and listed:
             others = {self._keys.task_that_depends(item.key) for item in listed} - but
             if others and self._call.get(map(self._keys.payload, others)):
                 return True
-            if len(listed) < asked.limit:
+            if len(listed) < listing.limit:
                 return False
-            (listed,) = self._call.look([replace(asked, after=listed[-1].key)])
+            (listed,) = self._call.look([replace(listing, after=listed[-1].key)])
         return False
 
     def _may_mark(self, item: KeyValue, revision: int) -> bool:
@@ -181,7 +181,7 @@ class _Sweeper:
         return self._keys.mark(self._task(item))
 
     def _put(self, values: Sequence[Replaced], phase: int, beside: Callable[[KeyValue], Operation]) -> bool:
-        """Put other values in place of these items, all or none, while the record is in its phase."""
+        """Replace the values of items, all or none, while the record is in its phase."""
         guards = [Unchanged(item.key, item.mod_revision) for item, _ in values]
         operations = [each for item, value in values for each in (Put(item.key, value), beside(item))]
         transaction = Transaction((Unchanged(self._record, phase), *guards), tuple(operations))
@@ -196,7 +196,7 @@ class _Sweeper:
         self._forget(phase)
 
     def _restore_each(self, values: Sequence[Replaced]) -> None:
-        """Restore what somebody else has not restored yet."""
+        """Restore the items that no other process has restored yet."""
         steps = (
             Transaction(
                 (Unchanged(item.key, item.mod_revision),), (Put(item.key, value), self._delete_mark(item))
@@ -208,10 +208,10 @@ class _Sweeper:
     def _sweep(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
         for group in _groups(tasks, TASKS_AT_ONCE):
             items = self._marked(group)
-            ranges = [(item, asked) for item in items for asked in self._listed(item)]
-            results = self._call.look([asked for _, asked in ranges])
-            for (item, asked), listed in zip(ranges, results, strict=True):
-                self._delete(item, asked, listed)
+            ranges = [(item, listing) for item in items for listing in self._listings(item)]
+            results = self._call.look([listing for _, listing in ranges])
+            for (item, listing), listed in zip(ranges, results, strict=True):
+                self._delete(item, listing, listed)
             self._forget_keys(items)
             steps = (
                 Transaction((Unchanged(item.key, item.mod_revision),), self._deletions(item))
@@ -221,7 +221,7 @@ class _Sweeper:
         self._forget(phase)
 
     def _forget_keys(self, items: Sequence[KeyValue]) -> None:
-        """Delete what names these tasks as the last of their unique keys."""
+        """Delete the keys that name these tasks as the last of their unique keys."""
         heads = (self._load(item).stored.head for item in items)
         keys = {self._keys.unique(head.name, head.unique_key) for head in heads if head.unique_key}
         if not keys:
@@ -239,20 +239,20 @@ class _Sweeper:
         if steps:
             self._call.execute(Transaction(then=steps))
 
-    def _listed(self, item: KeyValue) -> tuple[Range, Range]:
-        """What may belong to a task in any number."""
+    def _listings(self, item: KeyValue) -> tuple[Range, Range]:
+        """Return the ranges of a task's dependents and updates, which may be many."""
         task = self._task(item)
         dependents, log = self._keys.dependents(task), self._keys.log(task)
         return Range(dependents, limit=LISTED_AT_ONCE), Range(log, limit=LISTED_AT_ONCE)
 
-    def _delete(self, item: KeyValue, asked: Range, listed: Result) -> None:
-        """Delete what is listed and what follows it, as long as the task bears the mark."""
+    def _delete(self, item: KeyValue, listing: Range, listed: Result) -> None:
+        """Delete the listed keys and those after them, while the task has the mark."""
         while isinstance(listed, tuple) and listed:
             deletions = tuple(Delete(each.key) for each in listed)
             guards = (Unchanged(item.key, item.mod_revision),)
             if not self._call.execute(Transaction(guards, deletions)).succeeded:
                 return
-            (listed,) = self._call.look([asked])
+            (listed,) = self._call.look([listing])
 
     def _deletions(self, item: KeyValue) -> tuple[Delete, ...]:
         task, keys = self._task(item), self._keys
@@ -270,7 +270,7 @@ class _Sweeper:
         self._call.execute(Transaction((Unchanged(self._record, phase),), (Delete(self._record),)))
 
     def _marked(self, tasks: Iterable[tuple[int, TaskId]]) -> list[KeyValue]:
-        """Those of the tasks that bear this collection's mark."""
+        """Read the tasks that have this collection's mark."""
         items = self._call.get(self._keys.state(partition, task) for partition, task in tasks)
         return [item for item in items.values() if self._load(item).mark == self._name]
 
@@ -279,7 +279,7 @@ class _Sweeper:
         return load_task(self._keys.queue, partition, task, item.key, item.value, item.mod_revision)
 
     def _parts(self, values: Sequence[Replaced]) -> Iterator[list[Replaced]]:
-        """The values in lists that a request has room for."""
+        """Split values into lists that fit a request."""
         part: list[Replaced] = []
         size = 0
         for item, value in values:
@@ -300,24 +300,24 @@ def _groups(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
 
 
 KEYS_OF_A_TASK: Final = 3
-"""That are deleted in any case."""
+"""Keys of each task that are always deleted."""
 LOOKED_AT: Final = 50
-"""A task with so many updates, or dependents, is not collected in one transaction."""
+"""Updates or dependents of a task from which it is not collected in one transaction."""
 
 
 class CollectStep(Step):
-    """Some tasks that are deleted, all or none."""
+    """Deletes tasks, all or none."""
 
     collects = True
 
     def __init__(self, write: Collect, keys: QueueKeys, limits: Limits, max_operations: int) -> None:
-        """``max_operations`` is how many deletions or guards fit into one nested transaction at most."""
+        """``max_operations`` is the maximum of deletions, and of guards, in one nested transaction."""
         self.keys = keys
         self._write = write
         self._max_operations = max_operations
         self._asked: set[Get] = set()
         self._last_keys: dict[TaskId, str] = {}
-        """The keys that name the last tasks of the unique keys that tasks of these have, once it is known."""
+        """Keys that name the last tasks of these tasks' unique keys, once they are known."""
         self._fits = KEYS_OF_A_TASK * len(write.tasks) <= max_operations
         record = Collection(
             Phase.RESTORING, [(partition, task) for task, (partition, _) in write.tasks.items()]
@@ -325,18 +325,18 @@ class CollectStep(Step):
         check_bytes("the names of the tasks to collect", len(dump_collection(record)), limits.task)
 
     def wanted(self) -> Sequence[Read]:
-        """The states, for their marks, what depends on them, first updates, and the last of their keys."""
+        """Return reads of states, dependents, first updates, and the last tasks of their unique keys."""
         self._asked = {Get(key) for key in self._last_keys.values()}
         return (*self._reads(), *self._asked) if self._fits else ()
 
     def plan(self, found: Found) -> Planned:
-        """Delete all if no state has changed; alone where that is too much for one transaction."""
+        """Delete all if no state has changed; alone if that is too much for one transaction."""
         if not self._fits:
             return Otherwise.ALONE
         guards: dict[Guard, None] = {}
         deletions: list[Delete] = []
         for task in self._write.tasks:
-            if not self._stands(task, found):
+            if not self._is_unchanged(task, found):
                 return Conflict()
             guards |= dict.fromkeys(self._guards(task, found))
             deletions += self._deletions(task, found)
@@ -349,11 +349,11 @@ class CollectStep(Step):
         return Transaction(tuple(guards), tuple(deletions))
 
     def carry_out_alone(self, call: EngineCall) -> Answer:
-        """Mark and sweep."""
+        """Collect by marking and sweeping."""
         return collect(call, self.keys, self._write)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Applied, or a conflict."""
+        """Return Applied, or Conflict."""
         return Applied(outcome.revision) if outcome.succeeded else Conflict()
 
     def _reads(self) -> Iterator[Read]:
@@ -393,12 +393,12 @@ class CollectStep(Step):
             yield Delete(item.key)
 
     def _last(self, task: TaskId, found: Found) -> KeyValue | None:
-        """What names the task as the last of its unique key, if anything does."""
+        """Return the item that names the task as the last of its unique key, if any."""
         item = found.items.get(self._last_keys.get(task, ""))
         return item if item is not None and load_last(item).task == task else None
 
-    def _stands(self, task: TaskId, found: Found) -> bool:
-        """True if the task's state is that of its revision and bears no mark; notes a mark and its key."""
+    def _is_unchanged(self, task: TaskId, found: Found) -> bool:
+        """True if the task's state is unchanged and unmarked; notes its mark and its unique key."""
         partition, revision = self._write.tasks[task]
         item = found.items.get(self.keys.state(partition, task))
         if item is None:

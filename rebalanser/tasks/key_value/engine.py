@@ -55,7 +55,7 @@ from rebalanser.tasks.key_value.collection import CollectStep
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
-from rebalanser.tasks.key_value.reading import StatesTold
+from rebalanser.tasks.key_value.reading import StateSink
 from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, limits_of
 from rebalanser.tasks.key_value.values import dump_definition, load_definition, load_rate
 from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
@@ -63,14 +63,14 @@ from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored
 BESIDE_A_COLLECTION: Final = 2
 """Operations of the transaction in which a collection is nested: itself, and the witness."""
 IN_FLIGHT: Final = 2
-"""Calls of ``apply`` at the same time: while one batch is under way, the next one is encoded.
+"""Maximum calls of ``apply`` at the same time: while one batch is in flight, the next one is encoded.
 
-On one member on this host that gains nothing. With 10 ms to each answer a worker does half as much again.
+That gains nothing with one member on the same host, and half as much again with 10 ms to each answer.
 """
 RATE_LEASE_S: Final = 2 * MAX_FILL_S
-"""Seconds that the mark of a rate limit is kept at least half of: longer than its debt (SK-23)."""
+"""TTL of the lease of rate marks. A mark is kept for at least half of it: longer than its debt (SK-23)."""
 TASKS: Final = "+tasks"
-"""Under the registry's root beside the groups, none of which can be named like this there."""
+"""Name under the registry's root, beside the groups; no group can have it."""
 
 
 def open_engine(url: str | RegistryUrl, timeout_s: float = 10.0) -> KeyValueEngine:
@@ -101,7 +101,7 @@ class KeyValueEngine(Engine, SharesSlots):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What the registry's capabilities make possible."""
+        """Capabilities that follow from the registry's."""
         capabilities = self._registry.capabilities
         return EngineCapabilities(
             max_payload_bytes=self._limits.payload,
@@ -113,7 +113,7 @@ class KeyValueEngine(Engine, SharesSlots):
         )
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
-        """How many partitions the queue has: the number given if it is new.
+        """Define a queue; return its number of partitions, which is the given one if it is new.
 
         Raises:
             InvalidName: the queue's name cannot be stored.
@@ -129,7 +129,7 @@ class KeyValueEngine(Engine, SharesSlots):
         return number
 
     def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
-        """Carry out writes, each for itself, in few transactions; see the contract."""
+        """Carry out writes in few transactions, each with its own outcome; see the contract."""
         if any(isinstance(write, Move) and write.start is not None for write in writes):
             self._grant_rate_lease(timeout_s)
         steps = [self._step(write) for write in writes]
@@ -140,7 +140,10 @@ class KeyValueEngine(Engine, SharesSlots):
             except OutcomeUnknown:
                 raise
             except LeaseNotFound as error:
-                self._rate_lease = (0, float("-inf"))  # this host was suspended for a day, or it was revoked
+                self._rate_lease = (
+                    0,
+                    float("-inf"),
+                )  # the host was suspended for a day, or the lease was revoked
                 raise OutcomeUnknown(f"the lease of rate limits has ended: {error}") from error
             except RebalanserError as error:
                 if any(isinstance(answer, Applied) for answer in answers):
@@ -158,7 +161,7 @@ class KeyValueEngine(Engine, SharesSlots):
         return reading.read(EngineCall(self._registry, timeout_s, at_least), self._keys_of(queue), known)
 
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
-        """The payloads of those of the tasks that exist."""
+        """Read payloads; the result has those of tasks that exist."""
         known = list(filter(is_flake, ids))
         return reading.payloads(EngineCall(self._registry, timeout_s), self._keys_of(queue), known)
 
@@ -173,7 +176,7 @@ class KeyValueEngine(Engine, SharesSlots):
         limit: int = 1000,
         at_least: int = 0,
     ) -> Page:
-        """Tasks in the order of their ids, those of a partition or of all, at most ``limit`` (SK-12)."""
+        """Read at most ``limit`` tasks in the order of their ids, of a partition or of all (SK-12)."""
         call = EngineCall(self._registry, timeout_s, at_least)
         partitions = range(self._number_of_partitions(queue, call)) if partition is None else [partition]
         return reading.page(call, self._keys_of(queue), partitions, statuses, after, limit)
@@ -182,68 +185,68 @@ class KeyValueEngine(Engine, SharesSlots):
         self, queue: str, task: TaskId, timeout_s: float, *, claim: int | None = None, first: int = 0,
         limit: int = 1000,
     ) -> Sequence[Update]:  # fmt: skip
-        """A task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
+        """Read a task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
         if not is_flake(task):
             return []
         call = EngineCall(self._registry, timeout_s)
         return reading.updates(call, self._keys_of(queue), task, claim, first, limit)
 
     def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
-        """How many tasks of a queue there are in each status, read in pages (SK-12)."""
+        """Count the tasks of a queue in each status, read in pages (SK-12)."""
         return reading.count(EngineCall(self._registry, timeout_s), self._keys_of(queue))
 
     def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
-        """Since when the oldest ready task waits; reads tasks in the order of their ids up to that one."""
+        """Return since when the oldest ready task waits; reads tasks in the order of their ids up to it."""
         call = EngineCall(self._registry, timeout_s)
         partitions = range(self._number_of_partitions(queue, call))
         return reading.ready_since(call, self._keys_of(queue), partitions, wall)
 
     def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
-        """Keep a process's note of itself; None deletes it."""
+        """Put a worker process's note; None deletes it."""
         key = self._keys_of(queue).workers + process
         operation = Delete(key) if note is None else Put(key, note)
         EngineCall(self._registry, timeout_s).execute(Transaction(then=(operation,)))
 
     def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
-        """The notes of a queue's workers, by process."""
+        """Read the notes of a queue's workers, by process."""
         prefix = self._keys_of(queue).workers
         items = reading.all_values(EngineCall(self._registry, timeout_s), prefix)
         return {item.key.removeprefix(prefix): item.value for item in items}
 
     def queues(self, timeout_s: float) -> Mapping[str, int]:
-        """The queues that there are, with their partitions."""
+        """Read the names of all queues, with their numbers of partitions."""
         (found,) = EngineCall(self._registry, timeout_s).look([Range(definitions(self._root))])
         return {
             defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
         }
 
     def note(self, queue: str, timeout_s: float) -> Note:
-        """The note of a queue; its version is the mod revision of its key."""
+        """Read the note of a queue; its version is the mod revision of its key."""
         key = self._keys_of(queue).note
         found = EngineCall(self._registry, timeout_s).get([key]).get(key)
         return Note() if found is None else Note(found.value, found.mod_revision)
 
     def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
-        """Put a note in place of the one of ``version``; False if that is not the present one."""
+        """Replace the note of ``version``; False if that is not the present one."""
         key = self._keys_of(queue).note
         guard = Unchanged(key, version) if version else Absent(key)
         put = Transaction((guard,), (Put(key, content),))
         return EngineCall(self._registry, timeout_s).execute(put).succeeded
 
     def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
-        """The pauses of a queue: its own under an empty name, those of its schedules by name."""
+        """Read the pauses of a queue: its own under an empty name, those of its schedules by name."""
         keys = self._keys_of(queue)
         items = reading.all_values(EngineCall(self._registry, timeout_s), keys.pause)
         return {keys.paused(item.key): item.value for item in items}
 
     def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
-        """Put a pause; None deletes it. Each transaction that claims has a guard on that of the queue."""
+        """Put a pause; None deletes it. Each transaction that claims has a guard on the queue's pause."""
         key = self._keys_of(queue).pause_of(schedule)
         operation = Delete(key) if pause is None else Put(key, pause)
         EngineCall(self._registry, timeout_s).execute(Transaction(then=(operation,)))
 
     def rates(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, RateMark]:
-        """The marks of rate limits; one whose debt is over may be missing, as its lease has ended."""
+        """Read the marks of rate limits; one whose debt is over may be missing, as its lease has ended."""
         keys = {self._keys_of(queue).rate(limit): limit for limit in limits}
         found = EngineCall(self._registry, timeout_s).get(keys)
         return {keys[key]: load_rate(item) for key, item in found.items()}
@@ -254,19 +257,19 @@ class KeyValueEngine(Engine, SharesSlots):
         return reading.running(call, self._keys_of(queue), limits, self._number_of_partitions(queue, call))
 
     def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
-        """Call ``wake`` after each change of a queue's pauses, or where some may have been missed."""
+        """Call ``wake`` after each change of a queue's pauses, or if some may have been missed."""
         target = Target(self._keys_of(queue).pause, prefix=True)
         return self._registry.watch(target, from_revision + 1, lambda _: wake())
 
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
-        """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first."""
+        """Report to ``sink`` all states written after ``from_revision``, also the first of new tasks."""
         keys = self._keys_of(queue)
         return self._registry.watch(
-            Target(keys.states, prefix=True), from_revision + 1, StatesTold(keys, sink, wants)
+            Target(keys.states, prefix=True), from_revision + 1, StateSink(keys, sink, wants)
         )
 
     def grant_slots(self, ttl_s: float, timeout_s: float) -> int:
-        """A new lease for slots."""
+        """Grant a lease for slots."""
         granted = self._registry.execute(Grant(ttl_s), timeout_s)
         if not isinstance(granted, Granted):
             raise InternalError(f"a grant was answered {granted!r}")
@@ -289,26 +292,26 @@ class KeyValueEngine(Engine, SharesSlots):
     def withdraw_slots(
         self, queue: str, process: str, holders: Collection[str] | None, timeout_s: float
     ) -> Sequence[UsedSlot]:
-        """Delete those of a process's slots that are free; answers those that are used."""
+        """Delete the free slots of a process; return the used ones."""
         return _slots.withdraw(EngineCall(self._registry, timeout_s), self._keys_of(queue), process, holders)
 
     def slots(self, queue: str, timeout_s: float) -> tuple[Sequence[SlotNews], int]:
-        """All free and used slots, and the revision as of which they were read."""
+        """Read all free and used slots, and the revision of the read."""
         call = EngineCall(self._registry, timeout_s)
         return _slots.read(call, self._keys_of(queue)), call.seen
 
     def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
-        """Tell ``sink`` every slot that is published, used or deleted after ``from_revision``."""
+        """Report to ``sink`` all slots published, used or deleted after ``from_revision``."""
         keys = self._keys_of(queue)
         return self._registry.watch(
-            Target(keys.slots, prefix=True), from_revision + 1, _slots.SlotsTold(keys, sink)
+            Target(keys.slots, prefix=True), from_revision + 1, _slots.SlotChangeSink(keys, sink)
         )
 
     def settle(self) -> None:
-        """Wait until the watches have told all changes so far.
+        """Wait until the watches have reported all changes so far.
 
         Raises:
-            InvalidState: the registry is not in this process, and so does not know.
+            InvalidState: the registry is not in this process.
         """
         if not isinstance(self._registry, Settles):
             raise InvalidState("tasks run in the calling thread on memory:// and sqlite:// only")
@@ -325,7 +328,7 @@ class KeyValueEngine(Engine, SharesSlots):
         return keys
 
     def _number_of_partitions(self, queue: str, call: EngineCall) -> int:
-        """How many partitions the queue has; none if it is not defined."""
+        """Return the number of the queue's partitions; 0 if it is not defined."""
         if queue not in self._partitions:
             key = self._keys_of(queue).definition
             definition = call.get([key]).get(key)
@@ -335,7 +338,7 @@ class KeyValueEngine(Engine, SharesSlots):
         return self._partitions[queue]
 
     def _grant_rate_lease(self, timeout_s: float) -> None:
-        """Have a lease that lasts longer than the debt of a rate limit."""
+        """Grant a lease for rate marks, unless the present one still outlasts any debt."""
         granted_at = self._rate_lease[1]
         now = time.monotonic()
         if now - granted_at > RATE_LEASE_S - MAX_FILL_S:

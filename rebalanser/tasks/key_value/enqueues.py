@@ -134,7 +134,7 @@ def _witness(call: EngineCall, keys: QueueKeys) -> KeyValue:
 
 
 class EntryOfOutbox:
-    """RegistryTask of an outbox that a step counts."""
+    """Entry of an outbox that a step counts."""
 
     def __init__(self, entry: Forwarded, keys: QueueKeys) -> None:
         self.key = keys.tally(entry.outbox)
@@ -174,7 +174,7 @@ class SkipStep(Step):
         self._entry = EntryOfOutbox(write.entry, keys)
 
     def wanted(self) -> Sequence[Read]:
-        """The tally as it is."""
+        """Return the read of the tally."""
         return (Get(self._entry.key),)
 
     def plan(self, found: Found) -> Planned:
@@ -245,19 +245,19 @@ class LastOfKey:
         return True
 
     def look_alone(self, call: EngineCall) -> None:
-        """Read and look until it is decided."""
+        """Read until it is decided."""
         while not self.look(call.get(each.key for each in self.reads())):
             pass
 
 
 class EnqueueStep(Step):
-    """A new task."""
+    """Adds a task."""
 
     def __init__(self, write: Enqueue, keys: QueueKeys, limits: Limits) -> None:
         self.keys = keys
         self._write = write
         self._id = write.task.head.id
-        self._lies_in = write.partition
+        self._partition = write.partition
         self.adds = self._payload_key = keys.payload(self._id)
         self._after = tuple(dict.fromkeys(write.task.head.after))
         self._missing: tuple[TaskId, ...] = ()
@@ -311,7 +311,7 @@ class EnqueueStep(Step):
         return None if outcome.succeeded else self.answer(outcome)
 
     def wanted(self) -> Sequence[Read]:
-        """The outbox's tally, the last of its key, what it depends on, and whether that is marked."""
+        """Return reads of the outbox's tally, the last task of its key, its dependencies and their marks."""
         if len(self._after) > FEW:
             return ()
         tally: tuple[Get, ...] = () if self.entry is None else (Get(self.entry.key),)
@@ -349,15 +349,13 @@ class EnqueueStep(Step):
         if missing:
             return self._refusal()
         guarded = (*self._tally_guards, *self._dependency_guards(found))
-        if (
-            self._last is not None
-        ):  # dependents are added in a later transaction, as this one may prove a duplicate
+        if self._last is not None:  # dependents go into a later transaction: this may be a duplicate
             return self._addition((*self._last.guards, *guarded))
         found.added[self._payload_key] = guarded
         return self._addition(guarded)
 
     def carry_out_alone(self, call: EngineCall) -> Answer | None:
-        """Put keys at all dependencies, then add the task, as the module says."""
+        """Put keys at all dependencies, then add the task under a guard on the witness."""
         refusal = self._refused_by_tally({} if self.entry is None else call.get([self.entry.key]))
         if refusal is not None:
             return refusal
@@ -380,7 +378,7 @@ class EnqueueStep(Step):
         return self.answer(call.execute(nested))
 
     def answer(self, outcome: Outcome) -> Answer | None:
-        """Return the answer by what the transaction has found; None if it must be planned again."""
+        """Return the answer by the outcome of the transaction; None to plan it again."""
         if outcome.succeeded:
             if self._last is not None and self._last.duplicate is not None:
                 return self._last.duplicate
@@ -391,7 +389,7 @@ class EnqueueStep(Step):
             return refusal
         if place is None:
             return None
-        self._lies_in = load_place(place).partition
+        self._partition = load_place(place).partition
         payload = load_place(place).payload
         if payload is None and long_payload is not None:
             payload = long_payload.value
@@ -409,7 +407,7 @@ class EnqueueStep(Step):
         return Transaction((Absent(self._payload_key), *self._tally_guards), (), self._reads())
 
     def _reads(self) -> tuple[Get, ...]:
-        state_key = self.keys.state(self._lies_in, self._id)
+        state_key = self.keys.state(self._partition, self._id)
         tally = () if self.entry is None else (Get(self.entry.key),)
         return (Get(state_key), Get(self._payload_key), Get(self.keys.long_payload(self._id)), *tally)
 

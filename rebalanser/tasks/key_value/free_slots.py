@@ -40,7 +40,7 @@ def publish(call: EngineCall, keys: QueueKeys, slots: Sequence[FreeSlot], used: 
 def withdraw(
     call: EngineCall, keys: QueueKeys, process: str, holders: Collection[str] | None
 ) -> list[UsedSlot]:
-    """Delete those slots of a process that are free; those that are used."""
+    """Delete the free slots of a process; return the used ones."""
     used: list[UsedSlot] = []
     free: list[KeyValue] = []
     for item in all_values(call, keys.slots_of(process)):
@@ -69,7 +69,7 @@ def _deletion(item: KeyValue) -> Transaction:
 
 
 def read(call: EngineCall, keys: QueueKeys) -> list[SlotNews]:
-    """All slots."""
+    """Read all slots."""
     loaded = (_loaded(keys, item) for item in all_values(call, keys.slots))
     return [slot for slot in loaded if slot is not None]
 
@@ -79,33 +79,33 @@ def _loaded(keys: QueueKeys, item: KeyValue) -> FreeSlot | UsedSlot | None:
 
 
 def _slot(keys: QueueKeys, key: str, value: bytes, revision: int) -> FreeSlot | UsedSlot | None:
-    """A slot; None where it can't be read, as one that a newer version has published."""
+    """Load a slot; None if it can't be read, as one of a newer version."""
     try:
         return load_slot(*keys.process_and_holder(key), key, value, revision)
     except UnusableStore:
         return None
 
 
-class SlotsTold:
-    """The sink of a registry's watch on slots that tells an engine's sink."""
+class SlotChangeSink:
+    """The sink of a registry's watch that passes changes of slots on to an engine's sink."""
 
     def __init__(self, keys: QueueKeys, sink: SlotSink) -> None:
         self._keys = keys
         self._sink = sink
 
     def __call__(self, events: Sequence[WatchEvent]) -> None:
-        """Tell what these events say."""
+        """Report the changes of these events."""
         news: list[SlotNews] = []
         for event in events:
             if isinstance(event, HistoryLost):
-                self._tell(news)
+                self._report(news)
                 news = []
                 self._sink(Lost(event.revision))
                 continue
-            told = self._changed(event)
-            if told is not None:
-                news.append(told)
-        self._tell(news)
+            change = self._changed(event)
+            if change is not None:
+                news.append(change)
+        self._report(news)
 
     def _changed(self, event: Changed) -> SlotNews | None:
         if event.value is None:
@@ -113,6 +113,6 @@ class SlotsTold:
             return GoneSlot(holder, process)
         return _slot(self._keys, event.key, event.value, event.revision)
 
-    def _tell(self, news: Sequence[SlotNews]) -> None:
+    def _report(self, news: Sequence[SlotNews]) -> None:
         if news:
             self._sink(news)

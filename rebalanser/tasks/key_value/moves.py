@@ -31,7 +31,7 @@ from rebalanser.tasks.key_value.values import (
 
 
 class MoveStep(Step):
-    """A state in place of the one before."""
+    """Replaces the state of a task."""
 
     moves = True
 
@@ -45,7 +45,7 @@ class MoveStep(Step):
         self._state_key = keys.state(write.partition, write.id)
         self._epoch_key = None if write.epoch is None else keys.epoch(write.epoch.partition)
         self._epoch_revision: int | None = None
-        """At which revision this move's epoch was written, as it was known when its reads were asked for."""
+        """Revision at which this move's epoch was written, as known when :meth:`wanted` was called."""
         slot = write.slot
         self._slot_key = None if slot is None else keys.slot(slot.process, slot.holder)
         self._rate_key = None if write.start is None else keys.rate(write.start.limit)
@@ -59,7 +59,7 @@ class MoveStep(Step):
             check_bytes("an update", len(write.update.content), limits.update)
 
     def wanted(self) -> Sequence[Read]:
-        """The head where it was not given, and an epoch that is not known."""
+        """Return the reads of the head if it was not given, and of the epoch if it is not known."""
         reads: list[Read] = []
         if self._head is None:
             reads.append(Get(self._state_key))
@@ -94,7 +94,7 @@ class MoveStep(Step):
         return Transaction(guards, self._puts(self._head), reads)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Applied, no slot, paused, another rate, or a conflict; a collection's mark is remembered."""
+        """Return Applied, SlotGone, Paused, RateMoved or Conflict; notes a collection's mark."""
         if outcome.succeeded:
             return Applied(outcome.revision)
         if self._write.slot is not None:
@@ -127,9 +127,9 @@ class MoveStep(Step):
         return tuple(puts)
 
     def _written_at(self, epoch_key: str, found: Found) -> int | None:
-        """At which revision this move's epoch was written; None if another epoch is the partition's.
+        """Return the revision at which this move's epoch was written; None if another epoch is stored.
 
-        Not as it is known now: a batch beside this one may have forgotten it since, though it stands still.
+        The cache is not read again: a concurrent batch may have dropped an epoch that is still valid.
         """
         item = found.items.get(epoch_key)
         if item is None:
@@ -140,7 +140,7 @@ class MoveStep(Step):
         return item.mod_revision if epoch is not None and token == epoch.token else None
 
     def _meets_other(self, value: bytes, revision: int) -> bool:
-        """True if the task stands at another revision than this move's; notes the mark that it bears."""
+        """True if the task is at another revision than this move's; notes its mark."""
         if revision == self._write.revision:
             return False
         write = self._write
@@ -151,7 +151,7 @@ class MoveStep(Step):
 
 
 class TakeOverStep(Step):
-    """An epoch in place of a lesser one."""
+    """Replaces the epoch of a partition by a greater one."""
 
     def __init__(self, write: TakeOver, keys: QueueKeys, epochs: Epochs) -> None:
         self.keys = keys
@@ -160,11 +160,11 @@ class TakeOverStep(Step):
         self._epochs = epochs
 
     def wanted(self) -> Sequence[Read]:
-        """The epoch as it is."""
+        """Return the read of the epoch."""
         return (Get(self._key),)
 
     def plan(self, found: Found) -> Planned:
-        """Put the epoch if the one that was read is lesser and still there."""
+        """Put the epoch if the one that was read is lesser and unchanged."""
         item = found.items.get(self._key)
         put = Put(self._key, dump_token(self._token))
         if item is None:
@@ -178,7 +178,7 @@ class TakeOverStep(Step):
         return Transaction((Unchanged(self._key, item.mod_revision),), (put,))
 
     def answer(self, outcome: Outcome) -> Answer | None:
-        """Applied, or to be planned again because another owner was quicker."""
+        """Return Applied; None to plan it again, as another owner was quicker."""
         if not outcome.succeeded:
             return None
         self._epochs.learn(self._key, self._token, outcome.revision)

@@ -1,4 +1,4 @@
-"""What an engine reads of its queues."""
+"""Reads of an engine: tasks, payloads, logs, pages and counts of a queue."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rebalanser.tasks.model import LimitId, Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import settles
 
 
-class StatesTold:
-    """The sink of a registry's watch that tells an engine's sink.
+class StateSink:
+    """The sink of a registry's watch that passes changed states on to an engine's sink.
 
-    Deletions are not told: only what is complete is collected. What cannot be read is told as lost, so that
-    the reader finds the error where it can be raised.
+    Deletions are left out: only closed tasks are deleted. Unreadable values are reported as lost, so that a
+    later read raises the error.
     """
 
     def __init__(self, keys: QueueKeys, sink: Sink, wants: Wants | None = None) -> None:
@@ -32,19 +32,19 @@ class StatesTold:
         self._wants = wants
 
     def __call__(self, events: Sequence[WatchEvent]) -> None:
-        """Tell what these events say."""
+        """Report the changes of these events."""
         changed: list[Stored] = []
         for event in events:
-            told = self._lost_or_changed(event)
-            if isinstance(told, Stored):
-                changed.append(told)
-            elif told is not None:
-                self._tell(changed)
+            news = self._lost_or_changed(event)
+            if isinstance(news, Stored):
+                changed.append(news)
+            elif news is not None:
+                self._report(changed)
                 changed = []
-                self._sink(told)
-        self._tell(changed)
+                self._sink(news)
+        self._report(changed)
 
-    def _tell(self, changed: Sequence[Stored]) -> None:
+    def _report(self, changed: Sequence[Stored]) -> None:
         if changed:
             self._sink(changed)
 
@@ -54,7 +54,7 @@ class StatesTold:
         return self._changed(event)
 
     def _changed(self, event: Changed) -> Stored | Lost | None:
-        """The task that was put; None where one was deleted or marked, or is not wanted."""
+        """Return the task that was put; None if it was deleted or marked, or is not wanted."""
         value = event.value
         if value is None or is_marked(value):
             return None
@@ -73,19 +73,21 @@ class StatesTold:
 COUNTED: Final = 10_000
 """Maximum number of tasks of a partition that are read to count those of a limit."""
 STATES_AT_ONCE: Final = 500
-"""Keys that one range reads at most: what is held in memory at once."""
+"""Maximum states that one range reads."""
 LONG_PAYLOADS_AT_ONCE: Final = 8
+"""Maximum long payloads that one transaction reads."""
 UPDATES_AT_ONCE: Final = 100
+"""Maximum updates that one range reads."""
 
 
 def key_values(result: Result) -> tuple[KeyValue, ...]:
-    """The result of a :class:`~rebalanser.registry.contract.Range`."""
+    """Return the items of a :class:`~rebalanser.registry.contract.Range`."""
     assert isinstance(result, tuple)
     return result
 
 
 def all_values(call: EngineCall, prefix: str) -> list[KeyValue]:
-    """All items of a prefix of which there are not many, read in pages."""
+    """Read all items of a prefix, in pages; the prefix must have few."""
     found: list[KeyValue] = []
     after = ""
     while items := key_values(call.look([Range(prefix, after, STATES_AT_ONCE)])[0]):
@@ -97,13 +99,13 @@ def all_values(call: EngineCall, prefix: str) -> list[KeyValue]:
 
 
 def load_stored(keys: QueueKeys, key: str, value: bytes, revision: int) -> Stored:
-    """A task from the key and value of its state."""
+    """Load a task from the key and value of its state."""
     partition, task = keys.partition_and_task(key)
     return load_task(keys.queue, partition, task, key, value, revision).stored
 
 
 def read(call: EngineCall, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, Stored]:
-    """Those of the tasks that exist: first where they lie, then their states."""
+    """Read tasks: first their places, then their states; the result has those that exist."""
     places = call.get(map(keys.payload, ids))
     found = {task: places[keys.payload(task)] for task in ids if keys.payload(task) in places}
     states = call.get(keys.state(load_place(place).partition, task) for task, place in found.items())
@@ -112,7 +114,7 @@ def read(call: EngineCall, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskI
 
 
 def payloads(call: EngineCall, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[TaskId, bytes]:
-    """The payloads of those of the tasks that exist."""
+    """Read payloads; the result has those of tasks that exist."""
     found: dict[TaskId, bytes] = {}
     long: list[TaskId] = []
     places = call.get(map(keys.payload, ids))
@@ -143,7 +145,7 @@ def page(
     after: TaskId | None,
     limit: int,
 ) -> Page:
-    """Tasks of some partitions in the order of their ids."""
+    """Read tasks of some partitions in the order of their ids."""
     step = min(STATES_AT_ONCE, 2 * limit // max(1, len(partitions)) + 8)
     ranges = [_after(keys, partition, after, step) for partition in partitions]
     firsts = [key_values(result) for result in call.look(ranges)]
@@ -177,10 +179,10 @@ def running(
 
 
 def ready_since(call: EngineCall, keys: QueueKeys, partitions: Sequence[int], wall: float) -> float | None:
-    """Since when the oldest ready task waits, as its id tells."""
+    """Return since when the oldest ready task waits, by its id."""
     after: TaskId | None = None
     since: float | None = None
-    while since is None or since == wall:  # the ids of those found so far may tell no time
+    while since is None or since == wall:  # the ids found so far may contain no time
         found = page(call, keys, partitions, frozenset({Status.WAITING}), after, STATES_AT_ONCE)
         due = [each for each in found.items if each.state.due <= wall]
         needed = {task for each in due if each.state.claim is None for task in each.head.after}
@@ -214,7 +216,7 @@ def _stream(
     step: int,
     statuses: frozenset[Status] | None,
 ) -> Iterator[Stored]:
-    """The tasks of a partition from ``items`` on, read as they are wanted."""
+    """Iterate over the tasks of a partition from ``items`` on, read on demand."""
     while items:
         for item in items:
             if statuses is None or status_of(item.key, item.value) in statuses:
@@ -229,7 +231,7 @@ def _stream(
 def updates(
     call: EngineCall, keys: QueueKeys, task: TaskId, claim: int | None, first: int, limit: int
 ) -> list[Update]:
-    """A task's log, of one claim from number ``first`` on or of all."""
+    """Read a task's log, of one claim from number ``first`` on or of all."""
     prefix = keys.log(task) if claim is None else keys.log_of_claim(task, claim)
     after = "" if claim is None or first == 0 else keys.update(task, claim, first - 1)
     found: list[Update] = []
@@ -244,7 +246,7 @@ def updates(
 
 
 def count(call: EngineCall, keys: QueueKeys) -> Mapping[Status, int]:
-    """How many tasks there are in each status."""
+    """Count the tasks in each status."""
     counted: Counter[Status] = Counter()
     after = ""
     while items := key_values(call.look([Range(keys.states, after, STATES_AT_ONCE)])[0]):

@@ -1,7 +1,7 @@
-"""Steps: each is one write of a batch, on its way to being one nested transaction.
+"""Steps: each turns one write of a batch into a nested transaction.
 
-A step says what must be read first, plans its transaction from that, and turns the transaction's outcome into
-an answer. It may be planned more than once, as long as it has had no effect.
+A step names the reads that it needs, plans its transaction from them, and turns the outcome into an answer.
+It may be planned more than once, until it has an effect.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from rebalanser.tasks.engine import Answer, Epoch
 from rebalanser.tasks.key_value.keys import QueueKeys
 
 KEYS_BYTES: Final = 16_384
-"""Kept free in each transaction for the keys of one write."""
+"""Bytes kept free in each transaction for the keys of one write."""
 STATE_BYTES: Final = 65_536
-"""What a state may take beside its result: the names of holder and worker, the last error."""
+"""Maximum bytes of a state without its result: the names of holder and worker, the last error."""
 LARGEST_UPDATE_BYTES: Final = 131_072
-"""However much the registry takes: results lie with the states, of which a page has hundreds."""
+"""Maximum bytes of an update or result, whatever the registry takes: a page has hundreds of states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes. Any state fits beside a head and an update, so that a task once added can move."""
+    """Limits in bytes. Any state fits beside a head and an update, so that any task can be moved."""
 
     payload: int
     update: int
     state: int
     head: int
-    """As text, which is mostly the ids that the task depends on."""
+    """Head as text, which is mostly the ids of dependencies."""
     task: int
     """Payload, head and first state together."""
 
 
 def limits_of(capabilities: Capabilities) -> Limits:
-    """The limits that follow from a registry's."""
+    """Return the limits that follow from a registry's."""
     request = capabilities.max_request_bytes - KEYS_BYTES
     update = min(LARGEST_UPDATE_BYTES, (request - 2 * STATE_BYTES) * 3 // 10)
     state = update * 4 // 3 + STATE_BYTES
@@ -68,11 +68,11 @@ def limits_of(capabilities: Capabilities) -> Limits:
 
 
 READS_AT_ONCE: Final = 128
-"""Keys or ranges that one transaction reads at most; fewer where the registry's limit is lower."""
+"""Maximum keys or ranges that one transaction reads; fewer if the registry's limit is lower."""
 
 
 class EngineCall:
-    """Transactions of one call with the registry, which take at most ``timeout_s`` seconds in all."""
+    """Transactions of one call of the engine, which take at most ``timeout_s`` seconds in all."""
 
     def __init__(self, registry: Registry, timeout_s: float, at_least: int = 0) -> None:
         """``at_least`` is a revision that the registry must have seen."""
@@ -124,7 +124,7 @@ class EngineCall:
         return results
 
     def get(self, keys: Iterable[str]) -> dict[str, KeyValue]:
-        """Those of the keys that exist."""
+        """Read keys; the result has those that exist."""
         found = self.look([Get(key) for key in dict.fromkeys(keys)])
         return {item.key: item for item in found if isinstance(item, KeyValue)}
 
@@ -155,7 +155,7 @@ class Otherwise(Enum):
     ALONE = auto()
     """The step takes more than one transaction: it is carried out alone."""
     LATER = auto()
-    """It depends on the transaction that is being planned: it goes into the next one."""
+    """The step depends on the transaction that is being planned: it goes into the next one."""
     READ = auto()
     """More must be read before it can be planned, as :meth:`~Step.wanted` now says."""
     AGAIN = auto()
@@ -186,7 +186,7 @@ class Step(ABC):
 
     @abstractmethod
     def plan(self, found: Found) -> Planned:
-        """Return its transaction, or its answer, or why it has neither yet."""
+        """Return its transaction or its answer, or the reason why it has neither yet."""
 
     def carry_out_alone(self, call: EngineCall) -> Answer | None:
         """Carry it out in several transactions; None to plan it again."""
@@ -229,17 +229,17 @@ class Epochs:
 
 
 def read_item(result: Result) -> KeyValue | None:
-    """The result of a :class:`~rebalanser.registry.contract.Get`."""
+    """Return the item of a :class:`~rebalanser.registry.contract.Get`; None if it does not exist."""
     return result if isinstance(result, KeyValue) else None
 
 
 def parts_of(transaction: Transaction) -> tuple[Guard | Operation, ...]:
-    """All guards and operations of a transaction."""
+    """Return all guards and operations of a transaction."""
     return (*transaction.guards, *transaction.then, *transaction.otherwise)
 
 
 def bytes_of(transaction: Transaction) -> int:
-    """Keys and values of a transaction that nests no other."""
+    """Return the bytes of keys and values of a transaction that nests no other."""
     size = 0
     for part in parts_of(transaction):
         if isinstance(part, Put):

@@ -1,4 +1,4 @@
-"""What stands in the values: compact JSON that says its version first, and payloads as they are.
+"""Values of a queue's keys: compact JSON that begins with its version, and payloads as they are.
 
 A state begins with its version and its status, so that counting need not read on.
 """
@@ -32,7 +32,7 @@ from rebalanser.tasks.model import (
 
 SCHEMA_VERSION: Final = 1
 SHORT_PAYLOAD_BYTES: Final = 8192
-"""A longer payload lies in a key of its own, so that finding a task's place does not read it."""
+"""Maximum bytes of a payload stored with its task's place; a longer one has its own key."""
 
 _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _text = json.encoder.encode_basestring_ascii
@@ -68,34 +68,34 @@ def _load(key: str, text: bytes) -> dict[str, Any]:
 
 
 def dump_definition(partitions: int) -> bytes:
-    """A queue's definition."""
+    """Dump a queue's definition."""
     return _dump({"v": SCHEMA_VERSION, "partitions": partitions}).encode()
 
 
 def load_definition(entry: KeyValue) -> int:
-    """How many partitions a queue has."""
+    """Load the number of a queue's partitions."""
     with _reading(entry.key):
         return int(_load(entry.key, entry.value)["partitions"])
 
 
 def dump_token(token: int) -> bytes:
-    """A partition's epoch."""
+    """Dump a partition's epoch."""
     return _dump({"v": SCHEMA_VERSION, "token": token}).encode()
 
 
 def load_token(entry: KeyValue) -> int:
-    """The token of a partition's epoch."""
+    """Load the token of a partition's epoch."""
     with _reading(entry.key):
         return int(_load(entry.key, entry.value)["token"])
 
 
 def dump_tally(tally: Tally) -> bytes:
-    """An outbox's tally."""
+    """Dump an outbox's tally."""
     return _dump({"v": SCHEMA_VERSION, "number": tally.number, "skipped": tally.skipped}).encode()
 
 
 def load_tally(entry: KeyValue) -> Tally:
-    """An outbox's tally from its key."""
+    """Load an outbox's tally."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
         return Tally(int(loaded["number"]), bool(loaded["skipped"]))
@@ -103,7 +103,7 @@ def load_tally(entry: KeyValue) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last task that was enqueued with a unique key, where it lies, and how long it keeps others out."""
+    """The last task of a unique key, its partition, and the seconds for which it keeps others out."""
 
     task: TaskId
     partition: int
@@ -111,26 +111,26 @@ class Last:
 
 
 def dump_last(last: Last) -> bytes:
-    """The last task of a unique key."""
+    """Dump the last task of a unique key."""
     value = {"task": last.task, "partition": last.partition, "unique_for_s": last.unique_for_s}
     return _dump({"v": SCHEMA_VERSION, **value}).encode()
 
 
 def load_last(entry: KeyValue) -> Last:
-    """The last task of a unique key from its key."""
+    """Load the last task of a unique key."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
         return Last(str(loaded["task"]), int(loaded["partition"]), float(loaded["unique_for_s"]))
 
 
 def dump_rate(mark: RateMark) -> bytes:
-    """The mark of a rate limit."""
+    """Dump the mark of a rate limit."""
     value = {"debt_s": mark.debt_s, "clock": mark.clock, "at_s": mark.at_s, "wall": mark.wall}
     return _dump({"v": SCHEMA_VERSION, **value}).encode()
 
 
 def load_rate(entry: KeyValue) -> RateMark:
-    """The mark of a rate limit from its key; its revision is the key's."""
+    """Load the mark of a rate limit; its revision is the key's."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
         debt_s, at_s, wall = (float(loaded[each]) for each in ("debt_s", "at_s", "wall"))
@@ -138,7 +138,7 @@ def load_rate(entry: KeyValue) -> RateMark:
 
 
 def dump_head(head: Head) -> str:
-    """A head, as a part of the value of its task; the id and the queue stand in the key."""
+    """Dump a head, as a part of the value of its task; the id and the queue are in the key."""
     if head.after or head.unique_key or head.is_limited or head.after_failure is not AfterFailure.WAIT:
         return _dump_head(
             *(head.name, head.priority, head.after, head.retries, head.timeout_s, head.after_failure),
@@ -182,12 +182,12 @@ def _dump_head(
 
 @lru_cache(maxsize=1024)
 def _dump_lone_head(name: str, priority: int, retries: int, timeout_s: float | None) -> str:
-    """A head that depends on nothing: those of one function are nearly always the same."""
+    """Dump a head without dependencies, cached: those of one function are nearly always equal."""
     return _dump_head(name, priority, (), retries, timeout_s)
 
 
 def dump_state(state: State) -> str:
-    """A state, as a part of the value of its task. Put together by hand in a third of an encoder's time."""
+    """Dump a state, as a part of the value of its task. By hand: in a third of an encoder's time."""
     parts: list[str] = []
     claim = state.claim
     if claim is not None:
@@ -214,12 +214,12 @@ def _number(number: float) -> str:
 
 
 def dump_task(status: Status, head: str, state: str) -> bytes:
-    """The value of a task, of the texts of its head and its state."""
+    """Dump a task from the texts of its head and its state."""
     return f'{_VERSION},"status":"{status.value}","head":{head},"state":{state}}}'.encode()
 
 
 def status_of(key: str, value: bytes) -> Status:
-    """The status of a task, from the beginning of its value."""
+    """Return the status of a task, from the beginning of its value."""
     if value.startswith(_STATUS_START):
         begin = len(_STATUS_START)
         status = _STATUSES.get(value[begin : value.find(_STATUS_END, begin)])
@@ -231,7 +231,7 @@ def status_of(key: str, value: bytes) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class RegistryTask:
-    """A task as it lies in the registry.
+    """A task as it is stored in the registry.
 
     ``mark`` names the collection that has marked it, in which case ``stored`` is the task as before.
     ``revision`` is the mod revision of the key.
@@ -245,7 +245,7 @@ class RegistryTask:
 def load_task(
     queue: str, partition: int, task: TaskId, key: str, value: bytes, revision: int
 ) -> RegistryTask:
-    """A task from the value of its key."""
+    """Load a task from the value of its key."""
     is_short = len(value) <= CACHED_BYTES  # others differ, and may be long: they name dependencies
     if is_short and value.endswith(_NEW) and (head := _load_new(value)) is not None:
         return RegistryTask(Stored(Head(task, queue, *head), _NEW_STATE, revision, partition), revision, None)
@@ -263,7 +263,7 @@ def load_task(
 
 @lru_cache(maxsize=1024)
 def _load_new(value: bytes) -> tuple[Any, ...] | None:
-    """The head of a task that was never claimed: those of one function are nearly always the same.
+    """Load the head of a task that was never claimed, cached: those of one function are nearly always equal.
 
     None if it is marked, or can't be read.
     """
@@ -279,7 +279,7 @@ def _load_new(value: bytes) -> tuple[Any, ...] | None:
 
 
 def _head(value: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a head, but for the id and the queue."""
+    """Return the arguments of a head, without the id and the queue."""
     get = value.get
     unique_key, unique_for_s = get("unique", ("", 0.0))
     limit_key, max_running = get("limit", ("", 0))
@@ -318,7 +318,7 @@ def _claim(value: Mapping[str, Any]) -> ClaimState:
 
 
 def head_text(key: str, value: bytes) -> str:
-    """The head in the value of a task, as :func:`dump_head` wrote it."""
+    """Return the head in the value of a task, as :func:`dump_head` wrote it."""
     with _reading(key):
         return _dump(_load(key, value)["head"])
 
@@ -329,14 +329,14 @@ def is_marked(value: bytes) -> bool:
 
 
 def marked(entry: KeyValue, collection: str) -> bytes:
-    """The value of a task, marked by a collection."""
+    """Return the value of a task, marked by a collection."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
         return _dump(loaded | {"mark": {"by": collection, "revision": entry.mod_revision}}).encode()
 
 
 def unmarked(entry: KeyValue) -> bytes:
-    """The value of a marked task as it was before."""
+    """Return the value of a marked task as it was before."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
         del loaded["mark"]
@@ -344,18 +344,18 @@ def unmarked(entry: KeyValue) -> bytes:
 
 
 def dump_mark(collection: str) -> bytes:
-    """The mark of a task, beside the one in its value."""
+    """Dump the mark of a task, beside the one in its value."""
     return _dump({"v": SCHEMA_VERSION, "by": collection}).encode()
 
 
 def load_mark(entry: KeyValue) -> str:
-    """The collection that has marked a task."""
+    """Load the collection that has marked a task."""
     with _reading(entry.key):
         return str(_load(entry.key, entry.value)["by"])
 
 
 def dump_free_slot(slot: FreeSlot) -> bytes:
-    """A free slot; the process and the holder stand in the key."""
+    """Dump a free slot; the process and the holder are in the key."""
     value = {
         "worker": slot.worker,
         "names": None if slot.names is None else sorted(slot.names),
@@ -367,12 +367,12 @@ def dump_free_slot(slot: FreeSlot) -> bytes:
 
 
 def dump_used_slot(task: TaskId) -> bytes:
-    """What was claimed for a slot."""
+    """Dump a used slot: the task that was claimed for it."""
     return _dump({"v": SCHEMA_VERSION, "task": task}).encode()
 
 
 def load_slot(process: str, holder: str, key: str, value: bytes, revision: int) -> FreeSlot | UsedSlot:
-    """A slot from the value of its key."""
+    """Load a slot from the value of its key."""
     with _reading(key):
         loaded = _load(key, value)
         free = loaded.get("free")
@@ -384,12 +384,12 @@ def load_slot(process: str, holder: str, key: str, value: bytes, revision: int) 
 
 
 def is_short(payload: bytes) -> bool:
-    """True if a payload lies with its task's place."""
+    """True if a payload is stored with its task's place."""
     return len(payload) <= SHORT_PAYLOAD_BYTES
 
 
 def dump_place(partition: int, payload: bytes) -> bytes:
-    """The place of a task, and its payload if that is short."""
+    """Dump the place of a task, and its payload if that is short."""
     if is_short(payload):
         return _dump({"v": SCHEMA_VERSION, "partition": partition}).encode() + b"\n" + payload
     return _dump({"v": SCHEMA_VERSION, "partition": partition, "long": True}).encode() + b"\n"
@@ -397,21 +397,21 @@ def dump_place(partition: int, payload: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a task lies; ``payload`` is None where it is long."""
+    """The place of a task; ``payload`` is None if it is long."""
 
     partition: int
     payload: bytes | None
 
 
 def load_place(entry: KeyValue) -> Place:
-    """A task's place from its key."""
+    """Load a task's place."""
     line, _, payload = entry.value.partition(b"\n")
     partition, is_long = _load_place(line) or _read_place(entry.key, line)
     return Place(partition, None if is_long else payload)
 
 
 def _read_place(key: str, line: bytes) -> tuple[int, bool]:
-    """The partition of a place, and True if the payload lies elsewhere."""
+    """Read the partition of a place, and True if the payload has its own key."""
     with _reading(key):
         loaded = _load(key, line)
         return loaded["partition"], bool(loaded.get("long"))
@@ -419,7 +419,7 @@ def _read_place(key: str, line: bytes) -> tuple[int, bool]:
 
 @lru_cache(maxsize=1024)
 def _load_place(line: bytes) -> tuple[int, bool] | None:
-    """A place, of which there are two a partition; None if it can't be read."""
+    """Load a place, cached, as a partition has two; None if it can't be read."""
     try:
         return _read_place("", line)
     except UnusableStore:
@@ -427,14 +427,14 @@ def _load_place(line: bytes) -> tuple[int, bool] | None:
 
 
 class Phase(StrEnum):
-    """How far a collection has come."""
+    """Phase of a collection."""
 
     MARKING = "marking"
-    """Its tasks are marked one after the other; it may still fail."""
+    """Its tasks are being marked; it may still fail."""
     SWEEPING = "sweeping"
-    """It has taken effect: what it has marked is deleted."""
+    """It has taken effect: marked tasks are deleted."""
     RESTORING = "restoring"
-    """It has failed: what it has marked is put back."""
+    """It has failed: marked tasks are restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,13 +446,13 @@ class Collection:
 
 
 def dump_collection(collection: Collection) -> bytes:
-    """A collection under way."""
+    """Dump a collection under way."""
     value = {"v": SCHEMA_VERSION, "phase": collection.phase.value, "tasks": collection.tasks}
     return _dump(value).encode()
 
 
 def load_collection(entry: KeyValue) -> Collection:
-    """A collection under way from its key."""
+    """Load a collection under way."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
         return Collection(Phase(loaded["phase"]), [(partition, task) for partition, task in loaded["tasks"]])
