@@ -160,6 +160,14 @@ class Offering:
         due = self.own.next_wakeup(now)
         return due is not None and due < self._looks_at
 
+    def groups(self) -> list[Names]:
+        """Return the sets of functions for which other processes have free slots."""
+        return self.others.groups()
+
+    def take(self, names: Names) -> FreeSlot | None:
+        """Take another process's slot of these functions to claim for; None if there is none."""
+        return self.others.take(names)
+
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
         """Settle the claim for a slot; see :meth:`SlotOffers.settled`."""
         if is_free:
@@ -383,12 +391,12 @@ class SlotOffers:
         if not self.offering.others:
             return []
         with self._lock:
-            return self.offering.others.groups()
+            return self.offering.groups()
 
     def take(self, names: Names) -> FreeSlot | None:
         """Take another process's slot of these functions to claim for; None if there is none."""
         with self._lock:
-            return self.offering.others.take(names)
+            return self.offering.take(names)
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
         """Settle the claim for a slot: it was used, or may have been, unless it ``is_free``.

@@ -8,11 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rebalanser.errors import InternalError, RebalanserError
-from rebalanser.tasks.engine import Change, Epoch, Page, TakeOver
+from rebalanser.tasks.engine import Change, Epoch, Lost, Page, TakeOver
 from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
-from rebalanser.tasks.index.free_slots import FreeSlot, FreeSlots, Names, SlotNews
+from rebalanser.tasks.index.free_slots import SlotNews
 from rebalanser.tasks.index.owner import Owner
-from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.tasks.index.slot_offers import FollowSlots, Offering, ReadSlots, SlotRequest, WakeClaimant
+from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.writes.pending import PendingTakeOver
 from rebalanser.tasks.writes.script import (
     Await,
@@ -49,31 +50,6 @@ class _Client:
     deadline: float
 
 
-class _Slots:
-    """The free slots of workers, as the index of one process takes them."""
-
-    def __init__(self, process: str) -> None:
-        self.known = FreeSlots(process)
-        self.must_read = True
-        """True if changes may have been missed."""
-
-    def groups(self) -> list[Names]:
-        """The sets of functions for which there are slots."""
-        return self.known.groups()
-
-    def take(self, names: Names) -> FreeSlot | None:
-        """Take a slot of these functions; None if there is none."""
-        return self.known.take(names)
-
-    def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
-        """The claim for a slot is settled."""
-        if is_free:
-            self.known.put_back(slot)
-        else:
-            self.known.drop(slot)
-        self.must_read |= not is_known
-
-
 class Tenancy:
     """One partition in the hands of one process, by one fencing token, until it is told that it is over."""
 
@@ -101,8 +77,10 @@ class OwnerProcess(Process):
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._holders = 0
-        self._slots = _Slots(name)
-        self.index = OwnedIndex(name, self.clock, host.clock, TTL_S, BUFFER_S, self._new_holder, self._slots)
+        self._offering = Offering(name, name, TTL_S, self.clock.now, self._term, self._new_holder)
+        self.index = OwnedIndex(
+            name, self.clock, host.clock, TTL_S, BUFFER_S, self._new_holder, self._offering
+        )
         self._writer = Writer(self)
         self._tokens: dict[int, int] = {}
         self._clients: list[_Client] = []
@@ -134,6 +112,9 @@ class OwnerProcess(Process):
     def drop_changes(self, until: float) -> None:
         """The watch breaks; once it is back it says that it has lost changes."""
         self._drops_until = until
+
+    def _term(self) -> Term:
+        return Term(TTL_S, self.host.clock, self.now + TTL_S)
 
     def _new_holder(self) -> str:
         self._holders += 1
@@ -170,8 +151,8 @@ class OwnerProcess(Process):
 
     def _serve(self) -> Script:
         """Claim for those who ask, the first first, then for free slots."""
-        if self._slots.must_read:
-            yield from self._read_slots()
+        if self._offering.lost:
+            yield from driven(self._offering.step(), self._perform_of_slots)
         while self._clients:
             client = self._clients.pop(0)
             if client.deadline <= self.world.now:
@@ -186,14 +167,24 @@ class OwnerProcess(Process):
         if self.index.groups():
             yield from self._driven(self.index.claim(0, (), None))
 
-    def _read_slots(self) -> Script:
-        self._slots.must_read = False
+    def _perform_of_slots(self, request: SlotRequest) -> Script:
+        """Make a request of an offering that has no room of its own."""
         engine = self.world.engine
-        slots = yield self.world.network.request(self, lambda: (list(engine.slots.values()), engine.revision))
-        if isinstance(slots, Unanswered):
-            self._slots.must_read = True
-            raise slots.error
-        self._slots.known.replace(*slots)
+        match request:
+            case ReadSlots():
+                slots = yield self.world.network.request(
+                    self, lambda: (list(engine.slots.values()), engine.revision)
+                )
+                if isinstance(slots, Unanswered):
+                    raise slots.error
+                return slots
+            case WakeClaimant():
+                self._wake()
+            case FollowSlots():
+                pass
+            case _:
+                raise InternalError(f"an owner without room makes no request {request!r}")
+        return None
 
     def _driven(self, script: Any) -> Script:
         result = yield from driven(script, self._perform)
@@ -264,12 +255,12 @@ class OwnerProcess(Process):
             world.after(late_s, lambda: self.received(lambda: self._told_slot(news)))
 
     def _told_slot(self, news: SlotNews) -> None:
-        if self._slots.known.learn(news):
+        if self._offering.learn([news])[1]:
             self._wake()
 
     def _is_lost(self) -> None:
         self.index.missed()
-        self._slots.must_read = True
+        self._offering.learn(Lost(0))
         self._wake()
 
     def _told(self, stored: Stored) -> None:
