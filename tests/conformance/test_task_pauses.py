@@ -461,7 +461,7 @@ def test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn(tmp_path: Path
 
         wait_until(is_claimed)
         owner.pause()
-        wait_until(lambda: offering._pauses_changed and owning._pauses_changed)
+        wait_until(lambda: offering._claims._changed and owning._claims._changed)
 
         def is_given_back() -> bool:
             assert offering.claim(1, ["send"]) == []

@@ -42,6 +42,13 @@ def test_loops_of_workers_do_all_tasks_whatever_fails(profile: str, seeds: int) 
     assert facts <= report.facts.keys()
 
 
+@pytest.mark.rule("SK-23")
+def test_a_paused_queue_hands_out_nothing_and_goes_on_once_resumed() -> None:
+    report = run_seeds(0, 8, PROFILES["pauses"])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["pauses"]))
+    assert {"pauses", "refused: paused", "looks while paused", "given back"} <= report.facts.keys()
+
+
 @pytest.mark.full_size
 @pytest.mark.rule("SK-6", "SK-8", "SK-14", "SK-22")
 @pytest.mark.parametrize("profile", [profile for profile in PROFILES if not PROFILES[profile].has_pools])

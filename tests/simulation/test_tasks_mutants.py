@@ -22,6 +22,7 @@ from rebalanser.tasks.index import owner as owner_module
 from rebalanser.tasks.index.claiming import Claiming, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.index.owner import Owner
+from rebalanser.tasks.index.partitions import PausableClaims
 from rebalanser.tasks.index.ready_index import Offers, Pace
 from rebalanser.tasks.index.slot_offers import Offering
 from rebalanser.tasks.loops import LoopFailures
@@ -731,6 +732,34 @@ MUTANTS = (
         (Switch(Offering, "offer", edited("due is not None and due < self._looks_at", "False")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
+    ),
+    Mutant(
+        "store of a paused queue",
+        "nothing is claimed once a pause is stored",
+        (Switch(SimulatedEngine, "_is_paused", always(False)),),
+        frozenset({"SK-23"}),
+        "pauses",
+    ),
+    Mutant(
+        "room in a pause",
+        "no room is offered while the queue is paused",
+        (Switch(PausableClaims, "room", edited("if self.pause is None else (0, 0)", "")),),
+        frozenset({"SK-23"}),
+        "pauses",
+    ),
+    Mutant(
+        "news of pauses",
+        "a pause is read again once it has changed",
+        (Switch(PausableClaims, "changed", always(None)),),
+        frozenset({"SK-17", "SK-20", "SK-23"}),
+        "pauses",
+    ),
+    Mutant(
+        "a pause that could not be read",
+        "a pause that could not be read is read again",
+        (Switch(PausableClaims, "_read", edited("self._changed = True", "pass")),),
+        frozenset({"SK-17", "SK-20", "SK-23"}),
+        "pauses",
     ),
 )
 

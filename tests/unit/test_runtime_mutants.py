@@ -43,7 +43,7 @@ from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.tasks import producer, results
 from rebalanser.tasks.execution.worker import SharedConcurrency
-from rebalanser.tasks.index.partitions import Partitions
+from rebalanser.tasks.index.partitions import PausableClaims
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.pauses import Pause
@@ -661,14 +661,14 @@ MUTANTS = (
     _mutant(
         "slots kept through a pause",
         "a claim for a slot is given back once the queue is paused",
-        _edit(Partitions, "claim", "self._arrived(0)", "pass"),
+        _edit(PausableClaims, "claim", "yield TakeArrived(0, None, keeps=False)", "pass"),
         f"{PAUSES}::test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn",
         "SK-20",
     ),
     _mutant(
         "pause that is read once",
         "a pause that could not be read is read again",
-        _edit(Partitions, "_read_pause", "self._pauses_changed = True", "pass"),
+        _edit(PausableClaims, "_read", "self._changed = True", "pass"),
         f"{PAUSES}::test_a_pause_that_could_not_be_read_is_read_again",
     ),
     _mutant(

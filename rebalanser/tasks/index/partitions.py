@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError
 from rebalanser.protocol import Fact, FactKind
@@ -18,7 +19,7 @@ from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_clock
 from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import OPEN, Stored, TaskId
-from rebalanser.tasks.pauses import QUEUE
+from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.writes.pending import PendingTakeOver
 from rebalanser.tasks.writes.script import (
     Await,
@@ -37,6 +38,79 @@ TAKE_OVER: Final = "take-over"
 _log = get_logger()
 
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPause:
+    """Read the pause of the queue, None if there is none; its changes are followed from before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeArrived:
+    """Take the claims that others have made for this process, see :meth:`SlotOffers.arrived`."""
+
+    limit: int
+    names: Collection[str] | None
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOwned:
+    """Claim in the own partitions, see :meth:`OwnedIndex.claim`."""
+
+    limit: int
+    names: Collection[str] | None
+    worker: str | None
+
+
+ClaimRequest: TypeAlias = ReadPause | TakeArrived | ClaimOwned
+
+
+class PausableClaims:
+    """Claims of one process, and the pause of its queue as far as it knows (SK-23). Pure."""
+
+    def __init__(self) -> None:
+        self.pause: Pause | None = None
+        self._changed = True
+        """True if the pause may be another than the one that is known."""
+
+    def changed(self) -> None:
+        """Read the pause again before the next claim. For any thread."""
+        self._changed = True
+
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None
+    ) -> Generator[ClaimRequest, Any, list[Claimed]]:
+        """Claim as :meth:`Partitions.claim` does; while the queue is paused give back what has arrived."""
+        if self._changed:
+            yield from self._read()
+        if self.pause is not None:
+            yield TakeArrived(0, None, keeps=False)
+            return []
+        # A client is one of several: what it does not take may be for the next one.
+        arrived: list[Claimed] = yield TakeArrived(limit, names, keeps=worker is not None)
+        if arrived:
+            return arrived
+        owned: list[Claimed] = yield ClaimOwned(limit, names, worker)
+        return owned
+
+    def _read(self) -> Generator[ClaimRequest, Any, None]:
+        self._changed = False
+        try:
+            self.pause = yield ReadPause()
+        except BaseException:
+            self._changed = True
+            raise
+
+    def room(self, idle: int, room: int) -> tuple[int, int]:
+        """Return the room to offer to the owners of partitions: none while the queue is paused."""
+        return (idle, room) if self.pause is None else (0, 0)
+
+    def next_wakeup(self, now: float, next_task: Callable[[], float | None]) -> float | None:
+        """Return when there may be something to claim; ``next_task()`` is when that is without a pause."""
+        if self._changed:
+            return now
+        return next_task() if self.pause is None else None
 
 
 class Partitions(ClaimSource):
@@ -70,7 +144,7 @@ class Partitions(ClaimSource):
             self._slots,
         )
         self._watch: Watch | None = None
-        self._pauses_changed = True
+        self._claims = PausableClaims()
         self._pauses_watch: Watch | None = None
 
     def take(self, owned: Sequence[Owned]) -> None:
@@ -143,8 +217,7 @@ class Partitions(ClaimSource):
         """
         if self._slots is None:
             return
-        if self.pause is not None:
-            idle = room = 0
+        idle, room = self._claims.room(idle, room)
         with self._lock:
             owns_all = len(self._index) == self._count
         if not owns_all:
@@ -182,23 +255,19 @@ class Partitions(ClaimSource):
             RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
                 with their time.
         """
-        self._read_pause()
-        if self.pause is not None:
-            self._arrived(0)  # gives the arrived claims back
-            return []
-        # A client is one of several: what it does not take may be for the next one.
-        if arrived := self._arrived(limit, names, keeps=worker is not None):
-            return arrived
-        with self._lock:
-            has_nobody = limit <= 0 and not self._index.groups()
-        return [] if has_nobody else self._run(self._index.claim(limit, names, worker))
+        return run_script(self._claims.claim(limit, names, worker), self._perform_claim)
 
-    def _arrived(
-        self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
-    ) -> list[Claimed]:
-        """Take the claims that other owners have made for this process; see :meth:`SlotOffers.arrived`."""
-        arrived = [] if self._slots is None else self._slots.arrived(limit, names, keeps=keeps)
-        return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
+    def _perform_claim(self, request: ClaimRequest) -> list[Claimed] | Pause | None:
+        match request:
+            case ReadPause():
+                return self._read_pause()
+            case TakeArrived(limit=limit, names=names, keeps=keeps):
+                arrived = [] if self._slots is None else self._slots.arrived(limit, names, keeps=keeps)
+                return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
+            case ClaimOwned(limit=limit, names=names, worker=worker):
+                with self._lock:
+                    has_nobody = limit <= 0 and not self._index.groups()
+                return [] if has_nobody else self._run(self._index.claim(limit, names, worker))
 
     def claim_for_others(self) -> None:
         """Claim ready tasks for other processes that have room; raises what :meth:`claim` does."""
@@ -212,32 +281,25 @@ class Partitions(ClaimSource):
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """See :meth:`~rebalanser.tasks.execution.claim_source.ClaimSource.next_wakeup`."""
-        if self._pauses_changed:
-            return self._context.clock.now()
-        if self.pause is not None:
-            return None
+        return self._claims.next_wakeup(self._context.clock.now(), lambda: self._next_task(names))
+
+    def _next_task(self, names: Collection[str] | None) -> float | None:
         with self._lock:
             return self._index.next_wakeup(names)
 
-    def _read_pause(self) -> None:
-        """Read the queue's pause again if it may have changed."""
+    def _read_pause(self) -> Pause | None:
+        """Read the queue's pause, and follow its changes."""
         context = self._context
         if self._pauses_watch is None:
             revision = context.engine.page(context.queue, context.timeout_s, limit=1).revision
             self._pauses_watch = context.engine.watch_pauses(
                 context.queue, revision, self._mark_pauses_changed
             )
-        if not self._pauses_changed:
-            return
-        self._pauses_changed = False
-        try:
-            self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
-        except BaseException:
-            self._pauses_changed = True
-            raise
+        self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
+        return self.pause
 
     def _mark_pauses_changed(self) -> None:
-        self._pauses_changed = True
+        self._claims.changed()
         self._wake()
 
     def _follow(self) -> None:
@@ -324,7 +386,8 @@ class Partitions(ClaimSource):
             return
         with self._lock:
             news = self._index.take_news()
-        self._pauses_changed |= news.is_paused
+        if news.is_paused:
+            self._claims.changed()
         if news.wakes:
             self._wake()
         for each in news.far_clocks:

@@ -20,6 +20,7 @@ from rebalanser.tasks.engine import (
     Exists,
     Forwarded,
     Move,
+    Paused,
     RateMoved,
     RateStart,
     Skip,
@@ -32,6 +33,7 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, Stored, TaskId, Update
+from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.rules import Held, is_duplicate
 from rebalanser.testing.tasks_simulation.oracle import Oracle
 from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
@@ -53,6 +55,8 @@ class SimulatedEngine:
         self.tallies: dict[str, Tally] = {}
         self.rates: dict[LimitId, RateMark] = {}
         self.followers: list[Follower] = []
+        self.pauses: dict[str, bytes] = {}
+        self.pause_followers: list[Callable[[], None]] = []
         self.slots: dict[str, FreeSlot | UsedSlot] = {}
         self.slot_followers: list[SlotFollower] = []
         self.leases: dict[int, int] = {}
@@ -113,6 +117,17 @@ class SimulatedEngine:
     def read_rates(self, limits: Iterable[LimitId]) -> Mapping[LimitId, RateMark]:
         """Read the marks of rate limits; the result has those that exist."""
         return {limit: self.rates[limit] for limit in limits if limit in self.rates}
+
+    def put_pause(self, schedule: str, pause: bytes | None) -> None:
+        """Put a pause, of the queue where the name is empty; None deletes it."""
+        if pause is None:
+            self.pauses.pop(schedule, None)
+        else:
+            self.pauses[schedule] = pause
+        if schedule == QUEUE_PAUSE:
+            self.oracle.paused(is_paused=pause is not None)
+        for follower in list(self.pause_followers):
+            follower()
 
     def publish(self, slot: FreeSlot) -> None:
         """Publish a slot; a holder is published once."""
@@ -243,6 +258,9 @@ class SimulatedEngine:
     def _move(self, write: Move, author: Held | None) -> Answer:
         if write.slot is not None and not self._is_free(write.slot):
             return SlotGone()
+        if self._is_paused(write):
+            self.oracle.counts["refused: paused"] += 1
+            return Paused()
         before = self.tasks.get(write.id)
         if before is None or not self._is_unchanged(before, write) or not self._is_in_epoch(write):
             return Conflict()
@@ -307,6 +325,9 @@ class SimulatedEngine:
 
     def _is_unchanged(self, before: Stored, write: Move) -> bool:
         return before.revision == write.revision
+
+    def _is_paused(self, write: Move) -> bool:
+        return write.epoch is not None and QUEUE_PAUSE in self.pauses
 
     def _is_in_epoch(self, write: Move) -> bool:
         return write.epoch is None or self.epochs.get(write.epoch.partition) == write.epoch.token

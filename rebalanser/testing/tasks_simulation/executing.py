@@ -33,7 +33,8 @@ from rebalanser.tasks.execution.decisions import (
     WorkRequest,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import SlotNews
+from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews
+from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import (
     EndLease,
     FollowSlots,
@@ -345,7 +346,7 @@ class PoolWorker(Process):
         match request:
             case ClaimTasks(room=room):
                 claimed = yield from self._source.claim(room)
-                return claimed, False
+                return claimed, self._source.claims.pause is not None
             case Hold(claimed=claimed):
                 for each in claimed:
                     self.world.oracle.granted(each.stored.head.id, each.held)
@@ -403,10 +404,22 @@ class PoolWorker(Process):
                 yield from self._work(held)
                 self._end(held)
 
+    def judge_paused(self) -> None:
+        """Judge a worker whose queue is paused for long: it holds and offers nothing ahead (SK-23)."""
+        self.world.oracle.counts["looks while paused"] += 1
+        if any(each.began_at is None and not each.claim.is_over for each in self.execution.tries.values()):
+            raise Violation("SK-23", f"{self.name} keeps what has not begun, and the queue is paused")
+        slots = self.world.engine.slots.values()
+        if any(isinstance(each, FreeSlot) and each.process == self.name for each in slots):
+            raise Violation("SK-23", f"{self.name} offers room, and the queue is paused")
+
     def _judge_begin(self, held: Try[PoolClaim]) -> None:
         """Judge that what waited for a thread for long was given back before (SK-20)."""
         waited_s = self.now - held.handed_out_at
         self.world.oracle.counts["begun"] += 1
+        paused_at = self.world.oracle.paused_at
+        if self.world.is_quiet and paused_at is not None and self.world.now > paused_at + 2 * LATE_S:
+            raise Violation("SK-23", f"{self.name} begins a task, and the queue is paused")
         if waited_s > LATE_S:
             self.world.oracle.counts["begun late"] += 1
         if self.world.is_quiet and waited_s > execution.BEGINS_S + 2 * LATE_S:
@@ -578,7 +591,9 @@ class SlotSource:
             worker.new_holder,
             SLOT_LEASE_S,
         )
+        self.claims = PausableClaims()
         self._due_s: float | None = 0.0
+        worker.world.engine.pause_followers.append(self._follow_pause)
         worker.world.engine.slot_followers.append(self._follow)
 
     def step(self) -> Script:
@@ -592,11 +607,22 @@ class SlotSource:
 
     def claim(self, room: int) -> Script:
         """Take what others have claimed."""
-        arrived = yield from driven(self.offering.arrived(room), self.perform)
-        return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
+        return (yield from driven(self.claims.claim(room, None, None), self._perform_claim))
+
+    def _perform_claim(self, request: ClaimRequest) -> Script:
+        """Make a request of the claims of a process that owns nothing."""
+        match request:
+            case ReadPause():
+                return (yield from self.worker.world.read_pause(self.worker))
+            case TakeArrived(limit=limit, names=names, keeps=keeps):
+                arrived = yield from driven(self.offering.arrived(limit, names, keeps=keeps), self.perform)
+                return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
+            case ClaimOwned():
+                return []
 
     def offer(self, idle: int, room: int) -> None:
         """Offer room."""
+        idle, room = self.claims.room(idle, room)
         if self.offering.offer(idle, room, NAMES):
             self.changed.set()
 
@@ -651,6 +677,15 @@ class SlotSource:
     def _of_lease(self, serve: Callable[[], bool]) -> Script:
         if not (yield from self.worker.asked(serve)):
             raise LeaseNotFound("the lease has ended")
+
+    def _follow_pause(self) -> None:
+        world, worker = self.worker.world, self.worker
+        late_s = max(world.scenario.latency_s, worker.drops_until - world.now, worker.cut_until - world.now)
+        world.after(late_s, partial(worker.received, self._pause_told))
+
+    def _pause_told(self) -> None:
+        self.claims.changed()
+        self.worker.wake()
 
     def _follow(self, news: SlotNews) -> None:
         world, worker = self.worker.world, self.worker

@@ -10,6 +10,8 @@ from rebalanser.errors import RebalanserError
 from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Collect
 from rebalanser.tasks.model import Status, Stored, TaskId
+from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
+from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.retention import Components, Mark, Marks
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.tasks_simulation.network import Unanswered
@@ -39,6 +41,28 @@ class Operator(Process):
     def requeue(self, task: TaskId) -> None:
         """Try a task again."""
         self.spawn(self._ask(task, lambda stored: rules.requeue(stored.state)))
+
+    def pause(self, seconds: float) -> None:
+        """Pause the queue for so long, or until somebody else resumes it."""
+        self.spawn(self._pause(seconds))
+
+    def resume(self) -> None:
+        """Resume the queue, again as long as it is paused by a request that was late."""
+        self.spawn(self._resume())
+
+    def _pause(self, seconds: float) -> Script:
+        pause = Pause(since=self.wall, by="operator").model_dump_json().encode()
+        put = self.world.engine.put_pause
+        yield self.world.network.request(self, partial(put, QUEUE_PAUSE, pause))
+        yield self.sleep(seconds)
+        yield self.world.network.request(self, partial(put, QUEUE_PAUSE, None))
+
+    def _resume(self) -> Script:
+        while not self.world.is_quiet:
+            if QUEUE_PAUSE in self.world.engine.pauses:
+                put = partial(self.world.engine.put_pause, QUEUE_PAUSE, None)
+                yield self.world.network.request(self, put)
+            yield self.sleep(0.2)
 
     def requeue_for_ever(self) -> None:
         """From now on try again whatever could have succeeded."""

@@ -52,6 +52,8 @@ class Oracle:
     """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
     _closed_at: dict[TaskId, float] = field(default_factory=dict)
     """True time at which a task was closed that is."""
+    paused_at: float | None = None
+    """True time since which the queue is paused; None if it is not."""
     _running: dict[LimitId, set[TaskId]] = field(default_factory=dict)
     """The claimed tasks of each limit."""
     _requested_at: dict[tuple[TaskId, str], float] = field(default_factory=dict)
@@ -244,6 +246,14 @@ class Oracle:
                 "SK-9", f"update {sequence} of claim {held.number} of {_short(task)} is not there"
             )
 
+    def paused(self, *, is_paused: bool) -> None:
+        """The queue is paused from now on, or is not any more."""
+        self.counts["pauses"] += is_paused
+        if not is_paused:
+            self.paused_at = None
+        elif self.paused_at is None:
+            self.paused_at = self.now()
+
     def slot_used(self, holder: str, stored: Stored) -> None:
         """A task is claimed for a free slot."""
         self.counts["claims for slots"] += 1
@@ -322,6 +332,8 @@ class Oracle:
             missing = [] if number else [each for each in missing if not self._has_failed(each, before)]
         if missing:
             raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is settled")
+        if self.paused_at is not None:
+            raise Violation("SK-23", f"{_told(after)} is claimed, and the queue is paused")
         self._holders[key] = after.state.claim.holder
         self._judge_rate(after, after.state.claim)
         self.counts["claims"] += 1

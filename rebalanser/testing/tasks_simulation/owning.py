@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rebalanser.tasks.engine import Change, Epoch, Lost, Page, TakeOver
 from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.free_slots import SlotNews
 from rebalanser.tasks.index.owner import Owner
+from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import FollowSlots, Offering, ReadSlots, SlotRequest, WakeClaimant
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.writes.pending import PendingTakeOver
@@ -81,6 +82,7 @@ class OwnerProcess(Process):
         self.index = OwnedIndex(
             name, self.clock, host.clock, TTL_S, BUFFER_S, self._new_holder, self._offering
         )
+        self._claims = PausableClaims()
         self._writer = Writer(self)
         self._tokens: dict[int, int] = {}
         self._clients: list[_Client] = []
@@ -88,6 +90,7 @@ class OwnerProcess(Process):
         self._resume: Resume | None = None
         world.engine.followers.append(self._follow)
         world.engine.slot_followers.append(self._follow_slot)
+        world.engine.pause_followers.append(self._follow_pause)
         self.spawn(self._run())
 
     def take(self, tenancy: Tenancy) -> None:
@@ -157,7 +160,7 @@ class OwnerProcess(Process):
             client = self._clients.pop(0)
             if client.deadline <= self.world.now:
                 continue
-            claimed = yield from self._driven(self.index.claim(1, None, client.worker))
+            claimed = yield from self._claimed(1, None, client.worker)
             if not claimed:
                 self._clients.insert(0, client)
                 break
@@ -165,7 +168,20 @@ class OwnerProcess(Process):
                 client.reply(each)
         self._clients = [each for each in self._clients if each.deadline > self.world.now]
         if self.index.groups():
-            yield from self._driven(self.index.claim(0, (), None))
+            yield from self._claimed(0, (), None)
+
+    def _claimed(self, limit: int, names: Collection[str] | None, worker: str | None) -> Script:
+        return (yield from driven(self._claims.claim(limit, names, worker), self._perform_claim))
+
+    def _perform_claim(self, request: ClaimRequest) -> Script:
+        """Make a request of the claims of a process that offers no room."""
+        match request:
+            case ReadPause():
+                return (yield from self.world.read_pause(self))
+            case TakeArrived():
+                return []
+            case ClaimOwned(limit=limit, names=names, worker=worker):
+                return (yield from self._driven(self.index.claim(limit, names, worker)))
 
     def _perform_of_slots(self, request: SlotRequest) -> Script:
         """Make a request of an offering that has no room of its own."""
@@ -258,6 +274,16 @@ class OwnerProcess(Process):
         if self._offering.learn([news])[1]:
             self._wake()
 
+    def _follow_pause(self) -> None:
+        """A change of the pause is told, late while the watch is broken."""
+        world = self.world
+        late_s = max(world.scenario.latency_s, self._drops_until - world.now, self.cut_until - world.now)
+        world.after(late_s, lambda: self.received(self._pause_told))
+
+    def _pause_told(self) -> None:
+        self._claims.changed()
+        self._wake()
+
     def _is_lost(self) -> None:
         self.index.missed()
         self._offering.learn(Lost(0))
@@ -275,7 +301,10 @@ class OwnerProcess(Process):
         self._look_at_news()
 
     def _look_at_news(self) -> None:
-        if self.index.take_news().wakes:
+        news = self.index.take_news()
+        if news.is_paused:
+            self._claims.changed()
+        if news.wakes:
             self._wake()
 
     def _judge(self, pending_writes: Sequence[PendingClaim]) -> None:
@@ -311,7 +340,8 @@ class OwnerProcess(Process):
     def _pause(self, resume: Resume) -> None:
         """Go on when there is news, somebody asks, or a time has come."""
         self._resume = resume
-        at = self.index.next_wakeup(None if self._clients else ())
+        names = None if self._clients else ()
+        at = self._claims.next_wakeup(self.now, lambda: self.index.next_wakeup(names))
         waits_s = _LOOKS_EVERY_S
         if at is not None:
             waits_s = min(waits_s, max(0.0, at - self.now) / self.host.rate + 1e-3)

@@ -21,6 +21,7 @@ IDLE_S = 0.3
 _BURST = 12
 _BURST_S = 6.0
 _TICK_S = 0.05
+_PAUSED_S = 2.0
 _STRIKES = tuple(fault for fault in Fault if fault not in set(OF_REQUESTS) | {Fault.COLLECT})
 
 
@@ -55,6 +56,8 @@ def _run(world: World) -> None:
     _settle(world)
     if world.pools:
         _burst(world)
+    if world.has_pauses:
+        _pause(world)
     world.oracle.are_spooled_made()
     world.oracle.are_logs_whole(world.engine.tasks, world.engine.update_at)
 
@@ -82,6 +85,28 @@ def _burst(world: World) -> None:
     for pool in world.pools:
         for trouble in pool.failures.troubles():
             raise Violation("SK-19", f"{pool.name} says that it fails, and nothing does: {trouble}")
+
+
+def _pause(world: World) -> None:
+    """Pause the queue while tasks come: what has not begun is given back, and all goes on later (SK-23)."""
+    for producer in world.producers:
+        producer.make(_BURST)
+    world.scheduler.run_until(world.now + 1.0)
+    world.operator.pause(_PAUSED_S)
+    ready_since: dict[tuple[TaskId, int], float] = {}
+    ends = world.now + _PAUSED_S + _BURST_S
+    was_paused = False
+    while world.now < ends:
+        world.scheduler.run_until(world.now + _TICK_S)
+        paused_at = world.oracle.paused_at
+        if (paused_at is not None) is not was_paused:
+            ready_since.clear()
+            was_paused = paused_at is not None
+        _judge_idle(world, ready_since)
+        if paused_at is not None and world.now > paused_at + IDLE_S:
+            for pool in world.pools:
+                pool.judge_paused()
+    _settle(world)
 
 
 def _judge_idle(world: World, ready_since: dict[tuple[TaskId, int], float]) -> None:
@@ -172,6 +197,8 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
             "enqueued twice": 0.2,
             "batches of several": 0.5,
         }
+        if Fault.PAUSE_QUEUE in profile.faults:
+            least |= {"pauses": 1, "refused: paused": 0.1}
         if Fault.FULL in profile.faults:
             least["kept"] = 1
             least["claims that failed"] = 1

@@ -49,6 +49,7 @@ class Fault(StrEnum):
     REQUEUE = "an operator requeues a task"
     BUG = "a call fails as nobody foresaw"
     STOP = "a worker is asked to stop"
+    PAUSE_QUEUE = "an operator pauses the queue, and resumes it later"
     COLLECT = "what is closed is deleted once its time is over"
 
 
@@ -60,6 +61,7 @@ OF_REQUESTS = (
     Fault.REQUEST_DOUBLED,
 )
 OF_POOLS = (Fault.BUG, Fault.STOP)
+OF_PAUSES = (Fault.PAUSE_QUEUE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Profile:
     """What worlds chance may draw."""
 
     name: str
-    faults: tuple[Fault, ...] = tuple(fault for fault in Fault if fault not in OF_POOLS)
+    faults: tuple[Fault, ...] = tuple(fault for fault in Fault if fault not in (*OF_POOLS, *OF_PAUSES))
     strikes_per_s: float = 2.0
     is_collecting: bool = False
     chaos_s: float = 8.0
@@ -171,7 +173,7 @@ _PROFILES = (
     ),
     Profile(
         "workers",
-        tuple(fault for fault in Fault if fault is not Fault.COLLECT),
+        tuple(fault for fault in Fault if fault not in (Fault.COLLECT, *OF_PAUSES)),
         3.0,
         max_tasks=40,
         dependent_ratio=0.2,
@@ -191,6 +193,23 @@ _PROFILES = (
         12.0,
         max_partitions=1,
         max_tasks=120,
+        dependent_ratio=0.0,
+        has_pools=True,
+    ),
+    Profile(
+        "pauses",
+        (
+            Fault.PAUSE_QUEUE,
+            Fault.KILL,
+            Fault.DEPOSE_UNSEEN,
+            Fault.WATCH_LOST,
+            Fault.ENGINE_DOWN,
+            Fault.REQUEST_LOST,
+            Fault.REQUEST_LATE,
+            Fault.REPLY_LOST,
+        ),
+        4.0,
+        max_tasks=40,
         dependent_ratio=0.0,
         has_pools=True,
     ),

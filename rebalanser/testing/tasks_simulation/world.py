@@ -8,15 +8,17 @@ from collections.abc import Callable
 from random import Random
 
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
+from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
+from rebalanser.tasks.pauses import Pause
 from rebalanser.testing.simulation.scheduler import Scheduler
 from rebalanser.testing.simulation.trace import Trace
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
 from rebalanser.testing.tasks_simulation.executing import PoolWorker
-from rebalanser.testing.tasks_simulation.network import Network
+from rebalanser.testing.tasks_simulation.network import Network, Unanswered
 from rebalanser.testing.tasks_simulation.operating import Collector, Operator
 from rebalanser.testing.tasks_simulation.oracle import Oracle
 from rebalanser.testing.tasks_simulation.owning import OwnerProcess, Tenancy
-from rebalanser.testing.tasks_simulation.process import Host, Process
+from rebalanser.testing.tasks_simulation.process import Host, Process, Script
 from rebalanser.testing.tasks_simulation.producing import Outbox, Producer
 from rebalanser.testing.tasks_simulation.scenario import (
     DRIFT_RATIO,
@@ -73,6 +75,20 @@ class World:
         return self.scheduler.now
 
     @property
+    def has_pauses(self) -> bool:
+        """True if an operator may pause the queue."""
+        return Fault.PAUSE_QUEUE in self.scenario.faults
+
+    def read_pause(self, process: Process) -> Script:
+        """Read the pause of the queue."""
+        if not self.has_pauses:
+            return None
+        found = yield self.network.request(process, lambda: (self.engine.pauses.get(QUEUE_PAUSE),))
+        if isinstance(found, Unanswered):
+            raise found.error
+        return None if found[0] is None else Pause.of(found[0])
+
+    @property
     def is_quiet(self) -> bool:
         """True once all faults and what follows from them are over."""
         return self.now > self._healed_at + CALMS_S
@@ -108,7 +124,9 @@ class World:
         return any(outbox.is_coming(task, self.engine.tallies) for outbox in self.outboxes)
 
     def is_ready(self, stored: Stored) -> bool:
-        """True if any worker may claim a task now, and no limit holds it back."""
+        """True if any worker may claim a task now, and no limit and no pause holds it back."""
+        if self.oracle.paused_at is not None:
+            return False
         state, head = stored.state, stored.head
         is_due = state.status is Status.WAITING and state.due <= self.now
         return is_due and not head.max_running and all(each in self.oracle.completed for each in head.after)
@@ -172,14 +190,20 @@ class World:
                 self.network.engine_away_until = self.now + random.uniform(0.2, 1.0)
             case Fault.FULL | Fault.READ_ONLY | Fault.LOCKED:
                 self.network.refuse(fault, self.now + random.uniform(0.2, 2.0))
-            case Fault.CANCEL | Fault.REQUEUE:
-                pending = self.operator.cancel if fault is Fault.CANCEL else self.operator.requeue
-                tasks = [task for task, each in self.engine.tasks.items() if each.state.status in OPEN]
-                pending(random.choice(tasks if self.pools and tasks else list(self.engine.tasks)))
+            case Fault.CANCEL | Fault.REQUEUE | Fault.PAUSE_QUEUE:
+                self._operate(fault)
             case Fault.BUG | Fault.STOP:
                 self._befall_pool(fault)
             case _:
                 self._befall_process(fault, random.choice(self._processes()))
+
+    def _operate(self, fault: Fault) -> None:
+        if fault is Fault.PAUSE_QUEUE:
+            self.operator.pause(self.random.uniform(0.1, 1.5))
+            return
+        pending = self.operator.cancel if fault is Fault.CANCEL else self.operator.requeue
+        tasks = [task for task, each in self.engine.tasks.items() if each.state.status in OPEN]
+        pending(self.random.choice(tasks if self.pools and tasks else list(self.engine.tasks)))
 
     def _befall_pool(self, fault: Fault) -> None:
         for pool in self.random.sample(self.pools, min(1, len(self.pools))):
@@ -231,6 +255,8 @@ class World:
         for process in self._processes():
             process.cut_until = min(process.cut_until, self.now)
         self.operator.requeue_for_ever()
+        if self.has_pauses:
+            self.operator.resume()
 
     def _host(self, number: int) -> Host:
         skew_s = self.random.choice((0.0, -SKEW_S, SKEW_S, 1.0))
