@@ -200,6 +200,8 @@ class Move:
     """For which the move claims; only for an engine that :class:`SharesSlots`."""
     start: RateStart | None = None
     """Of a claim with a rate limit; only for an engine that does not make :class:`ClaimsFromIndex` itself."""
+    with_payload: bool = False
+    """True if the answer should have the task's payload, where the engine can read it along with the write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,8 @@ class Applied:
     """It took effect, at this revision."""
 
     revision: int
+    payload: bytes | None = None
+    """The task's payload, if a move asked for it and the engine read it along."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status, rules
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import (
     Answer,
+    Applied,
     ClaimAnswer,
     ClaimQuery,
     ClaimsFromIndex,
@@ -216,7 +217,12 @@ class Stage:
     def _applied(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
         if (error := self.refuses(writes)) is not None:
             raise error
-        answers = self._apply(writes, timeout_s)
+        answers = [
+            replace(answer, payload=None)
+            if isinstance(write, Move) and isinstance(answer, Applied) and self.without_payloads(write.id)
+            else answer
+            for write, answer in zip(writes, self._apply(writes, timeout_s), strict=True)
+        ]
         if (error := self.loses(writes)) is not None:
             raise error
         return answers

@@ -19,7 +19,7 @@ from rebalanser.admin import Admin
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.group import Group
 from rebalanser.tasks import Claim, Queue
-from rebalanser.tasks.engine import Change, Lost, Page, SharesSlots
+from rebalanser.tasks.engine import Answer, Applied, Change, ClaimsFromIndex, Lost, Page, SharesSlots, Write
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.index import free_slots
@@ -119,6 +119,8 @@ def test_a_payload_that_could_not_be_read_is_read_again(
     task = stage.enqueue()
     stage.take(0, 1)
     engine = stage.queue.context.engine
+    apply = engine.apply
+    monkeypatch.setattr(engine, "apply", lambda *args: [_without_payload(each) for each in apply(*args)])
     read: Callable[..., Mapping[TaskId, bytes]] = engine.payloads
     answers: list[Exception] = [error, error]
 
@@ -134,6 +136,37 @@ def test_a_payload_that_could_not_be_read_is_read_again(
     with pytest.raises(type(error)):
         stage.partitions.payloads(claimed)
     assert stage.partitions.payloads(claimed) == {task: b"a payload"}
+
+
+def _without_payload(answer: Answer) -> Answer:
+    return replace(answer, payload=None) if isinstance(answer, Applied) else answer
+
+
+@pytest.mark.rule("SK-5", "SK-6")
+def test_a_lone_claim_is_written_by_its_caller_in_one_request(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several claims are written by the batcher, while the calling thread reads their payloads."""
+    writers: list[int] = []
+    engine = stage.queue.context.engine
+    apply = engine.apply
+
+    def applied(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        writers.append(threading.get_ident())
+        return apply(writes, timeout_s)
+
+    _, *others = (stage.enqueue() for _ in range(3))
+    stage.take(0, 1)
+    monkeypatch.setattr(engine, "apply", applied)
+    if not isinstance(engine, ClaimsFromIndex):
+        monkeypatch.setattr(engine, "payloads", None)
+    assert [each.payload for each in stage.claims()] == [b"a payload"]
+    assert writers == [threading.get_ident()]
+    monkeypatch.undo()
+    monkeypatch.setattr(engine, "apply", applied)
+    assert {each.stored.head.id for each in stage.partitions.claim(2, None)} == {*others}
+    assert writers[1:]
+    assert threading.get_ident() not in writers[1:]
 
 
 @pytest.mark.rule("SK-5", "SK-13")

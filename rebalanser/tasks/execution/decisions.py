@@ -348,7 +348,7 @@ class Execution(Generic[ClaimT]):
             yield GiveBack(waiting, frees=True)
         yield OfferRoom(self.idle(), self.room())
         if claimed:
-            return 0.0
+            return _SHORTEST_PAUSE_S  # until then the threads that got them begin, or bring news
         if room > 0 and not is_paused:
             yield ReportUnknown()
         next_s = yield NextTask(room > 0)

@@ -22,7 +22,16 @@ from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
-from rebalanser.tasks.writes.script import Await, ReadPage, ReadPayloads, ReadRates, ReadTasks, Script, Submit
+from rebalanser.tasks.writes.script import (
+    Await,
+    ReadPage,
+    ReadPayloads,
+    ReadRates,
+    ReadTasks,
+    Script,
+    Submit,
+    WriteHere,
+)
 
 MAX_CLAIMS: Final = 256
 """Maximum number of tasks that are claimed at once."""
@@ -81,6 +90,8 @@ class PendingClaim(PendingMove):
         self._failed = failed
         self.applied_at: int | None = None
         """The revision at which the claim was written, if its answer said so."""
+        self.payload: bytes | None = None
+        """The payload, if the answer had it."""
 
     def starts(self, start: RateStart | None) -> None:
         """Count as a start of a rate limit (SK-23)."""
@@ -90,7 +101,7 @@ class PendingClaim(PendingMove):
         """Settle the pending claim if it was written."""
         super().answered(answer)
         if isinstance(answer, Applied):
-            self.applied_at = answer.revision
+            self.applied_at, self.payload = answer.revision, answer.payload
 
     def is_mine(self, stored: Stored) -> bool:
         """True if the task's last claim is this one, current or ended."""
@@ -453,12 +464,7 @@ class OwnedIndex:
         pending_writes += self._claims_for_others(MAX_CLAIMS - len(pending_writes))
         if not pending_writes:
             return []
-        yield Submit([pending for _, pending in pending_writes])
-        # A payload never changes (SK-2), so it need not be read after the claim is known.
-        payloads: Mapping[TaskId, bytes] = yield ReadPayloads(
-            [pending.task for _, pending in pending_writes if pending.slot is None]
-        )
-        yield Await([pending for _, pending in pending_writes])
+        payloads = yield from self._write([pending for _, pending in pending_writes])
         claimed: list[Claimed] = []
         failed: list[Exception] = []
         # Settle all even if some have failed: an unsettled task would never be offered again.
@@ -475,6 +481,30 @@ class OwnedIndex:
         if failed and not claimed:
             raise failed[0]
         return claimed
+
+    @staticmethod
+    def _write(pending_writes: Sequence[PendingClaim]) -> Script[Mapping[TaskId, bytes]]:
+        """Write claims until all are settled; return the payloads that were read meanwhile.
+
+        A payload never changes (SK-2), so it need not be read after the claim is known. A lone claim is
+        written by the calling thread, and the same request reads its payload: each hand-over to another
+        thread takes longer than all that this process does for the claim.
+        """
+        payloads: Mapping[TaskId, bytes] = {}
+        wanted = [pending for pending in pending_writes if pending.slot is None]
+        if len(pending_writes) == 1:
+            for pending in wanted:
+                pending.with_payload = True
+            yield WriteHere(pending_writes)
+            yield Await(pending_writes)
+            payloads = {each.task: each.payload for each in wanted if each.payload is not None}
+            wanted = [each for each in wanted if each.applied_at is not None and each.payload is None]
+        else:
+            yield Submit(pending_writes)
+        if wanted:
+            payloads = yield ReadPayloads([pending.task for pending in wanted])
+        yield Await(pending_writes)
+        return payloads
 
     def _learn(self, stored: Stored, now: float) -> None:
         """Inform the owner of its partition; a completed task may matter to every owner."""

@@ -30,6 +30,7 @@ from rebalanser.tasks.writes.script import (
     Request,
     Script,
     Submit,
+    WriteHere,
     run_script,
 )
 
@@ -364,6 +365,9 @@ class Partitions(ClaimSource):
                 return self._payloads(ids)
             case Submit(pending_writes=pending_writes):
                 context.batcher.submit_all(pending_writes)
+                return None
+            case WriteHere(pending_writes=pending_writes):
+                context.batcher.write_all(pending_writes)
                 return None
             case Await(pending_writes=pending_writes):
                 return concurrent.futures.wait([pending.future for pending in pending_writes])

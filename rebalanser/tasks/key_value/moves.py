@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rebalanser.registry.contract import Absent, Get, Guard, Outcome, Put, Transaction, Unchanged
+from rebalanser.errors import UnusableStore
+from rebalanser.registry.contract import Absent, Get, Guard, KeyValue, Outcome, Put, Transaction, Unchanged
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, Paused, RateMoved, SlotGone, TakeOver
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
@@ -25,6 +26,7 @@ from rebalanser.tasks.key_value.values import (
     dump_token,
     dump_used_slot,
     head_text,
+    load_place,
     load_task,
     load_token,
 )
@@ -91,12 +93,13 @@ class MoveStep(Step):
         if self._write.slot is not None and self._slot_key is not None:
             guards = (*guards, Unchanged(self._slot_key, self._write.slot.revision))
             reads = (*reads, Get(self._slot_key, keys_only=True))
-        return Transaction(guards, self._puts(self._head), reads)
+        payload = (Get(self.keys.payload(self._write.id)),) if self._write.with_payload else ()
+        return Transaction(guards, (*self._puts(self._head), *payload), reads)
 
     def answer(self, outcome: Outcome) -> Answer:
         """Return Applied, SlotGone, Paused, RateMoved or Conflict; notes a collection's mark."""
         if outcome.succeeded:
-            return Applied(outcome.revision)
+            return Applied(outcome.revision, self._payload(outcome) if self._write.with_payload else None)
         if self._write.slot is not None:
             slot = read_item(outcome.results[-1])
             if slot is None or slot.mod_revision != self._write.slot.revision:
@@ -113,6 +116,15 @@ class MoveStep(Step):
         if self._epoch_key is not None:
             self._epochs.forget(self._epoch_key)
         return Conflict()
+
+    def _payload(self, outcome: Outcome) -> bytes | None:
+        """Return the payload that was read along; None if it is long, or can't be read: the claim is made."""
+        key = self.keys.payload(self._write.id)
+        place = next((each for each in outcome.results if isinstance(each, KeyValue) and each.key == key), None)
+        try:
+            return None if place is None else load_place(place).payload
+        except UnusableStore:
+            return None
 
     def _puts(self, head: str) -> tuple[Put, ...]:
         write = self._write

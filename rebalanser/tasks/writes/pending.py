@@ -104,6 +104,8 @@ class PendingMove(PendingWrite["Stored | Refused"]):
         self._start = start
         self._prevented: Reason | None = None
         """Reason of a refusal other than the task's revision."""
+        self.with_payload = False
+        """True if the answer should have the payload, which saves a read."""
         self._next: State | None = None
         self._refused: list[int] = []
         """Revisions at which the condition failed."""
@@ -127,6 +129,7 @@ class PendingMove(PendingWrite["Stored | Refused"]):
             stored.head,
             self._slot if decision.status is Status.CLAIMED else None,
             self._start if decision.status is Status.CLAIMED else None,
+            self.with_payload and decision.status is Status.CLAIMED,
         )
 
     def answered(self, answer: Answer) -> None:

@@ -64,6 +64,13 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteHere:
+    """Submit pending writes and, if nothing else is to be written, write them before the answer."""
+
+    pending_writes: Sequence[PendingWrite[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Await:
     """Wait until all pending writes are settled, also those that fail."""
 
@@ -77,7 +84,9 @@ class Sleep:
     seconds: float
 
 
-Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | ReadRates | Submit | Await | Sleep
+Request: TypeAlias = (
+    Apply | ReadTasks | ReadPage | ReadPayloads | ReadRates | Submit | WriteHere | Await | Sleep
+)
 Script: TypeAlias = Generator[Request, Any, ResultT]
 _NO_LOCK: Final = nullcontext()
 

@@ -278,7 +278,7 @@ class SimulatedEngine:
         if write.slot is not None:
             self.oracle.slot_used(write.slot.holder, after)
             self._put_slot(UsedSlot(write.slot.holder, write.slot.process, write.id))
-        return Applied(self.revision)
+        return Applied(self.revision, self.payloads[write.id] if write.with_payload else None)
 
     def _log(self, task: TaskId, update: Update) -> None:
         self.logs.setdefault(task, {})[update.claim, update.sequence] = update.content
