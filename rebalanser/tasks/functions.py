@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -98,9 +99,12 @@ def _shown(value: object) -> str:
     return shown if 0 < len(shown) <= MAX_SHOWN else type(value).__name__
 
 
+_PYDANTIC: Final = re.compile(r"^(?:Input|String|Tuple|Dictionary|List) should")
+
+
 def told_of(message: str) -> str:
     """A message of pydantic in the words of the house."""
-    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+    return _PYDANTIC.sub("must", message.removeprefix("Value error, "))
 
 
 Id = Annotated[TaskId, AfterValidator(_check_id)]
@@ -522,6 +526,16 @@ def is_coroutine_function(function: object) -> bool:
 def is_seconds(value: object) -> bool:
     """True for a finite number from 0."""
     return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def refuse_no_id(task: object) -> None:
+    """Refuse what can't be the id of a task.
+
+    Raises:
+        InvalidArgument: it is not text.
+    """
+    if not isinstance(task, str):
+        raise InvalidArgument(f"the task is {task!r}: give the id of one task, as enqueue returns it")
 
 
 def refuse_no_claim(name: str, claim: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import threading
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, Opened, Opening, TaskHistory, load_engine
 from rebalanser.tasks.execution.middleware import Middleware
-from rebalanser.tasks.functions import TaskBody
+from rebalanser.tasks.functions import TaskBody, is_seconds, refuse_no_id
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
@@ -65,7 +64,8 @@ class OpenQueue(ABC):
     ) -> None:
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
-        _refuse_times(claim_ttl_s, buffer_s)
+        _refuse_times(claim_ttl_s, buffer_s, timeout_s)
+        _refuse_types(middleware, outbox, retention, partitions)
         self.retention = retention
         """Retention of closed tasks; counts from the next start on (SK-22)."""
         self._url = url
@@ -128,6 +128,9 @@ class OpenQueue(ABC):
 
         Ids of another clock than the host's keep no marks: these would set the times of the host's ids.
         """
+        given: object = clock
+        if given is not None and (isinstance(given, type) or not hasattr(given, "wall")):
+            raise InvalidArgument(f"clock is {_shown(given)}: give a clock, such as FakeClock(), or None")
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
         if clock is None:
@@ -210,9 +213,11 @@ class OpenQueue(ABC):
 
         Raises:
             UnknownTask: there is none of this id.
+            InvalidArgument: ``task`` is not text.
             UnusableStore: the store has not seen that revision.
             RegistryUnavailable: the engine did not answer in time.
         """
+        refuse_no_id(task)
         found = self.context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
@@ -241,13 +246,38 @@ def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
         )
 
 
-def _refuse_times(claim_ttl_s: float, buffer_s: float | None) -> None:
-    if not 0 < claim_ttl_s < math.inf:
+def _refuse_times(claim_ttl_s: float, buffer_s: float | None, timeout_s: float) -> None:
+    if not is_seconds(claim_ttl_s) or claim_ttl_s == 0:
         raise InvalidArgument(
-            f"claim_ttl_s is how many seconds a claim lasts, more than 0, not {claim_ttl_s}"
+            f"claim_ttl_s is how many seconds a claim lasts, more than 0, not {claim_ttl_s!r}"
         )
-    if buffer_s is not None and not 0 <= buffer_s < math.inf:
-        raise InvalidArgument(f"buffer_s is a number of seconds, 0 or more, not {buffer_s}")
+    if buffer_s is not None and not is_seconds(buffer_s):
+        raise InvalidArgument(f"buffer_s is a number of seconds, 0 or more, not {buffer_s!r}")
+    if not is_seconds(timeout_s) or timeout_s == 0:
+        raise InvalidArgument(
+            f"timeout_s is how many seconds a call may take, more than 0, not {timeout_s!r}"
+        )
+
+
+def _refuse_types(middleware: object, outbox: object, retention: object, partitions: object) -> None:
+    """Refuse options of a wrong type at once: otherwise they fail later, in a thread of the worker."""
+    if not isinstance(middleware, list | tuple) or any(isinstance(each, type) for each in middleware):
+        raise InvalidArgument(
+            f"middleware is {_shown(middleware)}: give a list of objects, such as [Reports()], not classes"
+        )
+    if outbox is not None and not isinstance(outbox, Path):
+        raise InvalidArgument(f"outbox is {outbox!r}: give a folder as pathlib.Path, or None")
+    if retention is not None and not isinstance(retention, Retention):
+        raise InvalidArgument(
+            f"retention is {retention!r}: give Retention(completed_s=…), or None to keep all tasks"
+        )
+    if not isinstance(partitions, int) or partitions < 1:
+        raise InvalidArgument(f"partitions is {partitions!r}: give a number of partitions, 1 or more")
+
+
+def _shown(given: object) -> str:
+    """Return a value for a message, a class by its name."""
+    return f"the class {given.__name__}" if isinstance(given, type) else repr(given)
 
 
 def name_and_url(name: str, url: str | None) -> tuple[str, str]:

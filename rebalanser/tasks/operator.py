@@ -13,6 +13,7 @@ from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.clocks import room_at
+from rebalanser.tasks.functions import is_seconds, refuse_no_id
 from rebalanser.tasks.ids import born_at, first_of
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
@@ -41,6 +42,7 @@ class Operator(OpenQueue):
         Raises:
             UnknownTask: there is none of this id.
         """
+        refuse_no_id(task)
         found = self.context.engine.payloads(self.name, [task], self._timeout_s)
         if task not in found:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
@@ -90,8 +92,8 @@ class Operator(OpenQueue):
 
     def _enqueued_before(self, older_than_s: float) -> float:
         """The wall time before which tasks of an age were enqueued; infinity for an age of 0."""
-        if not older_than_s >= 0:  # also NaN, which would choose all tasks
-            raise InvalidArgument(f"older_than_s is {older_than_s}: give seconds from 0")
+        if not is_seconds(older_than_s):  # also NaN, which would choose all tasks
+            raise InvalidArgument(f"older_than_s is {older_than_s!r}: give seconds from 0")
         return self._clock.wall() - older_than_s if older_than_s else math.inf
 
     def newest(
@@ -109,8 +111,9 @@ class Operator(OpenQueue):
         Raises:
             InvalidArgument: ``limit`` or ``older_than_s`` is below 0, or as :meth:`tasks`.
         """
-        if limit < 0:
-            raise InvalidArgument(f"limit is {limit}: give a number of tasks from 0")
+        given: object = limit
+        if not isinstance(given, int) or given < 0:
+            raise InvalidArgument(f"limit is {limit!r}: give a number of tasks from 0")
         self._enqueued_before(older_than_s)
         now, back_s = self._clock.wall() - older_than_s, NEWEST_S
         while True:
@@ -217,11 +220,19 @@ class Operator(OpenQueue):
         return self._change(task, lambda stored: rules.requeue(stored.state))
 
     def cancel_all(self, tasks: Iterable[Stored]) -> int:
-        """Cancel tasks as :meth:`cancel` does, many at once; how many are cancelled now."""
+        """Cancel tasks as :meth:`cancel` does, many at once; how many are cancelled now.
+
+        Raises:
+            InvalidArgument: ``tasks`` has something else than tasks, such as ids.
+        """
         return self._change_all(tasks, lambda stored: rules.cancel(stored.state))
 
     def requeue_all(self, tasks: Iterable[Stored]) -> int:
-        """Requeue tasks as :meth:`requeue` does, many at once; how many of them were dead or cancelled."""
+        """Requeue tasks as :meth:`requeue` does, many at once; how many of them were dead or cancelled.
+
+        Raises:
+            InvalidArgument: ``tasks`` has something else than tasks, such as ids.
+        """
         return self._change_all(tasks, lambda stored: rules.requeue(stored.state))
 
     def _change(self, task: TaskId, rule: Callable[[Stored], Decision]) -> Status:
@@ -231,6 +242,7 @@ class Operator(OpenQueue):
     def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
         changed, rest = 0, iter(tasks)
         while batch := list(islice(rest, CHANGED_AT_ONCE)):
+            _refuse_no_tasks(batch)
             pending_writes = [PendingMove(stored, rule) for stored in batch]
             self.context.batcher.write_all(pending_writes)
             changed += sum(not isinstance(pending.future.result(), Refused) for pending in pending_writes)
@@ -272,6 +284,12 @@ class Operator(OpenQueue):
     def retained(self) -> Record:
         """Read when closed tasks were last deleted because their time was over, and how many (SK-22)."""
         return Record.of(self.context.engine.note(self.name, self._timeout_s))
+
+
+def _refuse_no_tasks(given: Iterable[object]) -> None:
+    for each in given:
+        if not isinstance(each, Stored):
+            raise InvalidArgument(f"{each!r} is not a task: give what tasks() or get(ID) returns")
 
 
 def _known(statuses: Iterable[Status]) -> frozenset[Status]:

@@ -73,7 +73,9 @@ class Schedule:
     def __post_init__(self) -> None:
         """See that there is a tick."""
         if not is_seconds(self.jitter_s) or self.jitter_s > MAX_SECONDS:
-            raise InvalidTask(f"{self.name}: jitter_s is {self.jitter_s!r}; it must be seconds from 0")
+            raise InvalidTask(
+                f"{self.name}: jitter_s is {self.jitter_s!r}; it must be seconds from 0 to {MAX_SECONDS:.0f}"
+            )
         try:
             ZoneInfo(self.time_zone)
         except (OSError, TypeError, ValueError, ZoneInfoNotFoundError) as error:

@@ -492,7 +492,9 @@ class Producer(OpenQueue):
             InvalidTask: the result does not fit the function's return type.
             NotSettled: it is neither within ``timeout_s`` seconds.
             UnknownTask: there is none of this id.
+            InvalidArgument: ``task`` is not text, or ``timeout_s`` no number of seconds from 0.
         """
+        waiting.refuse_wait(task, timeout_s)
         changed = threading.Event()
         deadline = self.context.clock.now() + timeout_s
         self.bell.listen(task, changed.set)

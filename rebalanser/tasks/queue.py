@@ -248,10 +248,7 @@ class Queue(Producer, Operator):
 
     def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
         """:meth:`start`, with somebody else who calls the bodies, and places that it shares with others."""
-        if concurrency < 1:
-            raise InvalidArgument(
-                f"concurrency is how many tasks run at a time, 1 or more, not {concurrency}"
-            )
+        refuse_no_concurrency(concurrency)
         self._refuse_second_start()
         caller.open()
         try:
@@ -518,6 +515,16 @@ class Queues:
                 for each in self._queues:
                     ends.callback(each.stop, 0.0)
             raise
+
+
+def refuse_no_concurrency(concurrency: object) -> None:
+    """See that a worker can run this number of tasks at a time.
+
+    Raises:
+        InvalidArgument: it is no whole number from 1.
+    """
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise InvalidArgument(f"concurrency is how many tasks run at a time, 1 or more, not {concurrency!r}")
 
 
 def refuse_strange(names: Sequence[str], urls: Collection[str]) -> None:

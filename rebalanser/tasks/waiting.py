@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from rebalanser.errors import NotSettled, TaskFailed
+from rebalanser.errors import InvalidArgument, NotSettled, TaskFailed
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.execution.outcomes import split_error
-from rebalanser.tasks.functions import TaskBody, plain_value
+from rebalanser.tasks.functions import TaskBody, plain_value, refuse_no_id
 from rebalanser.tasks.model import Status, Stored, TaskId
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
@@ -169,6 +169,17 @@ def waiting_for(queue: str) -> Iterator[Callable[[Stored], str]]:
     else:
         with bodies.counted():
             yield bodies.hint
+
+
+def refuse_wait(task: object, timeout_s: object) -> None:
+    """Refuse to wait for what is no task, or for what is no time.
+
+    Raises:
+        InvalidArgument: ``task`` is not text, or ``timeout_s`` no number of seconds from 0.
+    """
+    refuse_no_id(task)
+    if not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+        raise InvalidArgument(f"timeout_s is {timeout_s!r}: give seconds from 0")
 
 
 def not_settled(stored: Stored, timeout_s: float, hint: str = "") -> NotSettled:

@@ -8,7 +8,7 @@ import enum
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -31,7 +31,17 @@ from rebalanser.errors import (
     TaskFailed,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncCall, AsyncClaim, AsyncQueue, Call, Claim, Enqueued, Queue, Queues
+from rebalanser.tasks import (
+    AsyncCall,
+    AsyncClaim,
+    AsyncQueue,
+    Call,
+    Claim,
+    Enqueued,
+    Middleware,
+    Queue,
+    Queues,
+)
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     MAX_AFTER,
@@ -404,7 +414,7 @@ def test_a_task_waits_for_a_stated_number_of_others_at_most(tmp_path: Path) -> N
     with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
         send_later = queue.task(send)
         send_later.options(after=ids[1:], waits_for_unknown=True).enqueue("a")
-        with pytest.raises(InvalidTask, match=f"^send: after: Tuple should have at most {MAX_AFTER} items"):
+        with pytest.raises(InvalidTask, match=f"^send: after: must have at most {MAX_AFTER} items"):
             send_later.options(after=ids, waits_for_unknown=True).enqueue("a")
     asked = {"name": "send", "payload": {"value": {}}, "after": ids}
     with pytest.raises(ValueError, match=f"at most {MAX_AFTER} items"):
@@ -478,11 +488,58 @@ def test_an_option_that_is_wrong_is_told_in_our_words(options: dict[str, Any], t
         ({"claim_ttl_s": math.inf}, "claim_ttl_s"),
         ({"buffer_s": -1}, "buffer_s is a number of seconds, 0 or more, not -1"),
         ({"buffer_s": math.nan}, "buffer_s"),
+        ({"claim_ttl_s": "30"}, "claim_ttl_s is how many seconds a claim lasts, more than 0, not '30'"),
+        ({"buffer_s": "3"}, "buffer_s is a number of seconds, 0 or more, not '3'"),
+        ({"timeout_s": -1}, "timeout_s is how many seconds a call may take, more than 0, not -1"),
+        ({"retention": 7}, r"retention is 7: give Retention\(completed_s=…\), or None"),
+        ({"retention": {"completed_s": 7}}, "retention is {'completed_s': 7}"),
+        ({"middleware": [Middleware]}, r"middleware is \[<class .*Middleware'>\]: give a list of objects"),
+        ({"middleware": Middleware()}, "middleware is .*: give a list of objects"),
+        ({"outbox": "spool"}, "outbox is 'spool': give a folder as pathlib.Path"),
+        ({"clock": FakeClock}, "clock is the class FakeClock: give a clock"),
+        ({"clock": 5}, "clock is 5: give a clock"),
+        ({"partitions": 0}, "partitions is 0: give a number of partitions, 1 or more"),
     ],
 )
-def test_times_of_claims_that_can_not_be_are_refused(options: dict[str, Any], told: str) -> None:
+def test_options_of_a_queue_that_can_not_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         Queue("mail", "memory://", **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda queue, task: queue.get(None), "the task is None: give the id of one task"),
+        (lambda queue, task: queue.payload(5), "the task is 5: give the id"),
+        (lambda queue, task: queue.wait([task]), r"the task is \['.*'\]: give the id of one task"),
+        (lambda queue, task: queue.wait(task, timeout_s="5"), "timeout_s is '5': give seconds from 0"),
+        (lambda queue, task: queue.wait(task, timeout_s=-1), "timeout_s is -1: give seconds from 0"),
+        (lambda queue, task: queue.newest("5"), "limit is '5': give a number of tasks from 0"),
+        (lambda queue, task: queue.collect("1d"), "older_than_s is '1d': give seconds from 0"),
+        (lambda queue, task: queue.cancel_all([task]), "'.*' is not a task: give what tasks"),
+        (lambda queue, task: queue.requeue_all(task), "'0' is not a task: give what tasks"),
+        (lambda queue, task: Queues(queue).start("4"), "concurrency is how many .* or more, not '4'"),
+        (lambda queue, task: queue.start(1.5), "concurrency is how many tasks .* or more, not 1.5"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_told_with_its_value(
+    call: Callable[[Queue, str], object], told: str
+) -> None:
+    with Queue("memory://") as queue:
+        task = queue.task(send).enqueue("a")
+        with pytest.raises(InvalidArgument, match=told):
+            call(queue, task)
+
+
+def test_waiting_in_a_loop_refuses_what_is_no_task_or_no_time() -> None:
+    async def wait(task: Any, timeout_s: Any) -> None:
+        async with AsyncQueue("memory://") as queue:
+            await queue.wait(task, timeout_s)
+
+    with pytest.raises(InvalidArgument, match="the task is None"):
+        asyncio.run(wait(None, 1))
+    with pytest.raises(InvalidArgument, match="timeout_s is '5'"):
+        asyncio.run(wait("0" * 40, "5"))
 
 
 def test_a_worker_that_runs_nothing_at_a_time_is_refused() -> None:

@@ -494,6 +494,7 @@ class AsyncQueue:
 
         It takes no thread while it waits. Raises what :meth:`Queue.wait` does.
         """
+        waiting.refuse_wait(task, timeout_s)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = loop.time() + timeout_s
 
