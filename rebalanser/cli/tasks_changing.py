@@ -160,7 +160,11 @@ def _chosen(
 ) -> Selection:
     """Refuse a choice of none, or of both ids and others; return what it selects by itself."""
     is_given = selection != Selection.of(None, None, None)
-    if bool(tasks) == is_given:
+    if tasks and is_given:
+        raise typer.BadParameter(
+            "ids of tasks go with no other choice: leave out --status, --name, --older-than"
+        )
+    if not tasks and not is_given:
         ids = "give ids of tasks, or " if takes_ids else ""
         raise typer.BadParameter(f"{ids}choose some with --status, --name or --older-than")
     return Selection(selection.statuses or statuses, selection.name, selection.older_than_s)
