@@ -173,6 +173,9 @@ def _application_for(given: Sequence[str]) -> typer.Typer:
 def _with_help(error: typer.TyperException) -> str:
     """Return the usage error, and the command that shows the help."""
     message = error.format_message().removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
+    problems = getattr(error.__cause__, "errors", None)  # pydantic's; importing it here would cost each start
+    if callable(problems) and "Input should be" in message:
+        message = f"{message.replace('Input should be', 'must be')} (got {problems()[0]['input']!r})"
     context = getattr(error, "ctx", None)
     if not message or context is None:  # a command group alone has shown its help already
         return message

@@ -75,7 +75,7 @@ def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
     """The problems that pydantic found, each with its place, in one line; ``known`` are the valid options."""
     problems = []
     for each in error.errors(include_url=False):
-        place = ".".join(map(str, each["loc"]))
+        place = ".".join(str(part) for part in each["loc"] if part not in _CHOICES)
         kind, told = each["type"], told_of(each["msg"])
         if kind == "extra_forbidden":
             told = (
@@ -99,6 +99,8 @@ def _shown(value: object) -> str:
     return shown if 0 < len(shown) <= MAX_SHOWN else type(value).__name__
 
 
+_CHOICES: Final = frozenset({"constrained-float", "callable"})
+"""Names that pydantic gives to the choices of a type, in the place of an error."""
 _PYDANTIC: Final = re.compile(r"^(?:Input|String|Tuple|Dictionary|List) should")
 
 

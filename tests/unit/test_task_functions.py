@@ -472,6 +472,7 @@ def test_a_function_that_is_decorated_in_a_wrong_way_is_told_how(kind: type[Queu
     ("options", "told"),
     [
         ({"retry": 1}, r"^retry: there is no such option; there are: priority, retries, timeout_s, "),
+        ({"backoff_s": -1}, r"^backoff_s: must be greater than 0 \(got -1\); backoff_s: must be callable "),
         ({"max_running": 1, "max_running_per_key": 1}, r"^give max_running or max_running_per_key, not both"),
     ],
 )

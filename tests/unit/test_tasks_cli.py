@@ -896,6 +896,9 @@ def test_many_tasks_are_cancelled_requeued_and_deleted_once_they_are_counted(sta
         )
         refused(stage.cli(verb, "work", "--name", "send"), 2, "would be chosen to", "give --yes")
     refused(stage.cli("delete", "work", "--status", "waiting", "--yes"), 2, "cancel them first")
+    refused(
+        stage.cli("list", "work", "--limit", "0"), 2, "'--limit': must be greater than or equal to 1 (got "
+    )
     refused(stage.cli("cancel", "work", waits, "--name", "send"), 2, "ids of tasks go with no other choice")
     refused(stage.cli("requeue", "work", "--all-dead", "--name", "send"), 2, "no other choice")
     assert stage.queue.count() == {Status.WAITING: 2, Status.DEAD: 1, Status.COMPLETED: 1}
