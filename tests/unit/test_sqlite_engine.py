@@ -1040,6 +1040,19 @@ def test_a_collection_that_is_killed_between_two_steps_is_none_or_is_ended(
         assert not any(again.count(QUEUE, PATIENCE_S).values())
 
 
+@pytest.mark.rule("SK-14", "SK-17")
+def test_what_a_killed_collection_has_left_goes_with_the_next_one(
+    engine: SqliteEngine, own: sqlite3.Connection
+) -> None:
+    """All of it, though so little is left that this takes one step."""
+    write = component(engine)
+    own.execute("INSERT INTO skuld_collections (number, decided) VALUES (1, 1)")
+    own.execute("INSERT INTO skuld_collected SELECT number FROM skuld_tasks")
+    assert engine.apply([write], PATIENCE_S) == [Conflict()], "these are deleted already"
+    assert engine.page(QUEUE, PATIENCE_S).items == ()
+    assert own.execute("SELECT count(*) FROM skuld_collected").fetchone() == (0,)
+
+
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.rule("SK-14", "SK-23")
 @pytest.mark.parametrize(("crash_at", "is_decided"), [(7, False), (8, True), (9, True)])
@@ -1282,6 +1295,44 @@ def test_tasks_that_time_makes_ready_are_made_so_a_part_at_a_time(engine: Sqlite
         (counted,) = connection.execute("SELECT count(*) FROM skuld_tasks WHERE ready = 1").fetchone()
         assert counted == ready
     assert answer.next_due is None
+
+
+@pytest.mark.rule("SK-23", "SK-24")
+def test_a_claim_looks_at_very_many_tasks_a_part_at_a_time(
+    engine: SqliteEngine, own: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By counting: meanwhile nobody else can write."""
+    monkeypatch.setattr(claims, "MAX_LEFT", 50)
+    reads: list[list[int]] = []
+    best, carry_out = claims.Claims._best, claims.Claims.carry_out
+
+    def counted(*arguments: Any) -> list[rows.Row]:
+        found = best(*arguments)
+        reads[-1].append(len(found))
+        return found
+
+    def begun(claiming: claims.Claims, writing: Any) -> Any:
+        reads.append([])
+        return carry_out(claiming, writing)
+
+    monkeypatch.setattr(claims.Claims, "_best", staticmethod(counted))
+    monkeypatch.setattr(claims.Claims, "carry_out", begun)
+    heads = [
+        Head(task_id(number), QUEUE, "send", limit_key=str(number % 120), rate_limit="1/s")
+        for number in range(240)
+    ]
+    engine.apply([Enqueue(Task(head, b""), 0) for head in heads], PATIENCE_S)
+    term, holders = Term(300.0, "boot", 300.0), [f"h{number}" for number in range(60)]
+    request = ClaimQuery(QUEUE, holders, "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
+    started = [len(engine.claim(request, PATIENCE_S).claimed) for _ in range(2)]
+    assert started == [60, 60]
+    assert max(map(sum, reads)) <= 60 + 60 * claims.FEW_AHEAD, "most is not read again after each start"
+
+    del reads[:]
+    assert not engine.claim(replace(request, holders=["h"]), PATIENCE_S).claimed
+    places = "SELECT ready, count(*) FROM skuld_tasks WHERE status = 0 GROUP BY ready"
+    assert own.execute(places).fetchall() == [(3, 120)]
+    assert [sum(each) for each in reads] == [50, 50, 20]
 
 
 @pytest.mark.rule("SK-8", "SK-15")

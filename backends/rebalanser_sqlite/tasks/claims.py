@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 MADE_READY: Final = 500
 """Maximum number of tasks whose time has come that one transaction makes ready."""
+MAX_LEFT: Final = 500
+"""Maximum number of ready tasks that one transaction does not claim; meanwhile nobody else can write."""
+FEW_AHEAD: Final = 4
+"""Number of ready tasks that are read after one of a rate limit, as the next one of it may be better."""
 ASIDE_S: Final = 60.0
 """Seconds before a task that could not be claimed is offered again."""
 _MAKE_DUE = (
@@ -141,11 +145,18 @@ class Claims:
         self._rates = rates
         self._has_more = False
         """True if a claim may have made others ready."""
+        self._left = 0
         self.next_room: float | None = None
         """The first time at which a rate limit has room for a paced task, once it was carried out."""
 
+    @property
+    def may_have_more(self) -> bool:
+        """True if it has left as many tasks as one transaction may."""
+        return self._left >= MAX_LEFT
+
     def carry_out(self, writing: Writing) -> Sequence[tuple[Stored, bytes | None]]:
         """Make tasks ready whose time has come, then claim the best; nothing while the queue is paused."""
+        self._left = 0
         request, queue = self._request, writing.queue(self._request.queue)
         if writing.is_paused(queue):
             return []
@@ -161,14 +172,16 @@ class Claims:
             writing.admit(queue, [(name, limit_key)])
         names = self._ready_names(writing, queue) if request.names is None else set(request.names)
         claimed: list[tuple[Stored, bytes | None]] = []
-        while True:
-            wanted = len(request.holders) - len(claimed)
-            best = self._best(writing, queue, names, wanted)
+        ahead = len(request.holders)
+        while len(claimed) < len(request.holders) and not self.may_have_more:
+            asked = min(ahead, len(request.holders) - len(claimed), MAX_LEFT - self._left)
+            best = self._best(writing, queue, names, asked)
             self._has_more = False
             made = self._claim(writing, queue, best, request.holders[len(claimed) :])
             claimed += made
-            if len(made) == wanted or (len(made) == len(best) < wanted and not self._has_more):
+            if len(made) == len(best) < asked and not self._has_more:
                 break  # else a task became dead or started, which may have made others ready
+            ahead = FEW_AHEAD if self._has_more else 2 * ahead
         row = cursor.execute(NEXT_ROOM, (queue, clock)).fetchone()
         self.next_room = None if row is None else row[0]
         return claimed
@@ -238,6 +251,7 @@ class Claims:
         started = [stored.head.limit for stored, _ in claimed if stored.head.rate_limit]
         writing.admit(queue, started)
         self._has_more = bool(started)
+        self._left += len(left)
         for number in left:
             writing.admit(queue, writing.cursor.execute(_LIMIT_OF, (number,)).fetchall())
         return claimed

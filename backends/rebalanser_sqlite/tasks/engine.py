@@ -343,7 +343,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return answer
 
     def _claim(self, request: ClaimQuery, deadline: Deadline) -> ClaimAnswer | None:
-        """Claim tasks; None if there were none, but dependents were told that may be ready now."""
+        """Claim tasks; None if none was, but others may be ready: it left many, or told dependents."""
         clock = request.term.clock
         with self._foreign_lock:
             foreign = self._foreign[request.queue, clock]
@@ -376,14 +376,15 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             return ClaimAnswer((), pause=pause)
         if has_settled:
             self._committer.submit(Action(Writing.tell_dependents, weight=STEP), deadline)
-        has_room = next_room is not None and next_room <= now
+        has_room, looks_again = next_room is not None and next_room <= now, False
         if is_ready or is_due or over or has_room or (ends and ends[0] <= now):
             claiming = Claims(request, now, over, rates)
             action = Action(claiming.carry_out, weight=len(request.holders))
             claimed = self._committer.submit(action, deadline)
             next_room = claiming.next_room
             others_ready = True  # it may have made some ready
-        if has_settled and not claimed:
+            looks_again = claiming.may_have_more
+        if (has_settled or looks_again) and not claimed:
             return None
         times = [each for each in (next_foreign, next_room) if each is not None]
         next_over = min([*ends, *times], default=None)
