@@ -578,9 +578,10 @@ class Writing:
         found: dict[int, tuple[TaskId, int]] = {}
         for task, (partition, revision) in write.tasks.items():
             row = self.cursor.execute(_FIND, (queue, id_bytes(task), partition, revision)).fetchone()
-            if row is None or self._is_collected(queue, *row[:2]):
-                return Conflict()
-            found[row[0]] = (task, row[1])
+            if row is not None and not self._is_collected(queue, *row[:2]):  # also what else is to be deleted
+                found[row[0]] = (task, row[1])
+        if len(found) < len(write.tasks):
+            return Conflict()
         if any(self.others_depend(queue, task, found) for task, _ in found.values()):
             return Conflict()
         for number, (_, status) in found.items():
