@@ -197,34 +197,46 @@ class SharedWatch:
         self._timeout_s = timeout_s
         self._errors = errors
         self._lock = threading.Lock()
-        self._readers: tuple[_Reader, ...] = ()
-        self._watch: Watch | None = None
+        self._feed = _Feed(errors)
 
     def join(self, sink: Sink, wants: Wants | None) -> Watch:
         """Tell a sink all changes from now on; raises what the engine does."""
         reader = _Reader(self, sink, wants)
         with self._lock:
-            self._readers = (*self._readers, reader)
-            if self._watch is None:
+            feed = self._feed
+            feed.readers = (*feed.readers, reader)
+            if feed.watch is None:
                 try:
                     revision = self._engine.page(self._queue, self._timeout_s, limit=1).revision
-                    self._watch = self._engine.watch(self._queue, revision, self._told, self._wants)
+                    feed.watch = self._engine.watch(self._queue, revision, feed.told, feed.wants)
                 except BaseException:
-                    self._readers = ()
+                    feed.readers = ()
                     raise
         return reader
 
     def leave(self, reader: _Reader) -> None:
         """Tell a sink nothing more; what is under way may still be told."""
         with self._lock:
-            self._readers = tuple(each for each in self._readers if each is not reader)
-            if not self._readers and self._watch is not None:
-                self._watch.close()
-                self._watch = None
+            feed = self._feed
+            feed.readers = tuple(each for each in feed.readers if each is not reader)
+            if not feed.readers and feed.watch is not None:
+                # The thread of a watch may tell on for a moment, beside that of the next one.
+                self._feed = _Feed(self._errors)
+                feed.watch.close()
 
-    def _wants(self, change: Change) -> bool:
+
+class _Feed:
+    """The readers of one watch of the engine, which is told from one thread at a time."""
+
+    def __init__(self, errors: ErrorPolicy) -> None:
+        self.readers: tuple[_Reader, ...] = ()
+        self.watch: Watch | None = None
+        self._errors = errors
+
+    def wants(self, change: Change) -> bool:
+        """True if a reader wants the task of a change."""
         wanted = False
-        for each in self._readers:
+        for each in self.readers:
             try:
                 if each.wants is None or each.wants(change):
                     each.wanted.add(change.task)
@@ -234,8 +246,9 @@ class SharedWatch:
                 self._tell(each, Lost(change.revision))
         return wanted
 
-    def _told(self, news: Sequence[Stored] | Lost) -> None:
-        for each in self._readers:
+    def told(self, news: Sequence[Stored] | Lost) -> None:
+        """Tell each reader what it wants of the news."""
+        for each in self.readers:
             theirs = news if isinstance(news, Lost) else [one for one in news if one.head.id in each.wanted]
             each.wanted.clear()
             if theirs:

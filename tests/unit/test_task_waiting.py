@@ -123,6 +123,29 @@ def test_who_waits_begins_the_watch_that_another_was_interrupted_in() -> None:
 
 
 @pytest.mark.rule("SK-12")
+def test_a_watch_that_has_ended_takes_no_news_from_the_next_one() -> None:
+    """Each has a thread of its own in memory, and the one that ends may still be telling."""
+    engine = FakeEngine()
+    shared = engine.shared()
+    heard: list[str] = []
+
+    def hear(news: Sequence[Stored] | Lost) -> None:
+        heard.extend("lost" if isinstance(news, Lost) else "".join(each.head.id for each in news))
+
+    before = shared.join(lambda _: None, None)
+    ((told, wants),) = engine.watches
+    before.close()
+    shared.join(hear, None)
+    ((next_told, next_wants),) = engine.watches
+    old, new = news_of("a", "b")
+    assert not wants(Change(old.head.id, 0, Status.WAITING, old.revision))
+    assert next_wants(Change(new.head.id, 0, Status.WAITING, new.revision))
+    told([old])
+    next_told([new])
+    assert heard == ["b"]
+
+
+@pytest.mark.rule("SK-12")
 def test_all_who_wait_share_a_watch_that_ends_with_the_last() -> None:
     engine = FakeEngine()
     context: Any = SimpleNamespace(watch=engine.shared().join)
