@@ -1,13 +1,12 @@
 """Skuld: tasks that are never lost and never finished by a stale worker.
 
-**Theory of operation.** A task is immutable (SK-2); what has become of it is one small *state* beside it,
-and every change of that state is one conditional write: "if the state is still the one that I read, it is
-now this one". The store checks the condition, so whoever computed the change from something old is refused.
-All else, the index, the clocks, the owner of a partition, makes claims fast and fair; none of it is what
-makes them safe.
+**Theory of operation.** A task is immutable (SK-2). Beside it is one small *state*, and every change of the
+state is one conditional write: "if the state is still the one that I read, replace it by this one". The store
+checks the condition, so a change computed from an old state is refused. This alone makes claims safe. The
+index, the clocks and the owners of partitions make them fast and fair.
 
-1. *Rules* (:mod:`~rebalanser.tasks.rules`), pure: a state and what somebody asks give the next state, or a
-   refusal with its reason. They are all that is known of what may follow what.
+1. *Rules* (:mod:`~rebalanser.tasks.rules`), pure: a state and a request give the next state, or a refusal
+   with its reason. All transitions are there.
 2. *Engine* (:mod:`~rebalanser.tasks.engine`), the contract of a store: conditional writes in batches, each
    with an outcome of its own; reads that see every write answered before; a watch that wakes. SQLite has
    tables of its own; every registry of keys and values is an engine too
@@ -17,10 +16,10 @@ makes them safe.
    and hands out the best one without a look at the rest. Its claims carry its *epoch*, the fencing token of
    the partition: taking over writes the epoch into the store, and from then on no claim of an earlier owner
    is written there.
-   An owner claims for its own process, and what that has no room for, for idle workers of others. These
+   An owner claims for its own process, and ready tasks beyond its room for idle workers of others. These
    publish *free slots* (:mod:`~rebalanser.tasks.index.free_slots`); the claim's write uses the slot (SK-20).
-4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Nobody
-   compares the clocks of two hosts (SK-18): the owner counts a claim's time on its own monotonic clock from
+4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Clocks of two
+   hosts are never compared (SK-18): the owner counts a claim's time on its own monotonic clock from
    when it wrote or read the claim's last renewal, or exactly, where both ran on one boot of one host; a
    worker counts from before it sent its request (SK-8). So a claim of a dead worker is over later than its
    time, never earlier; and if all clocks were wrong, the next claim has the next number, and the store
@@ -31,8 +30,13 @@ makes them safe.
    until the engine has it (SK-4). The entries of an outbox are numbered, and the engine counts each in the
    write that makes its task: sent again, it is known, even if its task was completed and collected.
 
-**Unknown outcomes.** A write whose answer was lost is read back: a claim names its *holder*, unique to each
-attempt, so that whoever finds his own name there has it, and every other rule is idempotent for its claim.
+**Unknown outcomes.** A write whose answer was lost is read back. A claim names its *holder*, unique to each
+attempt: an attempt that finds its own name has the claim. Every other rule is idempotent for its claim.
+
+**Rooms.** ``writes`` batches the writes of a process and retries them; ``index`` finds the tasks to claim;
+``execution`` claims and runs them; ``processes`` and ``aio`` run bodies elsewhere than in threads; ``outbox``
+spools enqueues; ``http`` serves other languages; ``key_value`` is the engine on any registry. The modules
+beside them are the nouns, the rules and the faces of a queue.
 """
 
 from __future__ import annotations
@@ -101,7 +105,7 @@ _HOMES: Final = MappingProxyType(
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, loaded when it is asked for: the engines need the nouns only."""
+    """Load a public name at its first use: the engines need the nouns only."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"rebalanser.tasks.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

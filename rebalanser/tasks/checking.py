@@ -1,7 +1,7 @@
-"""Looks whether a queue's store holds only what the rules allow, page by page.
+"""Checks page by page that a queue's store holds only what the rules allow.
 
-Beside one page, what is kept in memory are the dependencies of open tasks. It can be done while workers work:
-what changed while it was looked at is looked at again.
+It keeps one page and the dependencies of open tasks in memory. Workers may go on: a task that changed during
+its check is checked again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Fault(StrEnum):
     """Fault of a store."""
 
     NO_FLAKE = "no_flake"
-    """An id that is none (SK-1)."""
+    """The id is invalid (SK-1)."""
     WRONG_PARTITION = "wrong_partition"
-    """The task lies where its id does not put it (SK-2)."""
+    """The task is in another partition than its id gives (SK-2)."""
     CONTRADICTION = "contradiction"
     """The status does not go with the other fields of the state."""
     LOG_GAP = "log_gap"
@@ -46,11 +46,11 @@ class Fault(StrEnum):
     BLOCKED = "blocked"
     """A task waits for one that is dead or cancelled: until an operator requeues that one, it waits."""
     TOO_EARLY = "too_early"
-    """It was claimed before all that it depends on was complete (SK-5)."""
+    """The task was claimed before all its dependencies were complete (SK-5)."""
     CYCLE = "cycle"
     """Open tasks wait for each other."""
     COUNT = "count"
-    """The store counts other than there are (SK-12)."""
+    """The counts of the store are wrong (SK-12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Check:
     _waits: dict[TaskId, tuple[TaskId, ...]] = field(default_factory=dict)
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that is wrong, as it is found.
+        """Iterate over the faults as they are found.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.

@@ -67,8 +67,8 @@ class Facts:
 class Claim(ABC):
     """One try at a task, from the claim to its end. May be used from any thread of the body.
 
-    Give ``token`` along with every write to the outside, and have the receiver refuse a smaller one: it grows
-    from claim to claim of a task (SK-6).
+    Send ``token`` with every write to a fenced resource, which refuses a smaller one: it grows from claim to
+    claim of a task (SK-6).
     """
 
     def __init__(self, facts: Facts, stop_requested: threading.Event) -> None:
@@ -86,7 +86,7 @@ class Claim(ABC):
         self.stop_requested = stop_requested
         """Set once the body should end early: the claim has ended, its time is up, or the worker stops."""
         self.facts = facts
-        """All of these that never change."""
+        """Facts of the claim that never change."""
 
     @property
     @abstractmethod
@@ -106,13 +106,13 @@ class Claim(ABC):
 
     @abstractmethod
     def update(self, content: bytes) -> int:
-        """Add to the claim's log, durably; the number of the update, from 0 (SK-9).
+        """Add to the claim's log, durably; return the number of the update, from 0 (SK-9).
 
         Raises:
             Fenced: the claim has ended; the body must stop.
             InvalidArgument: the content is no bytes; nothing was written.
             RequestTooLarge: the content is over the engine's limit; nothing was written.
-            OutcomeUnknown: the engine did not answer in time: it may stand in the log, now or later.
+            OutcomeUnknown: the engine did not answer in time: it may be in the log, now or later.
             RegistryUnavailable: the engine is away; nothing was written.
         """
 
@@ -149,7 +149,7 @@ class Claim(ABC):
 
     @abstractmethod
     def renew(self) -> bool:
-        """Let it last for its whole time from now; whether it is still this claim's. Called by the worker.
+        """Renew the claim for its whole time from now; False if it has ended. Called by the worker.
 
         Raises:
             RetryLater: the engine did not answer in time.

@@ -50,11 +50,11 @@ tried: RegistryUnavailable if it did not answer, UnusableStore if no store of ta
 
 
 def load_engine(url: str) -> tuple[RegistryUrl, Opener]:
-    """The URL taken apart, and what opens it.
+    """Parse a URL, and load the opener of its engine.
 
     Raises:
-        InvalidUrl: it is none.
-        UnknownScheme: no engine has this scheme; the message names those that there are.
+        InvalidUrl: it is no URL.
+        UnknownScheme: no engine has this scheme; the message names the known ones.
         MissingExtra: its packages are not installed; the message names the extra.
     """
     parsed = parse_url(url)
@@ -64,7 +64,7 @@ def load_engine(url: str) -> tuple[RegistryUrl, Opener]:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A queue at an engine that has answered, and how many partitions the queue has."""
+    """A queue at an engine that has answered, with the number of its partitions."""
 
     context: Context
     partitions: int
@@ -82,7 +82,7 @@ class Opening:
         self._closed = False
 
     def opened(self) -> Opened:
-        """Return what was opened. Raises what opening raises; the next call tries again.
+        """Return the opened queue. Raises what opening raises; the next call tries again.
 
         Raises:
             InvalidState: it is closed.
@@ -98,7 +98,7 @@ class Opening:
             return self._opened
 
     def close(self) -> None:
-        """Write what waits and let go of the engine, if it was opened. Closing twice does nothing."""
+        """Finish pending writes and close the engine, if it was opened. Closing twice does nothing."""
         with self._lock:
             opened, self._opened, self._closed = self._opened, None, True
         if opened is not None:
@@ -106,6 +106,7 @@ class Opening:
 
 
 CLOSE_TIMEOUT_S: Final = 2.0
+"""Maximum seconds to write out the history at the end."""
 
 
 class TaskHistory:
@@ -186,7 +187,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SharedWatch:
-    """Tells all sinks of a process the changes of a queue, by one watch of the engine while there are any.
+    """Passes the changes of a queue on to all sinks of a process, by one watch while there are any.
 
     May be used from any thread.
     """
@@ -200,7 +201,7 @@ class SharedWatch:
         self._feed = _Feed(errors)
 
     def join(self, sink: Sink, wants: Wants | None) -> Watch:
-        """Tell a sink all changes from now on; raises what the engine does."""
+        """Report all changes to a sink from now on; raises what the engine does."""
         reader = _Reader(self, sink, wants)
         with self._lock:
             feed = self._feed
@@ -208,14 +209,14 @@ class SharedWatch:
             if feed.watch is None:
                 try:
                     revision = self._engine.page(self._queue, self._timeout_s, limit=1).revision
-                    feed.watch = self._engine.watch(self._queue, revision, feed.told, feed.wants)
+                    feed.watch = self._engine.watch(self._queue, revision, feed.receive, feed.wants)
                 except BaseException:
                     feed.readers = ()
                     raise
         return reader
 
     def leave(self, reader: _Reader) -> None:
-        """Tell a sink nothing more; what is under way may still be told."""
+        """Stop reporting to a sink; a report under way may still come."""
         with self._lock:
             feed = self._feed
             feed.readers = tuple(each for each in feed.readers if each is not reader)
@@ -241,20 +242,20 @@ class _Feed:
                 if each.wants is None or each.wants(change):
                     each.wanted.add(change.task)
                     wanted = True
-            except Exception as error:  # the other sinks must hear of it
+            except Exception as error:  # the other sinks must get the change
                 self._errors.ignored("a watch", error)
-                self._tell(each, Lost(change.revision))
+                self._report(each, Lost(change.revision))
         return wanted
 
-    def told(self, news: Sequence[Stored] | Lost) -> None:
-        """Tell each reader what it wants of the news."""
+    def receive(self, news: Sequence[Stored] | Lost) -> None:
+        """Pass each reader the news that it wants."""
         for each in self.readers:
             theirs = news if isinstance(news, Lost) else [one for one in news if one.head.id in each.wanted]
             each.wanted.clear()
             if theirs:
-                self._tell(each, theirs)
+                self._report(each, theirs)
 
-    def _tell(self, reader: _Reader, news: Sequence[Stored] | Lost) -> None:
+    def _report(self, reader: _Reader, news: Sequence[Stored] | Lost) -> None:
         try:
             reader.sink(news)
         except Exception as error:
@@ -263,7 +264,7 @@ class _Feed:
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """One sink of a shared watch. ``wanted`` are the tasks of changes that it is to be told next."""
+    """One sink of a shared watch. ``wanted`` are the tasks that it gets next."""
 
     shared: SharedWatch
     sink: Sink
@@ -271,7 +272,7 @@ class _Reader:
     wanted: set[TaskId] = field(default_factory=set)
 
     def close(self) -> None:
-        """Tell the sink nothing more. Closing twice does nothing."""
+        """Stop reporting to the sink. Closing twice does nothing."""
         self.shared.leave(self)
 
 
@@ -365,9 +366,9 @@ class Context:
     def watch(self, sink: Sink, wants: Wants | None = None) -> Watch:
         """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
 
-        What is read after this returns has all changes that the sink is not told. The watches of a process
-        share one of the engine's, as etcd sends each of them every state of the queue. An engine with an
-        index has one feed for all watches anyway, and reads only what they want.
+        A read after this returns has all changes that the sink does not get. The watches of a process share
+        one watch of the engine, as etcd sends every state of the queue to each. An engine with an index has
+        one feed for all watches anyway, and reads only the wanted tasks.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.

@@ -1,15 +1,15 @@
-"""The contract of an engine: a store in which tasks live.
+"""The contract of an engine: a store of tasks.
 
-**What is atomic.** Each :class:`Write` is all or nothing and linearizable, by itself: a batch is one call
+**Atomicity.** Each :class:`Write` is all or nothing and linearizable, by itself: a batch is one call
 for speed, not one transaction, and a write of it that is refused leaves the others alone. Writes of one
 batch take effect in their order. A write that is answered is durable as the engine's capabilities say:
 fsynced, on a quorum where there is one.
 
-**What is ordered.** A write that changes something gets a revision, greater than that of every earlier write
+**Order.** A write that changes something gets a revision, greater than that of every earlier write
 of the engine; writes answered by one commit may share one. Revisions never go back, not even after a
 restart.
 
-**What an outcome is.** :meth:`Engine.apply` returns an answer for each write, or raises: an
+**Outcomes.** :meth:`Engine.apply` returns an answer for each write, or raises: an
 :class:`~rebalanser.errors.OutcomeUnknown` says that each of them took effect, or will a little later, or
 never, and not all alike; any other error that none did or will.
 
@@ -20,11 +20,11 @@ answer from a store that has not seen that revision, such as one put back from a
 **Outboxes** (SK-4) forward what a producer has spooled, entry by entry. Of each outbox an engine keeps a
 *tally* for each queue: the number of the last entry taken, 0 before the first. The tally is counted up by
 the very write that makes the entry's task, and by no other, so that an entry is taken once, however often it
-is sent, and whatever has become of its task since: collections keep the tallies.
+is sent, and whatever happened to its task since: collections keep the tallies.
 
-**Watches** tell of changed states in the order of revisions, each at least once, or :class:`Lost`, which
-means "read again". A state that was changed again before it could be told may be left out; the one that took
-its place is told. A watch is a wake-up, never a proof. The conformance suite for all of this is
+**Watches** report changed states in the order of revisions, each at least once, or :class:`Lost`, which means
+"read again". A state that was replaced before it was reported may be left out; its successor is reported. A
+watch is a wake-up, never a proof. The conformance suite for all of this is
 :mod:`rebalanser.testing.engine_suite`.
 """
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def enqueued(enqueue: Enqueue, answer: Answer) -> Enqueued[Any]:
-    """The task that is there now: the new one, or the one of which it is a duplicate (SK-23).
+    """Return the task of an enqueue: the new one, or the one of which it is a duplicate (SK-23).
 
     Raises:
         TaskExists: the id is taken by other content.
@@ -85,14 +85,14 @@ class EngineCapabilities:
 
     max_payload_bytes: int
     max_update_bytes: int
-    """Of an update, and of a result."""
+    """Maximum bytes of an update, and of a result."""
     shared_between_hosts: bool
     durable: str
     """Failures that an answered write survives, as a phrase for people."""
     unsafe_reasons: tuple[str, ...] = ()
     """Known weaknesses of its promises, one sentence each; shown when a queue is opened."""
     max_in_flight: int = 1
-    """Number of calls of ``apply`` at the same time up to which one process writes more in a second."""
+    """Maximum useful number of calls of ``apply`` at the same time from one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +195,13 @@ class Move:
     epoch: Epoch | None = None
     update: Update | None = None
     head: Head | None = None
-    """Of this task, from whoever has it at hand, for an engine that would have to read it."""
+    """Head of the task, if the caller has it, for an engine that would have to read it."""
     slot: FreeSlot | None = None
-    """For which the move claims; only for an engine that :class:`SharesSlots`."""
+    """Slot for which the move claims; only for an engine that :class:`SharesSlots`."""
     start: RateStart | None = None
-    """Of a claim with a rate limit; only for an engine that does not make :class:`ClaimsFromIndex` itself."""
+    """Start of a rate limit by a claim; only for an engine without :class:`ClaimsFromIndex`."""
     with_payload: bool = False
-    """True if the answer should have the task's payload, where the engine can read it along with the write."""
+    """True if the answer should have the task's payload, where the engine can read it with the write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Collect:
 
     queue: str
     tasks: Mapping[TaskId, tuple[int, int]]
-    """The partition and the revision of each."""
+    """Partition and revision of each task."""
 
 
 Write: TypeAlias = Enqueue | EnqueueAll | Skip | Move | TakeOver | Collect
@@ -234,7 +234,7 @@ Write: TypeAlias = Enqueue | EnqueueAll | Skip | Move | TakeOver | Collect
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """It took effect, at this revision."""
+    """The write took effect, at this revision."""
 
     revision: int
     payload: bytes | None = None
@@ -256,7 +256,7 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """This task has the same unique key and keeps the new one out; nothing was changed (SK-23)."""
+    """A task with the same unique key keeps the new one out; nothing was changed (SK-23)."""
 
     id: TaskId
 
@@ -293,7 +293,7 @@ Answer: TypeAlias = Applied | Conflict | Exists | Duplicate | Unknown | Taken | 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The number of the last entry of an outbox that was taken, and whether it was skipped (SK-4)."""
+    """The number of the last entry of an outbox that was taken, and True if it was skipped (SK-4)."""
 
     number: int = 0
     skipped: bool = False
@@ -313,7 +313,7 @@ class Tally:
 class Page:
     """Some tasks in the order of their ids; the following page begins ``after`` the id ``next``, if any.
 
-    ``revision`` is one that the whole page has seen: changes after it are told by a watch from there.
+    ``revision`` is one that the whole page has seen: a watch from there reports the changes after it.
     """
 
     items: tuple[Stored, ...]
@@ -332,7 +332,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Changes up to this revision may not have been told: read again."""
+    """Changes up to this revision may be missing: read again."""
 
     revision: int
 
@@ -348,23 +348,23 @@ class Change:
 
 
 class Watch(Protocol):
-    """A watch that runs."""
+    """A running watch."""
 
     def close(self) -> None:
-        """Stop telling. Closing twice does nothing."""
+        """Stop the watch. Closing twice does nothing."""
 
 
 Sink: TypeAlias = Callable[[Sequence[Stored] | Lost], None]
 """Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
 Wants: TypeAlias = Callable[[Change], bool]
-"""Asked from the same thread, in the same order, whether the sink is to be told the task of a change."""
+"""Called from the same thread, in the same order; True if the sink is to get the task of a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantsStatuses:
     """A :data:`Wants` of tasks that were there before and have one of these statuses now.
 
-    An engine need not ask it of other changes, nor read those.
+    An engine need not call it for other changes, nor read those.
     """
 
     statuses: frozenset[Status]
@@ -377,7 +377,7 @@ class WantsStatuses:
 class Engine(ABC):
     """A store of tasks. All methods may be called from any thread; times are in seconds.
 
-    Every method raises :class:`~rebalanser.errors.RegistryUnavailable` if the store could not be asked (no
+    Every method raises :class:`~rebalanser.errors.RegistryUnavailable` if the store could not be reached (no
     effect), :class:`~rebalanser.errors.UnusableStore` if it is of a newer version or not a store of tasks.
     """
 
@@ -398,7 +398,7 @@ class Engine(ABC):
 
     @abstractmethod
     def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
-        """Carry out writes, each for itself, in few transactions; an answer for each, in their order.
+        """Carry out writes in few transactions, each with its own outcome; return the answers in order.
 
         Raises:
             OutcomeUnknown: each of them took effect, or will, or never.
@@ -414,7 +414,7 @@ class Engine(ABC):
 
     @abstractmethod
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
-        """The payloads of those of the tasks that exist."""
+        """Read payloads; the result has those of tasks that exist."""
 
     @abstractmethod
     def page(
@@ -428,10 +428,10 @@ class Engine(ABC):
         limit: int = 1000,
         at_least: int = 0,
     ) -> Page:
-        """Tasks in the order of their ids, those greater than ``after``, at most ``limit`` of them (SK-12).
+        """Read at most ``limit`` tasks with ids greater than ``after``, in the order of their ids (SK-12).
 
-        Those of a partition, or without one those of the whole queue. A page may have fewer than ``limit``,
-        also none at all, before the end, where ``next`` is None.
+        They are of a partition, or of the whole queue if it is None. A page may have fewer than ``limit``
+        tasks, or none, before the end, where ``next`` is None.
         """
 
     @abstractmethod
@@ -439,7 +439,7 @@ class Engine(ABC):
         self, queue: str, task: TaskId, timeout_s: float, *, claim: int | None = None, first: int = 0,
         limit: int = 1000,
     ) -> Sequence[Update]:  # fmt: skip
-        """A task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
+        """Read a task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
 
     @abstractmethod
     def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
@@ -452,35 +452,34 @@ class Engine(ABC):
     def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
         """Find since when the oldest ready task of a queue waits, in seconds since 1970; None if none is.
 
-        Ready at ``wall``: waiting, due, and for nothing but a worker. That is told by its id
-        (:func:`~rebalanser.tasks.ids.ready_since`), and so too late where a task with a smaller id was
-        due only later.
+        A task is ready at ``wall`` if it is due and waits for nothing but a worker. The time is that of its
+        id (:func:`~rebalanser.tasks.ids.ready_since`): too late if a task with a smaller id became due later.
         """
 
     @abstractmethod
     def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
-        """Keep a process's note of itself in place of the one before; None deletes it.
+        """Put a worker process's note in place of the one before; None deletes it.
 
         Notes are for people: nothing that the engine does depends on one.
         """
 
     @abstractmethod
     def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
-        """The notes of a queue's workers, by process."""
+        """Read the notes of a queue's workers, by process."""
 
     @abstractmethod
     def queues(self, timeout_s: float) -> Mapping[str, int]:
-        """The queues that there are, with their partitions."""
+        """Read the names of all queues, with their numbers of partitions."""
 
     @abstractmethod
     def note(self, queue: str, timeout_s: float) -> Note:
-        """The note of a queue; an empty one of version 0 if none was put yet."""
+        """Read the note of a queue; an empty one of version 0 if none was put yet."""
 
     @abstractmethod
     def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
-        """Put a note in place of the one of ``version``; False if that is not the present one.
+        """Replace the note of ``version``; False if that is not the present one.
 
-        It is no change of a task: no watch is told.
+        It is no change of a task: no watch reports it.
 
         Raises:
             OutcomeUnknown: it took effect, or will, or never.
@@ -489,11 +488,11 @@ class Engine(ABC):
 
     @abstractmethod
     def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
-        """The pauses of a queue as they were put: its own under an empty name, its schedules' by name."""
+        """Read the pauses of a queue: its own under an empty name, its schedules' by name."""
 
     @abstractmethod
     def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
-        """Put a pause of a schedule, or of the queue where the name is empty; None deletes it.
+        """Put a pause of a schedule, or of the queue if the name is empty; None deletes it.
 
         A queue with a pause of its own hands out no claim that is written after this was answered (SK-23).
         What the pause of a schedule means is up to its reader.
@@ -505,7 +504,7 @@ class Engine(ABC):
 
     @abstractmethod
     def rates(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, RateMark]:
-        """The marks of rate limits; one whose debt is long over may be missing (SK-23)."""
+        """Read the marks of rate limits; one whose debt is long over may be missing (SK-23)."""
 
     @abstractmethod
     def running(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, int]:
@@ -520,15 +519,15 @@ class Engine(ABC):
 
     @abstractmethod
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
-        """Tell ``sink`` every state that changes after ``from_revision``, and a new task's first.
+        """Report to ``sink`` all states written after ``from_revision``, also the first of new tasks.
 
-        With ``wants`` only those that it wants, so that the others need not be read. It is asked of each
-        state that would be told, once for each time.
+        With ``wants`` only those that it wants, so that the others need not be read. It is called once for
+        each report.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the store. Closing twice does nothing."""
+        """Close the store. Closing twice does nothing."""
 
 
 SlotSink: TypeAlias = Callable[[Sequence[SlotNews] | Lost], None]
@@ -544,7 +543,7 @@ class SharesSlots(ABC):
 
     @abstractmethod
     def grant_slots(self, ttl_s: float, timeout_s: float) -> int:
-        """A new lease, which ends with its slots ``ttl_s`` seconds after it was kept last."""
+        """Grant a lease, which ends with its slots ``ttl_s`` seconds after it was kept last."""
 
     @abstractmethod
     def keep_slots(self, lease: int, timeout_s: float) -> None:
@@ -558,7 +557,7 @@ class SharesSlots(ABC):
     def publish_slots(
         self, queue: str, slots: Sequence[FreeSlot], used: Sequence[UsedSlot], timeout_s: float
     ) -> None:
-        """Publish free slots, and delete used ones of which their worker has taken note.
+        """Publish free slots, and delete used ones that their worker has taken.
 
         Raises:
             LeaseNotFound: the lease of a slot has ended; nothing was changed.
@@ -569,18 +568,18 @@ class SharesSlots(ABC):
     def withdraw_slots(
         self, queue: str, process: str, holders: Collection[str] | None, timeout_s: float
     ) -> Sequence[UsedSlot]:
-        """Delete those of a process's slots that are free, all of them where ``holders`` is None.
+        """Delete the free slots of a process, of these holders or of all (None); return the used ones.
 
-        From then on nothing is claimed for them. Answers those that are used.
+        From then on nothing is claimed for the deleted ones.
         """
 
     @abstractmethod
     def slots(self, queue: str, timeout_s: float) -> tuple[Sequence[SlotNews], int]:
-        """All free and used slots, and the revision as of which they were read."""
+        """Read all free and used slots, and the revision of the read."""
 
     @abstractmethod
     def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
-        """Tell ``sink`` every slot that is published, used or deleted after ``from_revision``."""
+        """Report to ``sink`` all slots published, used or deleted after ``from_revision``."""
 
 
 class MovesInTransactions(ABC):
@@ -615,7 +614,7 @@ class ClaimQuery:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
-    """The claims that were made, each with the payload, or None where that must be read.
+    """The claims that were made, each with the payload, or None if that must be read.
 
     ``next_due`` is the first time (seconds since 1970) at which another task is due, ``next_over`` the first
     one (seconds of the request's ``clock``) at which a claim may be over; None where only a commit can bring
@@ -662,7 +661,7 @@ class ClaimsFromIndex(ABC):
 
     @abstractmethod
     def ready_names(self, queue: str, timeout_s: float) -> Collection[str]:
-        """The functions of which there are ready tasks."""
+        """Read the functions that have ready tasks."""
 
     @abstractmethod
     def watch_commits(self, wake: Callable[[], None]) -> Watch:

@@ -72,7 +72,7 @@ def _listed(given: Any) -> Any:
 
 
 def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """The problems that pydantic found, each with its place, in one line; ``known`` are the valid options."""
+    """Return pydantic's problems in one line, each with its place; ``known`` are the valid options."""
     problems = []
     for each in error.errors(include_url=False):
         place = ".".join(str(part) for part in each["loc"] if part not in _CHOICES)
@@ -94,7 +94,7 @@ def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value for a message; the name of its type if it is long or no single one."""
+    """Return a value for a message; the name of its type if it is long or no single value."""
     shown = redact(repr(value)) if value is None or isinstance(value, int | float | str) else ""
     return shown if 0 < len(shown) <= MAX_SHOWN else type(value).__name__
 
@@ -105,7 +105,7 @@ _PYDANTIC: Final = re.compile(r"^(?:Input|String|Tuple|Dictionary|List) should")
 
 
 def told_of(message: str) -> str:
-    """A message of pydantic in the words of the house."""
+    """Return a message of pydantic in our words."""
     return _PYDANTIC.sub("must", message.removeprefix("Value error, "))
 
 

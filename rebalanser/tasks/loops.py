@@ -1,11 +1,11 @@
-"""The one policy for errors in all that goes on by itself: workers, tickers, writers, outboxes, servers.
+"""The one policy for errors of background loops: of workers, tickers, writers, outboxes and servers.
 
 ======  =======================================================  ============================================
 kind    errors                                                   consequence
 ======  =======================================================  ============================================
 poison  of one task: too large, of a wrong type, no JSON         that task's step ends, and nothing else
 outage  of the store: away, full, read-only, locked              retried with backoff, for as long as it takes
-bug     all others, which nobody foresaw                         logged with the traceback and retried; once
+bug     all others: unforeseen                                   logged with the traceback and retried; once
                                                                  they persist the process ends
 ======  =======================================================  ============================================
 
@@ -39,7 +39,7 @@ SHORTEST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 """Maximum time between two tries, and so between the end of an outage and the next step."""
 UNREADABLE_S: Final = 1800.0
-"""Seconds for which it is a trouble of a function that a task of it could not be read."""
+"""Seconds for which an unreadable task is a trouble of its function."""
 REPORT_S: Final = 30.0
 """Seconds between two log lines about one loop that goes on failing."""
 PERSISTS_S: Final = 60.0
@@ -53,15 +53,15 @@ class ErrorKind(StrEnum):
     """Kind of an error, by what follows from it."""
 
     POISON = "poison"
-    """It is of one task and comes again whenever that is tried; other tasks are not concerned."""
+    """An error of one task, which comes again at each try of it."""
     OUTAGE = "outage"
     """The store is away or takes nothing now: the same step succeeds later."""
     BUG = "bug"
-    """Nobody foresaw it."""
+    """An unforeseen error."""
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """The kind of an error that a step, or a part of one, has raised."""
+    """Return the kind of an error that a step, or a part of one, has raised."""
     match error:
         case RequestTooLarge() | InvalidTask() | InvalidArgument():
             return ErrorKind.POISON
@@ -73,9 +73,10 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A loop that fails now: what of, since when (seconds since 1970), and how many times in a row.
+    """A loop that fails now: its error, the first one's time (seconds since 1970), the attempts in a row.
 
-    Or, under the name ``task NAME``, a function of which this worker can't read tasks (SK-21), and how many.
+    Under the name ``task NAME`` it is a function whose tasks this worker can't read (SK-21), and their
+    number.
     """
 
     loop: str
@@ -111,11 +112,11 @@ class FailedStep:
     is_due: bool
     """True if it is time to report it."""
     gives_up: str
-    """Why the process ends; empty if it goes on."""
+    """Reason why the process ends; empty if it goes on."""
 
 
 class LoopFailures:
-    """The loops of a process that fail, and what follows. Pure.
+    """The failing loops of a process, and the consequences. Pure.
 
     ``now`` is in seconds of a monotonic clock, ``wall`` in seconds since 1970.
     """
@@ -136,7 +137,7 @@ class LoopFailures:
     def failed(
         self, loop: str, error: BaseException, now: float, wall: float, *, ends_process: bool = True
     ) -> FailedStep:
-        """Take note of an error. Bugs that persist end the process only where ``ends_process``."""
+        """Note an error. Bugs that persist end the process only if ``ends_process``."""
         kind = kind_of(error)
         failing = self._failing.get(loop)
         is_due = failing is None or failing.kind is not kind or now - failing.reported >= REPORT_S
@@ -158,7 +159,7 @@ class LoopFailures:
         return FailedStep(failing.delay.after(0.0), kind, failing.attempts, is_due, gives_up)
 
     def ended(self, loop: str) -> tuple[int, float] | None:
-        """Forget a loop's failures; their number and the time of the first, None if there are none."""
+        """Forget a loop's failures; return their number and the time of the first, None if there are none."""
         failing = self._failing.pop(loop, None)
         return None if failing is None else (failing.attempts, failing.began)
 
@@ -196,9 +197,9 @@ class ErrorPolicy:
             return self._counts.copy()
 
     def failed(self, loop: str, error: BaseException, *, ends_process: bool = True) -> float:
-        """Take note of an error; return how many seconds the loop pauses before it tries again.
+        """Note an error; return the seconds that the loop pauses before it tries again.
 
-        Bugs that persist end the process only where ``ends_process``.
+        Bugs that persist end the process only if ``ends_process``.
         """
         now, wall = self._clock.now(), self._clock.wall()
         with self._lock:
@@ -219,7 +220,7 @@ class ErrorPolicy:
             self._end()
 
     def worked(self, loop: str) -> None:
-        """Take note of a step that succeeded: nothing is wrong with its loop any more."""
+        """Note a step that succeeded: the trouble of its loop ends."""
         if loop not in self._failures:
             return
         with self._lock:
@@ -241,7 +242,7 @@ class ErrorPolicy:
             self._failures.ended(loop)
 
     def unreadable(self, name: str, error: BaseException) -> None:
-        """Take note of a task of a function that can't be read here; logged for the first of them only."""
+        """Note a task of a function that can't be read here; only the first is logged."""
         loop, error_text = f"task {name}", summary_of(error)
         with self._lock:
             known, _ = self._unreadable.get(name, (None, 0.0))
@@ -258,7 +259,7 @@ class ErrorPolicy:
             )
 
     def ignored(self, what: str, error: BaseException) -> None:
-        """Log an error, with its traceback, that ends nothing; those of one kind once in a while only."""
+        """Log an error, with its traceback, that ends nothing; at most once in :data:`REPORT_S` per kind."""
         now = self._clock.now()
         with self._lock:
             is_due = now - self._ignored.get(what, -REPORT_S) >= REPORT_S

@@ -60,11 +60,11 @@ class Outcome(StrEnum):
     FENCED = "fenced"
     """The store refused the end, as the claim was over or the task cancelled."""
     UNKNOWN = "unknown"
-    """Nobody knows: the store could not be asked. If the claim has not ended, it does so in time."""
+    """Unknown, as the store was away. If the claim has not ended, it ends with its time."""
 
 
 def outcome_of(settled: Stored | Refused, failures: int) -> Outcome:
-    """The outcome of a claim that was settled like this; ``failures`` is the number before it.
+    """Return the outcome of a settled claim; ``failures`` is the number before it.
 
     A task that is complete already was completed by this claim, in a transaction of its body.
     """
@@ -136,7 +136,7 @@ class TaskMetrics:
         self._counts().started[self._known(name)] += 1
 
     def ran(self, name: str, run_s: float) -> None:
-        """Count how long a body has run."""
+        """Count the run time of a body."""
         name, times = self._known(name), self._counts().run_times
         found = times.get(name)
         if found is None:
@@ -213,7 +213,7 @@ class Measured(Protocol):
 class QueueCollector:
     """A collector of queues for a registry of ``prometheus_client``.
 
-    A scrape asks the store at most once for each queue, for the age of the oldest ready task.
+    A scrape reads the store at most once for each queue, for the age of the oldest ready task.
 
     Raises:
         MissingExtra: ``prometheus_client`` is not installed.
@@ -230,7 +230,7 @@ class QueueCollector:
         self._queues = queues
 
     def describe(self) -> Iterable[Metric]:
-        """No families: registering asks no store."""
+        """Return no families: registering reads no store."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -23,14 +23,14 @@ class Status(StrEnum):
     """Status of a task."""
 
     WAITING = "waiting"
-    """It waits for its time, for what it depends on, or for a worker."""
+    """The task waits for its time, its dependencies, or a worker."""
     CLAIMED = "claimed"
     COMPLETED = "completed"
-    """For good (SK-10)."""
+    """The task is complete for good (SK-10)."""
     DEAD = "dead"
-    """Its last try failed: it waits for an operator, who may requeue it (SK-15)."""
+    """The last try failed: an operator may requeue the task (SK-15)."""
     CANCELLED = "cancelled"
-    """An operator or the application wants it no more; it may be requeued."""
+    """An operator or the application has cancelled the task; it may be requeued."""
 
 
 OPEN: Final = frozenset({Status.WAITING, Status.CLAIMED})
@@ -43,11 +43,11 @@ class AfterFailure(StrEnum):
     """Reaction of a task to a dependency that is dead or cancelled."""
 
     WAIT = "wait"
-    """It waits until that one is requeued and complete."""
+    """Wait until the dependency is requeued and complete."""
     RUN = "run"
-    """It waits for that one no more."""
+    """Run without the dependency."""
     FAIL = "fail"
-    """It becomes dead itself."""
+    """Become dead too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def rate_of(text: str) -> Rate:
     """Return the rate of a text such as ``10/s`` or ``100/m burst 20``: per second, minute or hour.
 
     Raises:
-        ValueError: it is no such text, or its burst takes more than :data:`MAX_FILL_S` to come again.
+        ValueError: the text is invalid, or its burst takes more than :data:`MAX_FILL_S` to come again.
     """
     found = _RATE.fullmatch(text)
     if found is None:
@@ -161,8 +161,8 @@ class Task:
 class Term:
     """Time for which a claim lasts: ``ttl_s`` seconds, which end at ``ends_at_s`` of the clock ``clock``.
 
-    ``clock`` names one boot of one host. Who runs on it compares directly; anyone else counts ``ttl_s`` from
-    when he read this.
+    ``clock`` names one boot of one host. Processes on it compare directly; all others count ``ttl_s`` from
+    when they read this.
     """
 
     ttl_s: float
@@ -206,7 +206,7 @@ class State:
 class Stored:
     """A task as the engine holds it, its payload aside; ``revision`` is that of its state's last change.
 
-    ``partition`` is where it lies (SK-2).
+    ``partition`` is that of the task (SK-2).
     """
 
     head: Head
@@ -231,11 +231,11 @@ class EnqueueAnswer(StrEnum):
     """Answer to an enqueue: where the task is stored (SK-4), or that it was there before (SK-23)."""
 
     COMMITTED = "committed"
-    """In the engine, for good."""
+    """The task is in the engine, for good."""
     SPOOLED = "spooled"
-    """In the outbox, synced to the disk of this host; it is forwarded when the engine is back."""
+    """The task is in the outbox, synced to the disk of this host, until the engine is back."""
     DUPLICATE = "duplicate"
-    """In the engine before: it has the same unique key, and no other task was made."""
+    """An earlier task has the same unique key; no other task was made."""
 
 
 class Result:
@@ -251,7 +251,7 @@ class Result:
 
 
 class Enqueued(str, Generic[R_co]):
-    """A task's id, which says in ``answer`` where the task is (SK-4), and if it is an earlier one (SK-23).
+    """A task's id; ``answer`` says where the task is stored (SK-4), or that it is an earlier one (SK-23).
 
     ``R_co`` is what its function returns, for ``wait``.
     """
@@ -267,7 +267,7 @@ class Enqueued(str, Generic[R_co]):
         return cast("R_co", Result(self))
 
     def __new__(cls, task: TaskId, answer: EnqueueAnswer = EnqueueAnswer.COMMITTED) -> Self:
-        """The id of a task that is there."""
+        """Make the id of a stored task."""
         enqueued = super().__new__(cls, task)
         enqueued.answer = answer
         return enqueued

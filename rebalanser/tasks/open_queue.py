@@ -145,8 +145,8 @@ class OpenQueue(ABC):
         """Policy for errors of this process's loops."""
         self.metrics = TaskMetrics()
         """Counts this process's tasks."""
-        self.bell = waiting.Bell(lambda: self.context)
-        """Tells who waits for a task."""
+        self.notifier = waiting.CompletionNotifier(lambda: self.context)
+        """Notifies callers that wait for tasks."""
         self._opening = Opening(self._open_engine)
         self._outbox: Outbox | None = None
         self._outbox_opening = threading.Lock()
@@ -199,7 +199,8 @@ class OpenQueue(ABC):
     def troubles(self) -> tuple[Trouble, ...]:
         """Failures in this process that are retried now, such as claiming while the engine is away.
 
-        Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see :meth:`start`.
+        Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see
+        :meth:`~rebalanser.tasks.queue.Queue.start`.
         """
         return self.errors.troubles
 
@@ -209,7 +210,7 @@ class OpenQueue(ABC):
         return self._opening.opened().partitions
 
     def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
-        """A task as it is now, or at revision ``at_least`` or later (SK-11).
+        """Return a task as it is now, or at revision ``at_least`` or later (SK-11).
 
         Raises:
             UnknownTask: there is none of this id.
@@ -233,11 +234,11 @@ class OpenQueue(ABC):
 
     @abstractmethod
     def _forked(self) -> None:
-        """Forget, in a forked child, what is the parent's."""
+        """Forget the parent's state in a forked child."""
 
 
 def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
-    """See that a queue exists, so that a mistyped name makes none."""
+    """Check that a queue exists, so that a mistyped name makes none."""
     known = sorted(queues)
     if name not in known:
         raise UnknownQueue(
@@ -281,7 +282,7 @@ def _shown(given: object) -> str:
 
 
 def name_and_url(name: str, url: str | None) -> tuple[str, str]:
-    """The name and the URL of a queue from what it was given, which may be the URL alone.
+    """Return the name and the URL of a queue, which may be given its URL alone.
 
     Raises:
         InvalidUrl: there is no URL, nor one in ``REBALANSER_REGISTRY``.

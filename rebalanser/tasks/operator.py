@@ -30,14 +30,14 @@ CHANGED_AT_ONCE: Final = 500
 NEWEST_S: Final = 1.0
 """Seconds back from now within which the newest tasks are looked for first."""
 FARTHER: Final = 8.0
-"""So many times as far back they are looked for next."""
+"""Growth of that time at each further look."""
 
 
 class Operator(OpenQueue):
     """Operations that read and change the tasks of a queue."""
 
     def payload(self, task: TaskId) -> bytes:
-        """A task's payload as it was enqueued.
+        """Return a task's payload as it was enqueued.
 
         Raises:
             UnknownTask: there is none of this id.
@@ -91,7 +91,7 @@ class Operator(OpenQueue):
                 return
 
     def _enqueued_before(self, older_than_s: float) -> float:
-        """The wall time before which tasks of an age were enqueued; infinity for an age of 0."""
+        """Return the wall time before which tasks of an age were enqueued; infinity for an age of 0."""
         if not is_seconds(older_than_s):  # also NaN, which would choose all tasks
             raise InvalidArgument(f"older_than_s is {older_than_s!r}: give seconds from 0")
         return self._clock.wall() - older_than_s if older_than_s else math.inf
@@ -197,7 +197,7 @@ class Operator(OpenQueue):
         return pauses.pause(self.context, schedule, self._label if by is None else by, reason)
 
     def resume(self, *, schedule: str | None = None) -> Pause | None:
-        """End the pause of the queue, or of a schedule; the pause that ended, None if there was none (SK-23).
+        """End the pause of the queue, or of a schedule; return it, None if there was none (SK-23).
 
         Idle workers begin to claim at once. A schedule goes on with its next tick.
 
@@ -212,15 +212,15 @@ class Operator(OpenQueue):
             raise InvalidTask(f"no periodic function {name!r} is registered; there are: {', '.join(names)}")
 
     def cancel(self, task: TaskId) -> Status:
-        """Want a task no more; what it is then: a completed one stays so."""
+        """Cancel a task, unless it is complete; return its status."""
         return self._change(task, lambda stored: rules.cancel(stored.state))
 
     def requeue(self, task: TaskId) -> Status:
-        """Try a dead or cancelled task again, with all its tries (SK-15); what it is then."""
+        """Requeue a dead or cancelled task, with all its tries (SK-15); return its status."""
         return self._change(task, lambda stored: rules.requeue(stored.state))
 
     def cancel_all(self, tasks: Iterable[Stored]) -> int:
-        """Cancel tasks as :meth:`cancel` does, many at once; how many are cancelled now.
+        """Cancel tasks as :meth:`cancel` does, many at once; return the number of cancelled ones.
 
         Raises:
             InvalidArgument: ``tasks`` has something else than tasks, such as ids.
@@ -228,7 +228,7 @@ class Operator(OpenQueue):
         return self._change_all(tasks, lambda stored: rules.cancel(stored.state))
 
     def requeue_all(self, tasks: Iterable[Stored]) -> int:
-        """Requeue tasks as :meth:`requeue` does, many at once; how many of them were dead or cancelled.
+        """Requeue tasks as :meth:`requeue` does, many at once; return the number of requeued ones.
 
         Raises:
             InvalidArgument: ``tasks`` has something else than tasks, such as ids.

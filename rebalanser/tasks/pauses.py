@@ -34,7 +34,7 @@ PauseText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
 class Pause(BaseModel):
-    """A pause of a queue or a schedule: since when, by whom, and why."""
+    """A pause of a queue or a schedule, with its time, author and reason."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +65,7 @@ class Pause(BaseModel):
         return (*self.earlier, (self.since, math.inf if self.ended is None else self.ended))
 
     def told(self, wall: float) -> str:
-        """Return who paused, how long ago and why, as a phrase for people."""
+        """Describe the pause for people: its age, author and reason."""
         ago_s = max(0.0, wall - self.since)
         return f"paused for {ago_s:.0f} s by {self.by}" + (f": {self.reason}" if self.reason else "")
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rebalanser.tasks.pauses import Pause
 
 LOOK_S: Final = 1.0
-"""The longest time between two looks at the clock, which may jump."""
+"""Maximum seconds between two looks at the clock, which may jump."""
 CATCH_UP_S: Final = 60.0
 """Seconds after a tick in which it may still be enqueued; then it is left out."""
 KEPT_S: Final = 86_400.0
@@ -71,7 +71,7 @@ class Schedule:
     jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """See that there is a tick."""
+        """Check that the schedule has a tick."""
         if not is_seconds(self.jitter_s) or self.jitter_s > MAX_SECONDS:
             raise InvalidTask(
                 f"{self.name}: jitter_s is {self.jitter_s!r}; it must be seconds from 0 to {MAX_SECONDS:.0f}"
@@ -90,11 +90,11 @@ class Schedule:
         self.last_tick(0.0)
 
     def last_tick(self, wall: float) -> int:
-        """The last tick at ``wall`` or before, in seconds since 1970."""
+        """Return the last tick at ``wall`` or before, in seconds since 1970."""
         return next(self._ticks_before(wall))
 
     def next_tick(self, wall: float) -> int:
-        """The first tick after ``wall``, in seconds since 1970."""
+        """Return the first tick after ``wall``, in seconds since 1970."""
         ticks, is_hourly = self._cron(int(wall))
         return next(tick for tick in _each(ticks.get_next) if self._counts(tick, is_hourly=is_hourly))
 
@@ -117,7 +117,7 @@ class Schedule:
         return self.jitter_s * int.from_bytes(digest) / (1 << 48)
 
     def _ticks_before(self, wall: float) -> Iterator[int]:
-        """Back from ``wall`` on."""
+        """Iterate over the ticks at ``wall`` or before, the latest first."""
         # A tick at this very second counts, and croniter gives the one before.
         ticks, is_hourly = self._cron(int(wall) + 1)
         try:
@@ -126,7 +126,7 @@ class Schedule:
             raise self._invalid(error) from error
 
     def _cron(self, wall: int) -> tuple[croniter, bool]:
-        """The expression from ``wall`` on, and True if it is for every hour."""
+        """Return the expression from ``wall`` on, and True if it is for every hour."""
         try:
             ticks = croniter(self.expression, datetime.datetime.fromtimestamp(wall, ZoneInfo(self.time_zone)))
         except CroniterBadCronError as error:
@@ -148,7 +148,7 @@ class Schedule:
 
 
 def _problem_of(expression: str, *, has_ticks: bool) -> str:
-    """Say what is wrong with a cron expression, and what is right."""
+    """Describe the error of a cron expression, and the correct form."""
     fields = expression.split()
     if not has_ticks:
         return "no date ever matches it"
@@ -205,22 +205,22 @@ class Ticker:
         self._loop = Loop("ticks", self._look, errors)
 
     def start(self) -> None:
-        """Begin; a thread looks at the clock once a second."""
+        """Start the thread, which looks at the clock once a second."""
         self._loop.start()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the thread."""
         self._ending.set()
         self._loop.hurry()
         self._loop.join()
 
     def pause_s(self, longest_s: float) -> float:
-        """Seconds until the next tick of a schedule, at most ``longest_s``."""
+        """Return the seconds until the next tick of a schedule, at most ``longest_s``."""
         wall = self._clock.wall()
         return min((each.next_tick(wall) - wall for each in self._schedules), default=longest_s)
 
     def tick(self) -> None:
-        """Enqueue what has become due.
+        """Enqueue the ticks that have become due.
 
         Raises:
             RebalanserError: the engine is away or takes nothing; the next look tries again.
@@ -251,7 +251,7 @@ class Ticker:
         return self._since[schedule]
 
     def _learn_since(self, schedule: Schedule) -> float:
-        """The first tick of late that is in the store; the start of this ticker if the schedule is new."""
+        """Return the first recent tick in the store; the start of this ticker if the schedule is new."""
         ticks = {schedule.task_id(tick): tick for tick in schedule.recent(self._began)}
         first = min(ticks.values())
         if len(ticks) == 1:

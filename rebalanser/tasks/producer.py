@@ -87,14 +87,14 @@ class TaskFunction(Generic[P, R]):
         return TaskFunction(self._queue, self.body, chosen_options(self.name, options))
 
     def call(self, *arguments: P.args, **named: P.kwargs) -> Call[R]:
-        """A call with these arguments that is not enqueued yet.
+        """Return a call with these arguments that is not enqueued yet.
 
         Its ``result`` may be an argument of another call, which then waits for this one; see :class:`Call`.
         """
         return Call(self._queue, self.body, self._options, arguments, named)
 
     def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
-        """Enqueue a call with these arguments; the task's id, once the engine has it for good (SK-3).
+        """Enqueue a call with these arguments; return the task's id once the engine has it for good (SK-3).
 
         With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4). It
         is ``duplicate``, and the id that of an earlier task, if that one keeps this one out: see
@@ -131,7 +131,7 @@ class TaskFunction(Generic[P, R]):
 
 
 class Call(PlannedCall[R]):
-    """A call of a function that is to be one task, made by :meth:`TaskFunction.call`.
+    """A planned call of a function, for one task, made by :meth:`TaskFunction.call`.
 
     Give its ``result``, or a list of results, as an argument of another call, or say it by :meth:`then`; and
     enqueue the last one. All are enqueued together, and each begins once those are complete whose results it
@@ -145,7 +145,7 @@ class Call(PlannedCall[R]):
         *arguments: Q.args,
         **named: Q.kwargs,
     ) -> Call[S]:
-        """A call of another function, whose first argument is the result of this one."""
+        """Return a call of another function, whose first argument is the result of this one."""
         return function.call(self.result, *arguments, **named)
 
     def enqueue(self) -> Enqueued[R]:
@@ -195,7 +195,7 @@ class Producer(OpenQueue):
     def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
 
-        Without any of these ``@queue.task`` will do.
+        Without arguments ``@queue.task`` is enough.
 
         Raises:
             InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
@@ -335,7 +335,7 @@ class Producer(OpenQueue):
         return self._placed(head, payload, options)
 
     def _warn_of_unknown(self, name: str) -> None:
-        """Warn once of a name that no function has, where there are functions."""
+        """Warn once of a name that no function has, if any function is registered."""
         if not self.functions or name in self.functions or name in self._warned:
             return
         if len(self._warned) < MAX_WARNED:
@@ -357,7 +357,7 @@ class Producer(OpenQueue):
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
     def _refuse_far_future(self, task: TaskId) -> None:
-        """See that the time in a given id is not far ahead of the clock, and of the ids made here."""
+        """Check that the time in a given id is not far ahead of the clock and of the ids made here."""
         ahead_s = born_at(task) - self._clock.wall()
         if ahead_s > FAR_FUTURE_S and born_at(task) - born_at(self._ids.next()) > FAR_FUTURE_S:
             raise InvalidTask(
@@ -366,7 +366,7 @@ class Producer(OpenQueue):
             )
 
     def new_id(self) -> TaskId:
-        """An id for a task to come, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
+        """Return an id for a new task, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
         return self._ids.next()
 
     def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
@@ -386,7 +386,7 @@ class Producer(OpenQueue):
             call.enqueued = done
 
     def commit(self, tasks: Sequence[Enqueue], *, together: bool = False) -> list[Enqueued[Any]]:
-        """Enqueue tasks that were made, ``together`` all or none; their ids.
+        """Enqueue tasks that were made, ``together`` all or none; return their ids.
 
         The id is that of an earlier task where the task is a duplicate of it (SK-23). One of those that are
         enqueued together may depend on those before it, and none has a unique key; what is there already
@@ -401,17 +401,17 @@ class Producer(OpenQueue):
                 continue
             self.metrics.enqueued(each.task.head.name)
             for hook in self._middleware:
-                self._told(hook, each.task.head)
+                self._call_hook(hook, each.task.head)
         return done
 
-    def _told(self, hook: Middleware, head: Head) -> None:
+    def _call_hook(self, hook: Middleware, head: Head) -> None:
         try:
             hook.enqueued(head)
         except Exception as error:  # whatever a hook does, the task is enqueued
             self.errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
 
     def _answers(self, tasks: Sequence[Enqueue], *, together: bool) -> Iterator[Enqueued[Any]]:
-        """The id of each task and where it is, once all are enqueued; raises at the first that is not."""
+        """Enqueue tasks, then iterate over their ids and answers; raises at the first that failed."""
         if together:
             refuse_too_many(len(tasks))
             if any(each.task.head.unique_key for each in tasks):
@@ -441,7 +441,7 @@ class Producer(OpenQueue):
             yield enqueued(each, pending.future.result())
 
     def _enqueue_together(self, tasks: Sequence[Enqueue]) -> None:
-        """Enqueue tasks, all or none of those that are not there; raises what is wrong with one of them."""
+        """Enqueue the tasks that do not exist yet, all or none; raises the error of the first invalid one."""
         left = {each.task.head.id: each for each in tasks}
         if len(left) < len(tasks):
             raise InvalidTask("two of the tasks that are enqueued together have one id")
@@ -463,7 +463,7 @@ class Producer(OpenQueue):
         raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
 
     def _present(self, tasks: Mapping[TaskId, Enqueue]) -> Collection[TaskId]:
-        """Return those of the tasks that are there already; raises TaskExists where one is another."""
+        """Return the ids of tasks that exist already; raises TaskExists if one has other content."""
         ids = list(tasks)
         found = self.context.read(ids)
         payloads = self.context.engine.payloads(self.name, ids, self._timeout_s)
@@ -479,10 +479,10 @@ class Producer(OpenQueue):
     def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any: ...
 
     def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any:
-        """Wait until a task is complete; what its body has returned, by the function's return type.
+        """Wait until a task is complete; return its result, by the function's return type.
 
-        It has been JSON meanwhile. So it is what JSON gives where the function has no return type, or is not
-        known here. ``get(task).state.result`` has the JSON itself.
+        It was stored as JSON, and is plain JSON if the function has no return type or is not known here.
+        ``get(task).state.result`` has the JSON itself.
 
         A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
         all bodies of a worker do that, it logs a warning. So does a call that waits for a paused queue.
@@ -497,23 +497,23 @@ class Producer(OpenQueue):
         waiting.refuse_wait(task, timeout_s)
         changed = threading.Event()
         deadline = self.context.clock.now() + timeout_s
-        self.bell.listen(task, changed.set)
+        self.notifier.listen(task, changed.set)
         try:
             with waiting.waiting_for(self.name) as hint:
                 stored = self.get(task)
                 self.pause_hint(stored, logs=True)
                 while stored.state.status not in waiting.CLOSED:
-                    told = hint(stored)
+                    why = hint(stored)
                     if not changed.wait(max(0.0, deadline - self.context.clock.now())):
-                        raise waiting.not_settled(stored, timeout_s, told + self.pause_hint(stored))
+                        raise waiting.not_settled(stored, timeout_s, why + self.pause_hint(stored))
                     changed.clear()
                     stored = self.get(task)
         finally:
-            self.bell.leave(task, changed.set)
+            self.notifier.leave(task, changed.set)
         return waiting.value_of(stored, self.functions)
 
     def pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
-        """Say why an awaited task waits: a pause, or that no worker is there; else empty."""
+        """Return a hint why an awaited task waits: a pause, or no worker; empty for neither."""
         if stored.state.status is not Status.WAITING:
             return ""
         try:
@@ -524,7 +524,7 @@ class Producer(OpenQueue):
             return ""
         if present is None:
             return "" if has_worker else NO_WORKER
-        told = f"the queue is {present.told(self._clock.wall())}"
+        paused = f"the queue is {present.told(self._clock.wall())}"
         if logs:
-            _log.warning(told, action="task_waits_paused", queue=self.name, task=stored.head.id)
-        return f"; {told}"
+            _log.warning(paused, action="task_waits_paused", queue=self.name, task=stored.head.id)
+        return f"; {paused}"

@@ -1,4 +1,4 @@
-"""The queue: what a host application holds to enqueue tasks, to work on them and to look at them."""
+"""The queue of a host application: it enqueues tasks, works on them and reads them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from rebalanser.tasks.status import WorkerNote
 
 GRACE_S: Final = 30.0
 EXIT_CODE: Final = 70
-"""Exit code (EX_SOFTWARE) of a process of which a loop failed for an unforeseen reason."""
+"""Exit code (EX_SOFTWARE) of a process whose loop failed for an unforeseen reason."""
 EXIT_LIMIT_S: Final = 2 * GRACE_S
-"""Seconds within which such a process ends, whatever stopping gracefully comes to."""
+"""Maximum seconds of the graceful stop of such a process."""
 BodyPlace: TypeAlias = Literal["threads", "processes"]
 """Place in which bodies run: threads of the worker, or child processes, which can be killed."""
 
@@ -93,7 +93,7 @@ class Queue(Producer, Operator):
         super()._begin()
 
     def _forked(self) -> None:
-        """Forget, in a forked child, what is the parent's; a closed queue stays closed."""
+        """Forget the parent's state in a forked child; a closed queue stays closed."""
         if self._is_closed:
             return
         self._has_left_worker |= self._source is not None
@@ -135,7 +135,7 @@ class Queue(Producer, Operator):
     def measure(self) -> Measurement:
         """Measure this process: its counts, its failures, and how long the oldest ready task has waited.
 
-        The store is asked for the latter on SQLite. Raises nothing.
+        On SQLite it reads the store for the latter. Raises nothing.
         """
         oldest_ready_s: float | None = None
         try:
@@ -158,7 +158,7 @@ class Queue(Producer, Operator):
 
     @property
     def known_pause(self) -> Pause | None:
-        """The pause of the queue as this process knows it, which must work on it; asks no store."""
+        """The pause of the queue as last seen by this process, which must be a worker; reads no store."""
         source = self._source
         return None if source is None else source.pause
 
@@ -353,7 +353,7 @@ class Queue(Producer, Operator):
         self._stopped.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait until somebody asks to stop; whether that is so."""
+        """Wait until a stop is requested; True if so."""
         return self._stopped.wait(timeout_s)
 
     def stop(self, grace_s: float | None = None) -> None:
@@ -415,7 +415,7 @@ class Queue(Producer, Operator):
             self._worker.stop(max(0.0, deadline - self._clock.now()))
 
     def close(self) -> None:
-        """Stop, write what waits, and let go of the engine. Closing twice does nothing."""
+        """Stop, finish pending writes, and close the engine. Closing twice does nothing."""
         self.stop()
         self._is_closed = True
         if self._outbox is not None:
@@ -428,7 +428,7 @@ class Queue(Producer, Operator):
             self.errors.give_up(f"the group of the queue has failed: {fact.detail}")
 
     def _end_process(self) -> None:
-        """End a process that only looks alive: its claims are given back first, if that can be."""
+        """End a process whose loops have failed: its claims are given back first, if possible."""
 
         def end() -> None:
             try:
@@ -455,7 +455,7 @@ class Queue(Producer, Operator):
 
 
 class Queues:
-    """Several queues of one registry that a process works on together, the tasks of earlier ones first.
+    """Several queues of one registry that one process works on, the tasks of earlier ones first.
 
     All bodies share one concurrency. A task of a later queue begins only while no earlier one has a ready
     task, whatever the priorities are: a queue that always has ready tasks starves those after it. To keep a
@@ -466,12 +466,12 @@ class Queues:
     """
 
     def __init__(self, *queues: Queue) -> None:
-        refuse_strange([each.name for each in queues], {each.url for each in queues})
+        refuse_mixed([each.name for each in queues], {each.url for each in queues})
         self._queues = queues
         self._stopped = threading.Event()
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
-        """Work on tasks until a signal, or until one of the queues is asked to stop; as :meth:`Queue.run`."""
+        """Work on tasks until a signal, or a stop of one of the queues; as :meth:`Queue.run`."""
         run_until_stopped(_Running(self, concurrency, bodies))
 
     def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
@@ -494,13 +494,13 @@ class Queues:
         self._stopped.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait until any of the queues is asked to stop; True if that is so."""
+        """Wait until a stop of any of the queues is requested; True if so."""
         return self._stopped.wait(timeout_s)
 
     def stop(self, grace_s: float | None = None) -> None:
         """Leave all queues, then let the bodies that run end within ``grace_s`` seconds (30 where None).
 
-        As :meth:`Queue.stop`, also where it is interrupted. The queues stay open.
+        As :meth:`Queue.stop`, also if it is interrupted. The queues stay open.
         """
         self._stopped.set()
         grace_s = GRACE_S if grace_s is None else grace_s
@@ -518,7 +518,7 @@ class Queues:
 
 
 def refuse_no_concurrency(concurrency: object) -> None:
-    """See that a worker can run this number of tasks at a time.
+    """Check that a worker can run this number of tasks at a time.
 
     Raises:
         InvalidArgument: it is no whole number from 1.
@@ -527,11 +527,11 @@ def refuse_no_concurrency(concurrency: object) -> None:
         raise InvalidArgument(f"concurrency is how many tasks run at a time, 1 or more, not {concurrency!r}")
 
 
-def refuse_strange(names: Sequence[str], urls: Collection[str]) -> None:
-    """See that queues can be worked on together.
+def refuse_mixed(names: Sequence[str], urls: Collection[str]) -> None:
+    """Check that one process can work on queues together.
 
     Raises:
-        InvalidArgument: there is none, one comes twice, or they are at different URLs.
+        InvalidArgument: there are none, one is given twice, or their URLs differ.
     """
     if not names:
         raise InvalidArgument("give at least one queue")
@@ -563,7 +563,7 @@ class _Running:
 
 
 def _open(source: ClaimSource, group: Group | None) -> None:
-    """Begin to hear of what there is to claim."""
+    """Begin to follow the tasks to claim."""
     if isinstance(source, IndexClaims):
         source.open()
     if group is not None:

@@ -53,9 +53,9 @@ from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
 
 
 class Components:
-    """Tasks of one queue, told one by one in any order, put together by what they depend on.
+    """Connected components of a queue's tasks, which are added one by one in any order.
 
-    Of each task only what is needed is kept: where it lies, its revision, and with whom it goes.
+    Of each task only its partition, its revision and its component are kept.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Components:
         self._kept: set[TaskId] = set()
 
     def add(self, stored: Stored, *, keep: bool = False) -> None:
-        """Tell of a task; one that is open, or to ``keep``, is not collected, nor is what goes with it."""
+        """Add a task; an open one, or one to ``keep``, keeps its whole component from collection."""
         task = stored.head.id
         if stored.state.status not in OPEN and not keep:
             self._closed[task] = (stored.partition, stored.revision)
@@ -102,7 +102,7 @@ class Components:
 
 PAGE: Final = 500
 Place = tuple[int, int]
-"""The partition and the revision of a task."""
+"""Partition and revision of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def collect(
         yield Collected(looked_at=len(page))
     components = Components()
     undone: dict[TaskId, Status] = {}
-    """Those of the connected tasks that were dead or cancelled."""
+    """Tasks of the component that were dead or cancelled."""
     for page in _pages(tasks(), at_once):
         going = {each.head.id for each in page if each.state.status not in OPEN and may_go(each)}
         for stored in (each for each in page if each.head.id in connected):
@@ -170,7 +170,7 @@ def _pages(tasks: Iterator[Stored], size: int) -> Iterator[list[Stored]]:
 
 
 def _filled(parts: Iterator[dict[TaskId, Place]], size: int) -> Iterator[list[dict[TaskId, Place]]]:
-    """Parts in lists of about ``size`` tasks; a larger part is by itself."""
+    """Group components in lists of about ``size`` tasks; a larger one is alone."""
     filled: list[dict[TaskId, Place]] = []
     tasks = 0
     for part in parts:
@@ -194,14 +194,14 @@ def _place_of(stored: Stored) -> dict[TaskId, Place]:
 class Archive:
     """A file of collected tasks, one JSON object a line: the task, its state, its payload and its log.
 
-    A task that could not be deleted after it was written stands there again once it is.
+    A task that could not be deleted after it was written is written again once it is.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, context: Context, ids: Sequence[TaskId]) -> None:
-        """Append these tasks, and see to it that they are on the disk before anybody deletes them.
+        """Append tasks, synced to the disk before they are deleted.
 
         Raises:
             UnusableFolder: they can't be written there.
@@ -241,7 +241,7 @@ def _delete(
     undone: Mapping[TaskId, Status],
     archive: Archive | None,
 ) -> Collected:
-    """Delete each part as a whole, or not at all where anything of it has changed."""
+    """Delete each component as a whole, or not at all if a task of it has changed."""
     if not parts:
         return Collected()
     if archive is not None:
@@ -264,16 +264,16 @@ MIN_AGE_S: Final = 300.0
 PART: Final = 10
 """A task may be deleted later by the time for which it is kept, divided by this."""
 FIRST_S: Final = 10.0
-"""Seconds within which a worker that has started looks whether there is something to delete."""
+"""Maximum seconds after its start until a worker looks for tasks to delete."""
 SHORTEST_INTERVAL_S: Final = 1.0
 LONGEST_INTERVAL_S: Final = 600.0
 """Seconds between two sweeps."""
 STEP: Final = 100
 """Number of tasks that are read or deleted at once."""
 REST: Final = 3.0
-"""A sweep rests so many times as long as its last step took."""
+"""Rest of a sweep after a step, in times that the step took."""
 SELDOM: Final = 20.0
-"""The next sweep comes after so many times what the last one took, if that found little to delete."""
+"""Pause between sweeps that found little to delete, in times that the last one took."""
 STOPS_WITHIN_S: Final = 2.0
 """Seconds that a worker which stops waits for its sweep."""
 LEASE_S: Final = 60.0
@@ -299,7 +299,7 @@ class Retention:
     cancelled_s: float | None = 7 * DAY_S
 
     def __post_init__(self) -> None:
-        """Refuse what is no time."""
+        """Refuse invalid times."""
         for each in fields(self):
             value = getattr(self, each.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -358,7 +358,7 @@ class Marks(tuple[Mark, ...]):
         return self[index].wall if index < len(self) else None
 
     def with_mark(self, new: Mark, longest_s: float) -> Marks:
-        """These and a new one, but for those that are needed no more.
+        """Return the marks with a new one, and without those that are no longer needed.
 
         Two neighbours may be apart by a tenth of the age of the later one. A clock or a store that was set
         back takes the marks along that come later.
@@ -384,7 +384,7 @@ class Record(BaseModel):
 
     marks: tuple[Mark, ...] = ()
     sweeper: str = ""
-    """The worker that sweeps, until ``until``; nobody if it is empty."""
+    """The worker that sweeps, until ``until``; empty if none does."""
     until: float = 0.0
     next_at: float = 0.0
     """Time of the next sweep."""
@@ -396,7 +396,7 @@ class Record(BaseModel):
 
     @classmethod
     def of(cls, note: Note) -> Record:
-        """The record in a note; an empty one where there is none, or none that this version can read."""
+        """Return the record in a note; an empty one if there is none, or this version can't read it."""
         try:
             return cls.model_validate_json(note.content)
         except ValidationError:
@@ -427,7 +427,7 @@ class Sweeper:
         self._loop = Loop("retention", self._step, context.errors)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._loop.start()
 
     def stop(self) -> None:
@@ -544,7 +544,7 @@ class Sweeper:
 
 
 def _ended(record: Record, *, wall: float, next_s: float, done: Collected) -> Record:
-    """A record once a sweep has ended."""
+    """Return the record after a sweep."""
     return record.model_copy(
         update={
             "sweeper": "",

@@ -1,7 +1,7 @@
 """Rules of task states: a state and a request give the next state, or a refusal.
 
-Pure: no clock, no store, no randomness. Whoever writes the state that a rule gives does so on the condition
-that the state is still the one that the rule was given; so a rule decides for all hosts at once.
+Pure: no clock, no store, no randomness. The next state is written on the condition that the state is still
+the one that the rule was given; so a rule decides for all hosts at once.
 
 ===========  =====================================  =====================================================
 rule         from                                   to
@@ -53,15 +53,15 @@ class Reason(StrEnum):
     NOT_OPEN = "not_open"
     """The task is dead or cancelled."""
     NOT_CLOSED = "not_closed"
-    """Only what is dead or cancelled is requeued."""
+    """The task is open: only a dead or cancelled one is requeued."""
     GAP = "gap"
     """The update is not the next one (SK-9)."""
     OTHER_CONTENT = "other_content"
-    """Another update stands at this number (SK-9)."""
+    """Another update has this number (SK-9)."""
     DEPOSED = "deposed"
     """Another owner has taken over the partition (SK-13)."""
     NO_SLOT = "no_slot"
-    """The slot for which it was to be claimed is not free any more (SK-20)."""
+    """The slot of the claim is no longer free (SK-20)."""
     PAUSED = "paused"
     """The queue is paused: nothing is claimed (SK-23)."""
     RATE_MOVED = "rate_moved"
@@ -72,7 +72,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing is written."""
+    """A refusal: nothing is written."""
 
     reason: Reason
 
@@ -82,7 +82,7 @@ Decision: TypeAlias = State | Refused
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim as its holder knows it, which is how it is named in all that he asks."""
+    """Name of a claim in the requests of its holder."""
 
     number: int
     holder: str
@@ -90,7 +90,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class FailedDependency:
-    """A task that is dead or cancelled, on which one depends that fails with it."""
+    """A dead or cancelled dependency of a task that fails with it."""
 
     id: TaskId
     status: Status
@@ -130,10 +130,10 @@ def claim(
 
     With a ``failed`` dependency a task that was never claimed becomes dead instead; no try of it is counted.
 
-    Asked again by the same ``holder``, whose answer was lost, it changes nothing. A claim whose time is over
-    has failed: a task whose body kills its process every time comes to an end (SK-15), which is the one case
-    other case in which a state comes back that nobody holds. Whether a task is due, and what it depends on
-    complete, is not asked here: the owner knows (:mod:`~rebalanser.tasks.index.owner`).
+    A repeated request of the same ``holder``, whose answer was lost, changes nothing. A claim whose time is
+    over counts as a failed try, so that a task whose body kills its process each time becomes dead (SK-15).
+    The rule does not check if the task is due and its dependencies are complete: the owner has done so
+    (:mod:`~rebalanser.tasks.index.owner`).
     """
     before = state.claim
     if before is not None and before.holder == holder:
@@ -156,7 +156,7 @@ def claim(
 
 
 def renew(state: State, held: Held, term: Term) -> Decision:
-    """Let a claim last longer (SK-7): also after its time, as long as there is no other.
+    """Extend a claim (SK-7): also after its time, while there is no other.
 
     A renewal that comes late, after one that lasts longer, changes nothing.
     """
@@ -169,9 +169,9 @@ def renew(state: State, held: Held, term: Term) -> Decision:
 
 
 def update(state: State, held: Held, sequence: int, content: bytes, written: bytes | None) -> Decision:
-    """Add to a claim's log (SK-9); ``written`` is what stands at ``sequence`` already, None for nothing.
+    """Add to a claim's log (SK-9); ``written`` is the logged update of this number, None if there is none.
 
-    Sending an update again changes nothing: the state that comes back is the one that was given.
+    A repeated update changes nothing: the given state is returned.
     """
     current = _current(state, held)
     if isinstance(current, Refused):
@@ -196,7 +196,7 @@ def complete(state: State, held: Held, result: bytes | None) -> Decision:
 def fail(head: Head, state: State, held: Held, error: str, due: float | None) -> Decision:
     """End a try that failed: it is tried again from ``due`` on, or never where that is None (SK-15).
 
-    Asked again it is refused, as the claim has ended: a failure counts once.
+    A repeated request is refused, as the claim has ended: a failure counts once.
     """
     current = _current(state, held)
     if isinstance(current, Refused):
@@ -210,7 +210,7 @@ def fail(head: Head, state: State, held: Held, error: str, due: float | None) ->
 def release(state: State, held: Held, due: float = 0.0, reason: str | None = None) -> Decision:
     """Give a claim back unworked, as a worker does that shuts down; the task waits until it is due.
 
-    A ``reason``, as of a worker that can't read the arguments, stands in the place of the last error.
+    A ``reason``, as of a worker that can't read the arguments, replaces the last error.
     """
     current = _current(state, held)
     if isinstance(current, Refused):
@@ -220,14 +220,14 @@ def release(state: State, held: Held, due: float = 0.0, reason: str | None = Non
 
 
 def cancel(state: State) -> Decision:
-    """Want a task no more. A claim of it is over: what its holder writes is refused."""
+    """Cancel a task. A claim of it is over: writes of its holder are refused."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED)
     return state if state.status is Status.CANCELLED else replace(state, status=Status.CANCELLED)
 
 
 def requeue(state: State) -> Decision:
-    """Try again what is dead or cancelled (SK-15), with all its tries."""
+    """Requeue a dead or cancelled task (SK-15), with all its tries."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED)
     if state.status in OPEN:
@@ -261,7 +261,7 @@ def _is_of(state: State, held: Held) -> bool:
 
 
 def _current(state: State, held: Held) -> ClaimState | Refused:
-    """The claim that ``held`` names, if it is the current one of the task."""
+    """Return the claim that ``held`` names, if it is the current one of the task; else a refusal."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED if _is_of(state, held) else Reason.SUPERSEDED)
     if state.claim is None or not _is_of(state, held):

@@ -69,7 +69,7 @@ class WorkerDocument(BaseModel):
     troubles: tuple[TroubleDocument, ...]
 
     def is_silent(self, wall: float) -> bool:
-        """True if it should have written since: it was killed, stands still, or can't write."""
+        """True if its note is overdue: it was killed, is paused, or can't write."""
         return wall - self.seen > SILENT_S
 
 
@@ -126,7 +126,7 @@ class WorkerNote:
         self._loop = Loop("status", self._step, context.errors, ends_process=False)
 
     def start(self) -> None:
-        """Begin; the first note is written at once."""
+        """Start the thread; the first note is written at once."""
         self._loop.start()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a task to come to its end: what wakes those who wait, and what to tell them."""
+"""Waiting for the end of a task: notification of callers, their results, and hints why it takes long."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ REPORT_S: Final = 30.0
 _log = get_logger()
 
 
-class Bell:
-    """Tells all of a process who wait for tasks of a queue, by one watch that lasts as long as anybody waits.
+class CompletionNotifier:
+    """Notifies all callers of a process that wait for tasks of a queue, by one watch while there are any.
 
     ``context`` gives the queue's context, or raises RegistryUnavailable. May be used from any thread.
     """
@@ -37,12 +37,12 @@ class Bell:
         self._begun: Future[Watch] | None = None
         """The watch, without a result while a listener begins it for all; None if nobody waits."""
         self._watching = threading.Lock()
-        # Another one than that for the watch, whose end waits for who is being told.
+        # Not the lock of the watch: to close the watch waits for listeners that are being called.
         self._lock = threading.Lock()
         self._listeners: dict[TaskId, list[Callable[[], None]]] = {}
 
     def listen(self, task: TaskId, changed: Callable[[], None]) -> None:
-        """Call ``changed``, in any thread, whenever a task may be another than it was after this.
+        """Call ``changed``, in any thread, whenever a task may have changed.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
@@ -56,7 +56,7 @@ class Bell:
                 begun = self._begun = Future()
         try:
             if is_mine:
-                begun.set_result(context.watch(self._told, self._is_awaited))
+                begun.set_result(context.watch(self._receive, self._is_awaited))
             is_watched = _is_watched(begun)
         except BaseException as error:
             if is_mine and not begun.done():
@@ -68,7 +68,7 @@ class Bell:
             self.listen(task, changed)
 
     def leave(self, task: TaskId, changed: Callable[[], None]) -> None:
-        """Call it no more."""
+        """Stop calling ``changed``."""
         with self._watching:
             self._forget(task, changed)
             if not self._listeners and self._begun is not None:
@@ -93,7 +93,7 @@ class Bell:
     def _is_awaited(self, change: Change) -> bool:
         return change.task in self._listeners
 
-    def _told(self, news: Sequence[Stored] | Lost) -> None:
+    def _receive(self, news: Sequence[Stored] | Lost) -> None:
         with self._lock:
             tasks = list(self._listeners) if isinstance(news, Lost) else [each.head.id for each in news]
             listeners = [listener for task in tasks for listener in self._listeners.get(task, ())]
@@ -111,7 +111,7 @@ def _is_watched(begun: Future[Watch]) -> bool:
 
 
 class WaitingBodies:
-    """Counts the bodies of a worker that wait for tasks of its queue: if all do, none is left to run those.
+    """Counts the bodies of a worker that wait for tasks of its queue: if all wait, none runs those tasks.
 
     ``bodies`` run at a time. May be used from any thread.
     """
@@ -125,12 +125,12 @@ class WaitingBodies:
         self._reported = -math.inf
 
     def enter(self) -> None:
-        """Count what this thread waits for from now on, and what a coroutine does that it begins."""
+        """Count the waits of this thread from now on, and of coroutines that it begins."""
         _WAITING_BODIES.set(self)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count one that waits."""
+        """Count one wait."""
         with self._lock:
             self._waiting += 1
         try:
@@ -140,7 +140,7 @@ class WaitingBodies:
                 self._waiting -= 1
 
     def hint(self, stored: Stored) -> str:
-        """Say, and log, that no body of this process is left to run a task; empty if one is."""
+        """Return, and log, a hint that no body of this process can run a task; empty if one can."""
         now = self._clock.now()
         with self._lock:
             if stored.state.status is not Status.WAITING or self._waiting < self._bodies:
@@ -148,13 +148,13 @@ class WaitingBodies:
             is_due = now - self._reported >= REPORT_S
             if is_due:
                 self._reported = now
-        told = (
+        hint = (
             f"all bodies of this worker ({self._bodies}) wait for tasks of their own queue; unless "
             "another worker runs those, they wait for ever: raise the concurrency, or enqueue with after="
         )
         if is_due:
-            _log.warning(told, action="task_bodies_wait", queue=self.queue, task=stored.head.id)
-        return f"; {told}"
+            _log.warning(hint, action="task_bodies_wait", queue=self.queue, task=stored.head.id)
+        return f"; {hint}"
 
 
 _WAITING_BODIES: ContextVar[WaitingBodies | None] = ContextVar("waiting_bodies", default=None)
@@ -162,7 +162,7 @@ _WAITING_BODIES: ContextVar[WaitingBodies | None] = ContextVar("waiting_bodies",
 
 @contextmanager
 def waiting_for(queue: str) -> Iterator[Callable[[Stored], str]]:
-    """Count a wait for a task of a queue; gives the hint for whoever waits, see :class:`WaitingBodies`."""
+    """Count a wait for a task of a queue; yields :meth:`WaitingBodies.hint`, or no hint."""
     bodies = _WAITING_BODIES.get()
     if bodies is None or bodies.queue != queue:
         yield lambda _: ""
@@ -183,7 +183,7 @@ def refuse_wait(task: object, timeout_s: object) -> None:
 
 
 def not_settled(stored: Stored, timeout_s: float, hint: str = "") -> NotSettled:
-    """Make the error of a task that is not closed after ``timeout_s`` seconds."""
+    """Return the error of a task that is not closed after ``timeout_s`` seconds."""
     return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s{hint}")
 
 
@@ -197,13 +197,13 @@ def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
     state = stored.state
     if state.status is not Status.COMPLETED:
         kind, message = split_error(state.error)
-        told = f"{kind}: {message}" if kind and message else kind or message
-        if not told and state.status is Status.DEAD:
-            told = "no try has failed"
+        reason = f"{kind}: {message}" if kind and message else kind or message
+        if not reason and state.status is Status.DEAD:
+            reason = "no try has failed"
         elif state.status is Status.CANCELLED:
-            told = "requeue() tries it again" + (f"; its last try failed: {told}" if told else "")
+            reason = "requeue() tries it again" + (f"; its last try failed: {reason}" if reason else "")
         raise TaskFailed(
-            f"task {stored.head.id} is {state.status}: {told}", error_type=kind, told=state.error
+            f"task {stored.head.id} is {state.status}: {reason}", error_type=kind, told=state.error
         )
     body = functions.get(stored.head.name)
     if body is not None:

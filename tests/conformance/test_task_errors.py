@@ -269,13 +269,13 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
 def closed(queue: Queue, task: TaskId) -> tuple[Status, str]:
     """How a task ended, once it has."""
     changed = threading.Event()
-    queue.bell.listen(task, changed.set)
+    queue.notifier.listen(task, changed.set)
     try:
         while (state := queue.get(task).state).status in (Status.WAITING, Status.CLAIMED):
             assert changed.wait(PATIENCE_S)
             changed.clear()
     finally:
-        queue.bell.leave(task, changed.set)
+        queue.notifier.leave(task, changed.set)
     return state.status, state.error
 
 
@@ -319,7 +319,7 @@ def test_a_task_that_an_older_worker_can_not_read_waits_for_a_newer_one(stage: S
         changed = threading.Event()
         unknown = unknown_before.enqueue()
         both, without = send_newer.enqueue("a", cc="b"), send_newer.enqueue("a")
-        old.bell.listen(both, changed.set)
+        old.notifier.listen(both, changed.set)
         old.start()
         assert old.wait(without, PATIENCE_S) == "a", "it has no argument that the older one does not know"
         while (claim := (state := old.get(both).state).claim) is None or claim.number < 3:
@@ -328,7 +328,7 @@ def test_a_task_that_an_older_worker_can_not_read_waits_for_a_newer_one(stage: S
         assert (state.failures, state.status in OPEN) == (0, True)
         assert [each.loop for each in old.troubles] == ["task send"]
         assert old.get(unknown).state.claim is None, "a function that is not there is not tried"
-        old.bell.leave(both, changed.set)
+        old.notifier.leave(both, changed.set)
         old.stop()
         new.start()
         assert new.wait(both, PATIENCE_S) == "a b"

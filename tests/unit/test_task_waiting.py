@@ -17,7 +17,7 @@ from rebalanser.tasks.context import SharedWatch
 from rebalanser.tasks.engine import Change, Lost, Wants
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, State, Status, Stored
-from rebalanser.tasks.waiting import REPORT_S, Bell, WaitingBodies, waiting_for
+from rebalanser.tasks.waiting import REPORT_S, CompletionNotifier, WaitingBodies, waiting_for
 from rebalanser.testing.waiting import wait_until
 
 
@@ -75,7 +75,7 @@ def test_all_who_begin_to_wait_while_the_engine_is_away_are_told_by_one_try() ->
         wait_until(lambda: len(bell._listeners) == len(tasks))
         raise RegistryUnavailable("away")
 
-    bell = Bell(lambda: SimpleNamespace(watch=watch))  # type: ignore[arg-type,return-value]
+    bell = CompletionNotifier(lambda: SimpleNamespace(watch=watch))  # type: ignore[arg-type,return-value]
 
     def listen(task: str) -> None:
         try:
@@ -106,7 +106,7 @@ def test_who_waits_begins_the_watch_that_another_was_interrupted_in() -> None:
             raise KeyboardInterrupt
         return shared.join(*arguments)
 
-    bell = Bell(lambda: SimpleNamespace(watch=watch))  # type: ignore[arg-type,return-value]
+    bell = CompletionNotifier(lambda: SimpleNamespace(watch=watch))  # type: ignore[arg-type,return-value]
     heard: list[str] = []
 
     def interrupted() -> None:
@@ -149,7 +149,7 @@ def test_a_watch_that_has_ended_takes_no_news_from_the_next_one() -> None:
 def test_all_who_wait_share_a_watch_that_ends_with_the_last() -> None:
     engine = FakeEngine()
     context: Any = SimpleNamespace(watch=engine.shared().join)
-    bell = Bell(lambda: context)
+    bell = CompletionNotifier(lambda: context)
     heard: list[str] = []
     first, second, third = (lambda: heard.append("1")), (lambda: heard.append("2")), lambda: heard.append("3")
     bell.listen("a", first)
@@ -202,7 +202,7 @@ def test_sinks_share_one_watch_and_each_is_told_what_it_wants() -> None:
 def test_who_could_not_be_heard_is_forgotten() -> None:
     engine = FakeEngine()
     context: Any = SimpleNamespace(watch=engine.shared().join)
-    bell = Bell(lambda: context)
+    bell = CompletionNotifier(lambda: context)
     heard: list[str] = []
     engine.is_away = True
     with pytest.raises(RegistryUnavailable):

@@ -57,7 +57,7 @@ from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Updat
 from rebalanser.tasks.open_queue import IN_MEMORY, PARTITIONS, name_and_url
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.queue import Queue, refuse_strange
+from rebalanser.tasks.queue import Queue, refuse_mixed
 from rebalanser.tasks.results import PlannedCall, in_order
 from rebalanser.tasks.retention import Collected, Record, Retention
 from rebalanser.tasks.status import QueueStatus
@@ -624,21 +624,21 @@ class AsyncQueue:
     async def _watching(self, task: TaskId, changed: Callable[[], None]) -> AsyncIterator[None]:
         queue = await self._opened()
 
-        listening = self._threads.submit(queue.bell.listen, task, changed)
+        listening = self._threads.submit(queue.notifier.listen, task, changed)
         try:
             await asyncio.shield(listening)
             yield
         finally:
             await asyncio.wait([listening])
             if listening.exception() is None:
-                await self._threads.run(queue.bell.leave, task, changed)
+                await self._threads.run(queue.notifier.leave, task, changed)
 
 
 class AsyncQueues:
     """Several queues that one process works on; as :class:`~rebalanser.tasks.queue.Queues`, awaited."""
 
     def __init__(self, *queues: AsyncQueue) -> None:
-        refuse_strange([each.name for each in queues], {each.url for each in queues})
+        refuse_mixed([each.name for each in queues], {each.url for each in queues})
         self._queues = queues
         self._stopped = threading.Event()
 
