@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from rebalanser.errors import InvalidHandlers, InvalidTask, RebalanserError, RegistryUnavailable
+from rebalanser.errors import InternalError, InvalidHandlers, InvalidTask, RebalanserError
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import waiting
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.engine import Duplicate, Enqueue, EnqueueAll, Exists, Unknown, enqueued
+from rebalanser.tasks.engine import Duplicate, Enqueue, enqueued
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
@@ -36,7 +37,9 @@ from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
+from rebalanser.tasks.writes.batches import enqueue_together
 from rebalanser.tasks.writes.pending import PendingEnqueue
+from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit, run_script
 
 MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""
@@ -432,7 +435,7 @@ class Producer(OpenQueue):
             ancestry.refuse_cycle(each.task.head, coming)
             coming[each.task.head.id] = each.task.head
         if together:
-            self._enqueue_together(tasks)
+            run_script(enqueue_together(tasks), self._perform)
             yield from (Enqueued(each.task.head.id) for each in tasks)
             return
         pending_writes = [PendingEnqueue(each) for each in tasks]
@@ -440,37 +443,20 @@ class Producer(OpenQueue):
         for each, pending in zip(tasks, pending_writes, strict=True):
             yield enqueued(each, pending.future.result())
 
-    def _enqueue_together(self, tasks: Sequence[Enqueue]) -> None:
-        """Enqueue the tasks that do not exist yet, all or none; raises the error of the first invalid one."""
-        left = {each.task.head.id: each for each in tasks}
-        if len(left) < len(tasks):
-            raise InvalidTask("two of the tasks that are enqueued together have one id")
-        for _ in range(len(tasks) + 1):
-            if not left:
-                return
-            pending = PendingEnqueue(EnqueueAll(tuple(left.values())))
-            self.context.batcher.write_all([pending])
-            match pending.future.result():
-                case Exists():
-                    present = self._present(left)
-                    left = {task: each for task, each in left.items() if task not in present}
-                case Unknown(ids=ids) as answer:
-                    needed = set(ids)
-                    waits = (each for each in left.values() if not needed.isdisjoint(each.task.head.after))
-                    enqueued(next(waits), answer)
-                case _:
-                    return
-        raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
-
-    def _present(self, tasks: Mapping[TaskId, Enqueue]) -> Collection[TaskId]:
-        """Return the ids of tasks that exist already; raises TaskExists if one has other content."""
-        ids = list(tasks)
-        found = self.context.read(ids)
-        payloads = self.context.engine.payloads(self.name, ids, self._timeout_s)
-        present = found.keys() & payloads.keys()
-        for task in present:
-            enqueued(tasks[task], Exists(found[task], payloads[task]))
-        return present
+    def _perform(self, request: Request) -> object:
+        """Make a request of tasks that are enqueued together."""
+        match request:
+            case Submit(pending_writes=pending_writes):
+                self.context.batcher.write_all(pending_writes)
+                return None
+            case Await(pending_writes=pending_writes):
+                return concurrent.futures.wait([pending.future for pending in pending_writes])
+            case ReadTasks(ids=ids):
+                return self.context.read(ids)
+            case ReadPayloads(ids=ids):
+                return self.context.engine.payloads(self.name, ids, self._timeout_s)
+            case _:
+                raise InternalError(f"a producer makes no request {request!r}")
 
     @overload
     def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...

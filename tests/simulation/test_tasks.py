@@ -49,6 +49,13 @@ def test_a_paused_queue_hands_out_nothing_and_goes_on_once_resumed() -> None:
     assert {"pauses", "refused: paused", "looks while paused", "given back"} <= report.facts.keys()
 
 
+@pytest.mark.rule("SK-3")
+def test_tasks_are_enqueued_together_or_not_at_all() -> None:
+    report = run_seeds(0, 20, PROFILES["tasks together"])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["tasks together"]))
+    assert {"enqueued together", "refused together"} <= report.facts.keys()
+
+
 @pytest.mark.full_size
 @pytest.mark.rule("SK-6", "SK-8", "SK-14", "SK-22")
 @pytest.mark.parametrize("profile", [profile for profile in PROFILES if not PROFILES[profile].has_pools])

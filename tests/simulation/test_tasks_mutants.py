@@ -734,6 +734,27 @@ MUTANTS = (
         "workers",
     ),
     Mutant(
+        "all or none",
+        "tasks that are enqueued together are made together",
+        (Switch(SimulatedEngine, "_refusal", always(None)),),
+        frozenset({"SK-3"}),
+        "tasks together",
+    ),
+    Mutant(
+        "the rest of tasks that exist in part",
+        "what does not exist yet is enqueued though another one exists",
+        (Switch(producing, "enqueue_together", edited("yield ReadTasks(list(left))", "{}; return")),),
+        frozenset({"SK-3"}),
+        "tasks together",
+    ),
+    Mutant(
+        "tasks that exist",
+        "a task that exists is not enqueued once more with the rest",
+        (Switch(producing, "enqueue_together", edited("if task not in present}", "}")),),
+        frozenset({"SK-17"}),
+        "tasks together",
+    ),
+    Mutant(
         "store of a paused queue",
         "nothing is claimed once a pause is stored",
         (Switch(SimulatedEngine, "_is_paused", always(False)),),

@@ -4,6 +4,8 @@ A write that the engine can't take fails alone: a refused batch is split in halv
 whose answer was lost is read back, then repeated if it is not in the store. While the engine is away, or
 takes nothing, a pending write fails after ``timeout_s``. A *lasting* write, such as the end of a claim, keeps
 its place instead until it can be written.
+
+Tasks that are enqueued together are one write. If some of them exist, the others are written, all or none.
 """
 
 from __future__ import annotations
@@ -14,13 +16,22 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable
+from rebalanser.errors import InvalidTask, OutcomeUnknown, RebalanserError, RegistryUnavailable
 from rebalanser.runtime.workers import GrowingDelay
-from rebalanser.tasks.engine import Answer, Write
+from rebalanser.tasks.engine import Answer, Enqueue, EnqueueAll, Exists, Unknown, Write, enqueued
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import Stored, TaskId
-from rebalanser.tasks.writes.pending import PendingWrite
-from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Script, Sleep
+from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
+from rebalanser.tasks.writes.script import (
+    Apply,
+    Await,
+    ReadPayloads,
+    ReadTasks,
+    Request,
+    Script,
+    Sleep,
+    Submit,
+)
 
 MAX_BATCH: Final = 512
 MAX_ROUNDS: Final = 50
@@ -246,3 +257,37 @@ def _of_one(
         unknown = lost if kind_of(error) is ErrorKind.OUTAGE else None
         pending.fail(unknown or error)
         return None
+
+
+def enqueue_together(tasks: Sequence[Enqueue]) -> Script[None]:
+    """Enqueue tasks, all or none of those that do not exist (SK-3).
+
+    Raises:
+        InvalidTask: two of them have one id.
+        TaskExists: an id is taken by other content.
+        UnknownTask: one is to come after a task that does not exist.
+        RegistryUnavailable: the engine is away, or their ids are made and deleted again and again.
+    """
+    left = {each.task.head.id: each for each in tasks}
+    if len(left) < len(tasks):
+        raise InvalidTask("two of the tasks that are enqueued together have one id")
+    for _ in range(len(tasks) + 1):
+        if not left:
+            return
+        pending = PendingEnqueue(EnqueueAll(tuple(left.values())))
+        yield Submit([pending])
+        yield Await([pending])
+        match pending.future.result():
+            case Exists():
+                found: Mapping[TaskId, Stored] = yield ReadTasks(list(left))
+                payloads: Mapping[TaskId, bytes] = yield ReadPayloads(list(left))
+                present = found.keys() & payloads.keys()
+                for task in present:
+                    enqueued(left[task], Exists(found[task], payloads[task]))
+                left = {task: each for task, each in left.items() if task not in present}
+            case Unknown(ids=ids) as answer:
+                waits = (each for each in left.values() if not set(ids).isdisjoint(each.task.head.after))
+                enqueued(next(waits), answer)
+            case _:
+                return
+    raise RegistryUnavailable("tasks with these ids came and went again and again; try again")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rebalanser.errors import InternalError
 from rebalanser.tasks.engine import (
     Answer,
     Applied,
@@ -85,7 +84,7 @@ class SimulatedEngine:
             case Enqueue():
                 return self._enqueue(write)
             case EnqueueAll():
-                raise InternalError("a simulated producer has an outbox, which enqueues one by one")
+                return self._enqueue_all(write)
             case Skip():
                 return self._skip(write.entry)
             case Move():
@@ -223,6 +222,29 @@ class SimulatedEngine:
         if isinstance(answer, Applied):
             self.tallies[entry.outbox] = Tally(entry.number)
         return answer
+
+    def _enqueue_all(self, write: EnqueueAll) -> Answer:
+        self.oracle.counts["enqueued together"] += 1
+        refusal = self._refusal(write)
+        if refusal is not None:
+            self.oracle.counts["refused together"] += 1
+            return refusal
+        answers = [self._add(each) for each in write.enqueues]
+        return next((each for each in answers if not isinstance(each, Applied)), answers[-1])
+
+    def _refusal(self, write: EnqueueAll) -> Answer | None:
+        """What keeps the first of these tasks from being added; None if all can be."""
+        coming: set[TaskId] = set()
+        for each in write.enqueues:
+            taken = self._taken(each.task.head.id)
+            if taken is not None:
+                return Exists(taken, self.payloads[each.task.head.id])
+            known = coming | self.tasks.keys()
+            unknown = tuple(needed for needed in each.task.head.after if needed not in known)
+            if unknown and not each.waits_for_unknown:
+                return Unknown(unknown)
+            coming.add(each.task.head.id)
+        return None
 
     def _skip(self, entry: Forwarded) -> Answer:
         tally = self._tally(entry)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rebalanser.errors import OutcomeUnknown
 from rebalanser.tasks.engine import Epoch, Forwarded, Move, Write
 from rebalanser.tasks.ids import born_at
 from rebalanser.tasks.model import (
@@ -188,6 +189,15 @@ class Oracle:
     def spooled(self, task: TaskId) -> None:
         """A producer has put a task into its outbox."""
         self._spooled.add(task)
+
+    def told_together(self, tasks: Sequence[TaskId], error: Exception | None) -> None:
+        """A producer is told that new tasks exist, or that none of them was made (SK-3)."""
+        made = [task for task in tasks if task in self._contents]
+        self.counts["told of tasks together"] += 1
+        if error is None and len(made) < len(tasks):
+            raise Violation("SK-3", f"{len(made)} of {len(tasks)} tasks are there that are said to be")
+        if 0 < len(made) < len(tasks) and not isinstance(error, OutcomeUnknown):
+            raise Violation("SK-3", f"{len(made)} of {len(tasks)} tasks are there, all or none should be")
 
     def refused(self, task: TaskId) -> None:
         """A spooled task is not made, as one is missing that it depends on."""

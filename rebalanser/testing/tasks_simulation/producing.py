@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from rebalanser.errors import InternalError, RebalanserError, UnknownTask
 from rebalanser.tasks.engine import (
     Answer,
     Applied,
@@ -26,11 +27,14 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser.tasks.ids import Generator, partition_of, place_of
 from rebalanser.tasks.model import AfterFailure, Head, State, Task, TaskId
+from rebalanser.tasks.writes.batches import enqueue_together
+from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.owning import QUEUE
 from rebalanser.testing.tasks_simulation.process import Host, Process, Script
 from rebalanser.testing.tasks_simulation.working import KILLER, PLAIN, POISON
+from rebalanser.testing.tasks_simulation.writing import Writer, driven
 
 if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
@@ -87,6 +91,8 @@ class Producer(Process):
     def __init__(self, world: World, name: str, host: Host, outbox: Outbox) -> None:
         super().__init__(world, name, host)
         self.outbox = outbox
+        self.enqueueing = 0
+        """Times that several tasks are being enqueued at once."""
         self._flakes = Generator(
             lambda: _EPOCH_MS + int(1000 * self.wall), host.number, outbox.number, outbox.floor
         )
@@ -97,6 +103,63 @@ class Producer(Process):
         """Make some more tasks."""
         self.outbox.to_make += count
         self.spawn(self._make())
+
+    def make_together(self) -> None:
+        """Enqueue some tasks at once, without an outbox; the later ones depend on those before."""
+        tasks: list[Enqueue] = []
+        for _ in range(self.world.random.randint(2, 4)):
+            after = tuple(each.task.head.id for each in tasks[-1:])
+            tasks.append(self._enqueue(self._next_id(), after))
+        if self.world.random.random() < 0.2:
+            tasks.append(self._enqueue(self._next_id(), (self._next_id(),)))
+        some = self.world.random.randint(0, len(tasks) - 1)
+        self.spawn(self._enqueue_parts(tasks, some))
+
+    def _enqueue_parts(self, tasks: Sequence[Enqueue], some: int) -> Script:
+        """Enqueue the first of these tasks, then all of them, until it is known that they exist."""
+        self.enqueueing += 1
+        if some:
+            yield from self._enqueue_together(tasks[:some], 0)
+        yield from self._enqueue_together(tasks, some)
+        self.enqueueing -= 1
+
+    def _enqueue_together(self, tasks: Sequence[Enqueue], known: int) -> Script:
+        """Enqueue tasks until it is known that they exist; the first ``known`` ones do."""
+        writer = Writer(self)
+        error: Exception | None = None
+        while True:
+            try:
+                yield from driven(enqueue_together(tasks), lambda request: self._perform(request, writer))
+            except RebalanserError as raised:
+                error = raised
+            else:
+                error = None
+            self.world.oracle.told_together([each.task.head.id for each in tasks[known:]], error)
+            if error is None or isinstance(error, UnknownTask):
+                return
+            yield self.sleep(0.2)
+
+    def _perform(self, request: Request, writer: Writer) -> Script:
+        """Make a request of tasks that are enqueued together."""
+        network, engine = self.world.network, self.world.engine
+        match request:
+            case Submit(pending_writes=pending_writes):
+                writer.submit_all(pending_writes)
+                return None
+            case Await(pending_writes=pending_writes):
+                answer = yield writer.settled(pending_writes)
+            case ReadTasks(ids=ids):
+                answer = yield network.read(self, list(ids))
+            case ReadPayloads(ids=ids):
+                known = engine.payloads
+                answer = yield network.request(
+                    self, lambda: {each: known[each] for each in ids if each in known}
+                )
+            case _:
+                raise InternalError(f"a producer makes no request {request!r}")
+        if isinstance(answer, Unanswered):
+            raise answer.error
+        return answer
 
     def _make(self) -> Script:
         outbox, random = self.outbox, self.world.random

@@ -143,6 +143,9 @@ def _unsettled(world: World) -> str | None:
     for outbox in world.outboxes:
         if outbox.spooled or outbox.to_make:
             return f"outbox {outbox.number} holds {len(outbox.spooled)} tasks, {outbox.to_make} are to come"
+    for producer in world.producers:
+        if producer.enqueueing:
+            return f"{producer.name} can't enqueue what it enqueues together"
     completable: dict[TaskId, bool] = {}
     for task in world.oracle.tasks():
         if task not in world.oracle.completed and _is_completable(world, task, completable):

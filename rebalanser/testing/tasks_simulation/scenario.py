@@ -50,6 +50,7 @@ class Fault(StrEnum):
     BUG = "a call fails as nobody foresaw"
     STOP = "a worker is asked to stop"
     PAUSE_QUEUE = "an operator pauses the queue, and resumes it later"
+    TOGETHER = "a producer enqueues several tasks at once, some of which exist"
     COLLECT = "what is closed is deleted once its time is over"
 
 
@@ -61,7 +62,7 @@ OF_REQUESTS = (
     Fault.REQUEST_DOUBLED,
 )
 OF_POOLS = (Fault.BUG, Fault.STOP)
-OF_PAUSES = (Fault.PAUSE_QUEUE,)
+OF_OPERATORS = (Fault.PAUSE_QUEUE, Fault.TOGETHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Profile:
     """What worlds chance may draw."""
 
     name: str
-    faults: tuple[Fault, ...] = tuple(fault for fault in Fault if fault not in (*OF_POOLS, *OF_PAUSES))
+    faults: tuple[Fault, ...] = tuple(fault for fault in Fault if fault not in (*OF_POOLS, *OF_OPERATORS))
     strikes_per_s: float = 2.0
     is_collecting: bool = False
     chaos_s: float = 8.0
@@ -173,7 +174,7 @@ _PROFILES = (
     ),
     Profile(
         "workers",
-        tuple(fault for fault in Fault if fault not in (Fault.COLLECT, *OF_PAUSES)),
+        tuple(fault for fault in Fault if fault not in (Fault.COLLECT, *OF_OPERATORS)),
         3.0,
         max_tasks=40,
         dependent_ratio=0.2,
@@ -195,6 +196,11 @@ _PROFILES = (
         max_tasks=120,
         dependent_ratio=0.0,
         has_pools=True,
+    ),
+    Profile(
+        "tasks together",
+        (Fault.TOGETHER, *OF_REQUESTS, Fault.FULL, Fault.LOCKED, Fault.ENGINE_DOWN),
+        4.0,
     ),
     Profile(
         "pauses",

@@ -190,7 +190,7 @@ class World:
                 self.network.engine_away_until = self.now + random.uniform(0.2, 1.0)
             case Fault.FULL | Fault.READ_ONLY | Fault.LOCKED:
                 self.network.refuse(fault, self.now + random.uniform(0.2, 2.0))
-            case Fault.CANCEL | Fault.REQUEUE | Fault.PAUSE_QUEUE:
+            case Fault.CANCEL | Fault.REQUEUE | Fault.PAUSE_QUEUE | Fault.TOGETHER:
                 self._operate(fault)
             case Fault.BUG | Fault.STOP:
                 self._befall_pool(fault)
@@ -200,6 +200,9 @@ class World:
     def _operate(self, fault: Fault) -> None:
         if fault is Fault.PAUSE_QUEUE:
             self.operator.pause(self.random.uniform(0.1, 1.5))
+            return
+        if fault is Fault.TOGETHER:
+            self.random.choice(self.producers).make_together()
             return
         pending = self.operator.cancel if fault is Fault.CANCEL else self.operator.requeue
         tasks = [task for task, each in self.engine.tasks.items() if each.state.status in OPEN]

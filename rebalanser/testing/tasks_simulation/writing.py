@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable, RequestTooLarge
 from rebalanser.runtime.workers import GrowingDelay
-from rebalanser.tasks.engine import Enqueue, Move, TakeOver, Write
+from rebalanser.tasks.engine import Enqueue, EnqueueAll, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.rules import Held
@@ -198,6 +198,8 @@ def _task_of(write: Write) -> TaskId:
             return task
         case Enqueue(task=task):
             return task.head.id
+        case EnqueueAll(enqueues=enqueues):
+            return enqueues[0].task.head.id
         case TakeOver(queue=queue, epoch=epoch):
             return f"{queue} {epoch.partition}"
         case _:
