@@ -16,9 +16,9 @@ import datetime
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
@@ -28,6 +28,7 @@ from rebalanser.runtime.clock import Clock
 from rebalanser.tasks.functions import MAX_SECONDS, is_seconds
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.writes.script import ResultT, run_script
 
 if TYPE_CHECKING:
     from rebalanser.tasks.pauses import Pause
@@ -168,6 +169,118 @@ def _each(tick: Callable[[type[float]], float]) -> Iterator[int]:
         yield int(tick(float))
 
 
+@dataclass(frozen=True, slots=True)
+class FindTicks:
+    """Find which of these tasks are stored; the answer has their ids."""
+
+    ids: Sequence[TaskId]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPauses:
+    """Read the last pause of each schedule; the answer has them by function."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueTick:
+    """Enqueue the task of a tick of the function ``name``, due after ``delay_s`` seconds."""
+
+    name: str
+    task: TaskId
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Report that a tick of the function ``name`` is left out, as it can't be enqueued."""
+
+    name: str
+    error: Exception
+
+
+TickRequest: TypeAlias = FindTicks | ReadPauses | EnqueueTick | LeaveOut
+TickScript: TypeAlias = Generator[TickRequest, Any, ResultT]
+
+
+class Ticking:
+    """Decides which ticks of schedules are enqueued, and when. Pure.
+
+    ``wall`` returns seconds since 1970, ``is_mine(task_id)`` is True of what this process is responsible for,
+    and the task of a tick is kept for ``kept_s`` seconds at least.
+    """
+
+    def __init__(
+        self,
+        schedules: Sequence[Schedule],
+        wall: Callable[[], float],
+        is_mine: Callable[[TaskId], bool],
+        kept_s: float = KEPT_S,
+    ) -> None:
+        self._schedules = tuple(schedules)
+        self._wall = wall
+        self._is_mine = is_mine
+        self._kept_s = kept_s
+        self._began = wall()
+        self._since: dict[Schedule, float] = {}
+        """Time from which the ticks of each schedule count, as far as it is known."""
+        self._done: set[TaskId] = set()
+
+    def pause_s(self, longest_s: float) -> float:
+        """Seconds until the next tick of a schedule, at most ``longest_s``."""
+        wall = self._wall()
+        return min((each.next_tick(wall) - wall for each in self._schedules), default=longest_s)
+
+    def tick(self) -> TickScript[None]:
+        """Enqueue what has become due; raises what a request does: the next look tries again."""
+        wall = self._wall()
+        due: dict[TaskId, tuple[str, int, float]] = {}
+        for each in self._schedules:
+            since = yield from self._counts_since(each, wall)
+            for tick in each.ticks(wall):
+                if tick > since:
+                    task_id = each.task_id(tick)
+                    due[task_id] = each.name, tick, max(0.0, tick + each.delay_s(task_id) - wall)
+        self._done &= due.keys()
+        mine = [task_id for task_id in due if task_id not in self._done and self._is_mine(task_id)]
+        pauses: Mapping[str, Pause] = (yield ReadPauses()) if mine else {}
+        for task_id in mine:
+            name, tick, delay_s = due[task_id]
+            if name not in pauses or not pauses[name].covers(tick):
+                yield from self._enqueue_once(name, task_id, delay_s)
+            self._done.add(task_id)
+
+    def _counts_since(self, schedule: Schedule, wall: float) -> TickScript[float]:
+        """Return the time from which the ticks of a schedule count, also after a clock was set back."""
+        if schedule not in self._since:
+            self._since[schedule] = yield from self._learn_since(schedule)
+        if wall < self._since[schedule]:
+            self._since[schedule] = wall - LOOK_S
+        return self._since[schedule]
+
+    def _learn_since(self, schedule: Schedule) -> TickScript[float]:
+        """The first tick of late that is in the store; the start of this ticker if the schedule is new."""
+        ticks = {schedule.task_id(tick): tick for tick in schedule.recent(self._began)}
+        first = min(ticks.values())
+        if len(ticks) == 1:
+            return self._began
+        stored: Collection[TaskId] = yield FindTicks(list(ticks))
+        if found := [ticks[task] for task in stored]:
+            return min(found)
+        # What is collected can't be told from what never was: it is better to run once too often.
+        return float(first) if self._began - first >= self._kept_s else self._began
+
+    def _enqueue_once(self, name: str, task_id: TaskId, delay_s: float) -> TickScript[None]:
+        try:
+            yield EnqueueTick(name, task_id, delay_s)
+        except TaskExists:
+            # By an owner before this one, where the function had other options or other defaults.
+            return
+        except Exception as error:
+            if kind_of(error) is ErrorKind.OUTAGE:
+                raise
+            yield LeaveOut(name, error)
+
+
 class Ticker:
     """Enqueues the ticks of the schedules that this process is responsible for.
 
@@ -189,18 +302,12 @@ class Ticker:
         kept_s: float = KEPT_S,
         pauses: Callable[[], Mapping[str, Pause]] = dict,
     ) -> None:
-        self._schedules = tuple(schedules)
+        self._ticking = Ticking(schedules, clock.wall, is_mine, kept_s)
         self._clock = clock
-        self._is_mine = is_mine
         self._exists = exists
         self._enqueue = enqueue
         self._pauses = pauses
         self._errors = errors
-        self._kept_s = kept_s
-        self._began = clock.wall()
-        self._since: dict[Schedule, float] = {}
-        """Time from which the ticks of each schedule count, as far as it is known."""
-        self._done: set[TaskId] = set()
         self._ending = threading.Event()
         self._loop = Loop("ticks", self._look, errors)
 
@@ -216,8 +323,7 @@ class Ticker:
 
     def pause_s(self, longest_s: float) -> float:
         """Return the seconds until the next tick of a schedule, at most ``longest_s``."""
-        wall = self._clock.wall()
-        return min((each.next_tick(wall) - wall for each in self._schedules), default=longest_s)
+        return self._ticking.pause_s(longest_s)
 
     def tick(self) -> None:
         """Enqueue the ticks that have become due.
@@ -225,52 +331,19 @@ class Ticker:
         Raises:
             RebalanserError: the engine is away or takes nothing; the next look tries again.
         """
-        wall = self._clock.wall()
-        due: dict[TaskId, tuple[str, int, float]] = {}
-        for each in self._schedules:
-            since = self._counts_since(each, wall)
-            for tick in each.ticks(wall):
-                if tick > since:
-                    task_id = each.task_id(tick)
-                    due[task_id] = each.name, tick, max(0.0, tick + each.delay_s(task_id) - wall)
-        self._done &= due.keys()
-        mine = [task_id for task_id in due if task_id not in self._done and self._is_mine(task_id)]
-        pauses = self._pauses() if mine else {}
-        for task_id in mine:
-            name, tick, delay_s = due[task_id]
-            if name not in pauses or not pauses[name].covers(tick):
-                self._enqueue_once(name, task_id, delay_s)
-            self._done.add(task_id)
+        run_script(self._ticking.tick(), self._perform)
 
-    def _counts_since(self, schedule: Schedule, wall: float) -> float:
-        """Return the time from which the ticks of a schedule count, also after a clock was set back."""
-        if schedule not in self._since:
-            self._since[schedule] = self._learn_since(schedule)
-        if wall < self._since[schedule]:
-            self._since[schedule] = wall - LOOK_S
-        return self._since[schedule]
-
-    def _learn_since(self, schedule: Schedule) -> float:
-        """Return the first recent tick in the store; the start of this ticker if the schedule is new."""
-        ticks = {schedule.task_id(tick): tick for tick in schedule.recent(self._began)}
-        first = min(ticks.values())
-        if len(ticks) == 1:
-            return self._began
-        if found := [ticks[task] for task in self._exists(list(ticks))]:
-            return min(found)
-        # What is collected can't be told from what never was: it is better to run once too often.
-        return float(first) if self._began - first >= self._kept_s else self._began
-
-    def _enqueue_once(self, name: str, task_id: TaskId, delay_s: float) -> None:
-        try:
-            self._enqueue(name, task_id, delay_s)
-        except TaskExists:
-            # By an owner before this one, where the function had other options or other defaults.
-            return
-        except Exception as error:
-            if kind_of(error) is ErrorKind.OUTAGE:
-                raise
-            self._errors.ignored(f"a tick of {name}", error)
+    def _perform(self, request: TickRequest) -> object:
+        match request:
+            case FindTicks(ids=ids):
+                return self._exists(ids)
+            case ReadPauses():
+                return self._pauses()
+            case EnqueueTick(name=name, task=task, delay_s=delay_s):
+                return self._enqueue(name, task, delay_s)
+            case LeaveOut(name=name, error=error):
+                self._errors.ignored(f"a tick of {name}", error)
+                return None
 
     def _look(self) -> bool:
         if self._ending.wait(self._pause_s()):

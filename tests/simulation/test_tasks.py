@@ -17,10 +17,17 @@ from rebalanser.testing.tasks_simulation import (
     run_seed,
     run_seeds,
 )
+from rebalanser.testing.tasks_simulation.scenario import OF_OPERATORS
 
 SIMULATOR = "rebalanser.testing.tasks_simulation"
 CHUNK = 100
 CHUNKS = 10
+GENERAL = [
+    name
+    for name, profile in PROFILES.items()
+    if not profile.has_pools and not set(OF_OPERATORS) & set(profile.faults)
+]
+"""Profiles that have no test of their own."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -44,21 +51,28 @@ def test_loops_of_workers_do_all_tasks_whatever_fails(profile: str, seeds: int) 
 
 @pytest.mark.rule("SK-23")
 def test_a_paused_queue_hands_out_nothing_and_goes_on_once_resumed() -> None:
-    report = run_seeds(0, 8, PROFILES["pauses"])
+    report = run_seeds(0, 6, PROFILES["pauses"])
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["pauses"]))
     assert {"pauses", "refused: paused", "looks while paused", "given back"} <= report.facts.keys()
 
 
+@pytest.mark.rule("SK-3", "SK-15", "SK-23")
+def test_each_tick_has_one_task_unless_its_schedule_is_paused() -> None:
+    report = run_seeds(0, 5, PROFILES["ticks"])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["ticks"]))
+    assert {"ticks", "ticks that failed", "ticks left out", "looks at ticks"} <= report.facts.keys()
+
+
 @pytest.mark.rule("SK-3")
 def test_tasks_are_enqueued_together_or_not_at_all() -> None:
-    report = run_seeds(0, 20, PROFILES["tasks together"])
+    report = run_seeds(0, 10, PROFILES["tasks together"])
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["tasks together"]))
     assert {"enqueued together", "refused together"} <= report.facts.keys()
 
 
 @pytest.mark.full_size
 @pytest.mark.rule("SK-6", "SK-8", "SK-14", "SK-22")
-@pytest.mark.parametrize("profile", [profile for profile in PROFILES if not PROFILES[profile].has_pools])
+@pytest.mark.parametrize("profile", GENERAL)
 def test_without_a_mutant_every_profile_is_clean(profile: str) -> None:
     report = run_seeds(0, 60, PROFILES[profile])
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[profile]))

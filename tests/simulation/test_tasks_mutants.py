@@ -27,6 +27,8 @@ from rebalanser.tasks.index.ready_index import Offers, Pace
 from rebalanser.tasks.index.slot_offers import Offering
 from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
+from rebalanser.tasks.pauses import Pause
+from rebalanser.tasks.periodic import Ticking
 from rebalanser.tasks.retention import Components, Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.tasks.writes.batches import Batches, Settlement
@@ -732,6 +734,38 @@ MUTANTS = (
         (Switch(Offering, "offer", edited("due is not None and due < self._looks_at", "False")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
+    ),
+    Mutant(
+        "ticks in a pause of their schedule",
+        "a tick in a pause of its schedule is missed",
+        (Switch(Ticking, "tick", edited("name not in pauses or not pauses[name].covers(tick)", "True")),),
+        frozenset({"SK-23"}),
+        "ticks",
+    ),
+    Mutant(
+        "ticks after a pause of their schedule",
+        "a tick after the end of a pause comes",
+        (Switch(Pause, "covers", edited("<= tick <= ended", "<= tick")),),
+        frozenset({"SK-15"}),
+        "ticks",
+    ),
+    Mutant(
+        "ticks that could not be enqueued",
+        "a tick is enqueued once the store takes it",
+        (
+            Switch(
+                Ticking, "_enqueue_once", edited("OUTAGE:\n            raise", "OUTAGE:\n            return")
+            ),
+        ),
+        frozenset({"SK-15"}),
+        "ticks",
+    ),
+    Mutant(
+        "ticks of a clock that was set back",
+        "a clock that was set back holds no tick up",
+        (Switch(Ticking, "_counts_since", edited("if wall < self._since[schedule]:", "if False:")),),
+        frozenset({"SK-15"}),
+        "ticks",
     ),
     Mutant(
         "all or none",

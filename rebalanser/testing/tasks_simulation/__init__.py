@@ -5,11 +5,12 @@ owns with the scripts that claim in it, the batches of writes and how each is se
 workers, and what retention deletes. Simulated are the engine with the guards of its contract
 (:mod:`.engine`), requests and what befalls them (:mod:`.network`), a group that may leave an old owner
 running (:mod:`.world`), and those who use all that: the writer of each process (:mod:`.writing`), owners
-(:mod:`.owning`), workers (:mod:`.working`), producers with outboxes (:mod:`.producing`), operators, and
-retention (:mod:`.operating`). Hosts' monotonic clocks drift, their wall clocks are hours apart; the store is
-away, full, read-only or locked, and refuses what is too large; operators pause the queue. A run lets chance
-strike, heals everything, and demands that all is completed that can be. Meanwhile the :mod:`.oracle` judges
-every write that takes effect, and each writer what its pending writes are told.
+(:mod:`.owning`) with their tickers (:mod:`.ticking`), workers (:mod:`.working`, :mod:`.executing`), producers
+(:mod:`.producing`), operators, and retention (:mod:`.operating`). Hosts' monotonic clocks drift, their wall
+clocks are hours apart; the store is away, full, read-only or locked, and refuses what is too large; operators
+pause the queue. A run lets chance strike, heals everything, and demands that all is completed that can be.
+Meanwhile the :mod:`.oracle` judges every write that takes effect, and each writer what its pending writes are
+told.
 
 ``python -m rebalanser.testing.tasks_simulation --seeds 1000`` runs many seeds on all cores. A failure names
 its seed, and ``python -m rebalanser.testing.tasks_simulation --seed N --trace`` shows that run again.

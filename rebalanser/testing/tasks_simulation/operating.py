@@ -17,6 +17,7 @@ from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.owning import QUEUE
 from rebalanser.testing.tasks_simulation.process import Host, Process, Script
+from rebalanser.testing.tasks_simulation.producing import EPOCH_S
 from rebalanser.testing.tasks_simulation.scenario import RETENTION
 from rebalanser.testing.tasks_simulation.working import PLAIN
 from rebalanser.testing.tasks_simulation.writing import Writer
@@ -42,25 +43,27 @@ class Operator(Process):
         """Try a task again."""
         self.spawn(self._ask(task, lambda stored: rules.requeue(stored.state)))
 
-    def pause(self, seconds: float) -> None:
-        """Pause the queue for so long, or until somebody else resumes it."""
-        self.spawn(self._pause(seconds))
+    def pause(self, seconds: float, schedule: str = QUEUE_PAUSE) -> None:
+        """Pause the queue or a schedule for so long, or until somebody else resumes it."""
+        self.spawn(self._pause(seconds, schedule))
 
     def resume(self) -> None:
-        """Resume the queue, again as long as it is paused by a request that was late."""
+        """Resume the queue and schedules, again as long as one is paused by a request that was late."""
         self.spawn(self._resume())
 
-    def _pause(self, seconds: float) -> Script:
-        pause = Pause(since=self.wall, by="operator").model_dump_json().encode()
+    def _pause(self, seconds: float, schedule: str) -> Script:
+        pause = Pause(since=EPOCH_S + self.wall, by="operator")
         put = self.world.engine.put_pause
-        yield self.world.network.request(self, partial(put, QUEUE_PAUSE, pause))
+        yield self.world.network.request(self, partial(put, schedule, pause.model_dump_json().encode()))
         yield self.sleep(seconds)
-        yield self.world.network.request(self, partial(put, QUEUE_PAUSE, None))
+        ended = pause.model_copy(update={"ended": EPOCH_S + self.wall}) if schedule else None
+        content = None if ended is None else ended.model_dump_json().encode()
+        yield self.world.network.request(self, partial(put, schedule, content))
 
     def _resume(self) -> Script:
         while not self.world.is_quiet:
-            if QUEUE_PAUSE in self.world.engine.pauses:
-                put = partial(self.world.engine.put_pause, QUEUE_PAUSE, None)
+            for schedule in list(self.world.engine.pauses):
+                put = partial(self.world.engine.put_pause, schedule, None)
                 yield self.world.network.request(self, put)
             yield self.sleep(0.2)
 

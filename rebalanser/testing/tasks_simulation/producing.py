@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 _EPOCH_MS = 1_700_000_000_000
+EPOCH_S: Final = _EPOCH_MS / 1000
+"""Seconds since 1970 at which a world begins."""
 _TIMEOUT_S: Final = 0.5
 """Seconds that bodies of some tasks may take."""
 _BATCH: Final = 3

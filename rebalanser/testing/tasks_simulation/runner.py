@@ -10,6 +10,7 @@ from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport, command_to_replay
 from rebalanser.testing.simulation.trace import Trace, Write
 from rebalanser.testing.tasks_simulation.scenario import ANYTHING, OF_REQUESTS, PROFILES, Fault, Profile
+from rebalanser.testing.tasks_simulation.ticking import SCHEDULE, tick_of
 from rebalanser.testing.tasks_simulation.working import PLAIN
 from rebalanser.testing.tasks_simulation.world import CALMS_S, World
 
@@ -22,6 +23,7 @@ _BURST = 12
 _BURST_S = 6.0
 _TICK_S = 0.05
 _PAUSED_S = 2.0
+_TICKS_S = 8.0
 _STRIKES = tuple(fault for fault in Fault if fault not in set(OF_REQUESTS) | {Fault.COLLECT})
 
 
@@ -53,6 +55,8 @@ def run_seed(seed: int, profile: Profile = ANYTHING, write: Write | None = None)
 def _run(world: World) -> None:
     _chaos(world)
     world.heal()
+    if world.is_ticking:
+        _tick(world)
     _settle(world)
     if world.pools:
         _burst(world)
@@ -85,6 +89,43 @@ def _burst(world: World) -> None:
     for pool in world.pools:
         for trouble in pool.failures.troubles():
             raise Violation("SK-19", f"{pool.name} says that it fails, and nothing does: {trouble}")
+
+
+def _tick(world: World) -> None:
+    """Once all is quiet, each tick has its task, unless its schedule is paused (SK-15, SK-23).
+
+    Meanwhile a partition gets another owner, and the store takes no writes for some seconds.
+    """
+    world.scheduler.run_until(world.now + CALMS_S + 1.0)
+    began = world.now
+    world.scheduler.run_until(began + 1.0)
+    world.assign(0, is_told=True)
+    world.scheduler.run_until(began + 2.0)
+    world.network.refuse(Fault.LOCKED, world.now + 2.5)
+    world.scheduler.run_until(began + _TICKS_S)
+    _judge_ticks(world, began, world.now - 1.0)
+    paused_at = world.now
+    world.operator.pause(_TICKS_S, PLAIN)
+    world.scheduler.run_until(paused_at + 2 * _TICKS_S)
+    for tick in _ticks(paused_at + 1.0, paused_at + _TICKS_S - 1.0):
+        if world.oracle.exists(SCHEDULE.task_id(tick)):
+            raise Violation("SK-23", f"the tick {tick} is enqueued, and its schedule is paused")
+    _judge_ticks(world, paused_at + _TICKS_S + 1.0, world.now - 1.0)
+    world.is_ticking = False
+
+
+def _ticks(after: float, until: float) -> list[int]:
+    """The ticks between two true times."""
+    first, last = tick_of(after), tick_of(until)
+    return list(range(first + 2, last + 1, 2))
+
+
+def _judge_ticks(world: World, after: float, until: float) -> None:
+    for tick in _ticks(after, until):
+        task = SCHEDULE.task_id(tick)
+        world.oracle.counts["looks at ticks"] += 1
+        if not world.oracle.exists(task) and task not in world.left_out:
+            raise Violation("SK-15", f"the tick {tick} has no task")
 
 
 def _pause(world: World) -> None:

@@ -50,6 +50,7 @@ class Fault(StrEnum):
     BUG = "a call fails as nobody foresaw"
     STOP = "a worker is asked to stop"
     PAUSE_QUEUE = "an operator pauses the queue, and resumes it later"
+    PAUSE_SCHEDULE = "an operator pauses a schedule, and resumes it later"
     TOGETHER = "a producer enqueues several tasks at once, some of which exist"
     COLLECT = "what is closed is deleted once its time is over"
 
@@ -62,7 +63,7 @@ OF_REQUESTS = (
     Fault.REQUEST_DOUBLED,
 )
 OF_POOLS = (Fault.BUG, Fault.STOP)
-OF_OPERATORS = (Fault.PAUSE_QUEUE, Fault.TOGETHER)
+OF_OPERATORS = (Fault.PAUSE_QUEUE, Fault.PAUSE_SCHEDULE, Fault.TOGETHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,21 @@ _PROFILES = (
         max_tasks=120,
         dependent_ratio=0.0,
         has_pools=True,
+    ),
+    Profile(
+        "ticks",
+        (
+            Fault.PAUSE_SCHEDULE,
+            Fault.KILL,
+            Fault.PAUSE_SHORT,
+            Fault.PAUSE_LONG,
+            Fault.CUT,
+            Fault.DEPOSE,
+            Fault.DEPOSE_UNSEEN,
+            Fault.FULL,
+            Fault.ENGINE_DOWN,
+            *OF_REQUESTS,
+        ),
     ),
     Profile(
         "tasks together",

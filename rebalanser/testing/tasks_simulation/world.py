@@ -29,7 +29,8 @@ from rebalanser.testing.tasks_simulation.scenario import (
     Fault,
     Scenario,
 )
-from rebalanser.testing.tasks_simulation.working import Worker
+from rebalanser.testing.tasks_simulation.ticking import SimulatedTicker
+from rebalanser.testing.tasks_simulation.working import PLAIN, Worker
 
 CALMS_S = 5.0
 """Seconds from the end of all faults until nothing follows from them any more."""
@@ -58,6 +59,12 @@ class World:
         self._late_news = 0
         self._large_contents = 0
         self._healed_at = math.inf
+        self.is_ticking = Fault.PAUSE_SCHEDULE in scenario.faults
+        """True if owners enqueue the ticks of a schedule."""
+        self.is_without_overlap = scenario.hosts % 2 == 0
+        """True if a tick is left out while the task of another is open."""
+        self.left_out: set[TaskId] = set()
+        """The tasks of such ticks."""
         self.operator = Operator(self, "operator", self.hosts[0])
         self.owners = [self._owner() for _ in range(scenario.owners)]
         self.workers = [self._worker() for _ in range(scenario.workers)]
@@ -190,7 +197,7 @@ class World:
                 self.network.engine_away_until = self.now + random.uniform(0.2, 1.0)
             case Fault.FULL | Fault.READ_ONLY | Fault.LOCKED:
                 self.network.refuse(fault, self.now + random.uniform(0.2, 2.0))
-            case Fault.CANCEL | Fault.REQUEUE | Fault.PAUSE_QUEUE | Fault.TOGETHER:
+            case Fault.CANCEL | Fault.REQUEUE | Fault.PAUSE_QUEUE | Fault.PAUSE_SCHEDULE | Fault.TOGETHER:
                 self._operate(fault)
             case Fault.BUG | Fault.STOP:
                 self._befall_pool(fault)
@@ -200,6 +207,9 @@ class World:
     def _operate(self, fault: Fault) -> None:
         if fault is Fault.PAUSE_QUEUE:
             self.operator.pause(self.random.uniform(0.1, 1.5))
+            return
+        if fault is Fault.PAUSE_SCHEDULE:
+            self.operator.pause(self.random.uniform(1.0, 5.0), PLAIN)
             return
         if fault is Fault.TOGETHER:
             self.random.choice(self.producers).make_together()
@@ -258,7 +268,7 @@ class World:
         for process in self._processes():
             process.cut_until = min(process.cut_until, self.now)
         self.operator.requeue_for_ever()
-        if self.has_pauses:
+        if self.has_pauses or self.is_ticking:
             self.operator.resume()
 
     def _host(self, number: int) -> Host:
@@ -271,7 +281,10 @@ class World:
         return f"{kind}{self._started}", self.random.choice(self.hosts)
 
     def _owner(self) -> OwnerProcess:
-        return OwnerProcess(self, *self._name("o"))
+        owner = OwnerProcess(self, *self._name("o"))
+        if self.is_ticking:
+            SimulatedTicker(owner)
+        return owner
 
     def _worker(self) -> Worker:
         return Worker(self, *self._name("w"))
