@@ -201,7 +201,7 @@ class Move:
     start: RateStart | None = None
     """Start of a rate limit by a claim; only for an engine without :class:`ClaimsFromIndex`."""
     with_payload: bool = False
-    """True if the answer should have the task's payload, where the engine can read it with the write."""
+    """True if the answer should have the task's payload, where the engine can read it along."""
 
 
 @dataclass(frozen=True, slots=True)

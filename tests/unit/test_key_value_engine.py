@@ -229,6 +229,28 @@ def test_a_batch_is_few_transactions(engine: KeyValueEngine, meddler: Meddler) -
     assert len(meddler.transactions) == 2, "the head was not given, so it is read"
 
 
+@pytest.mark.rule("SK-5", "SK-6")
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_move_may_have_the_payload_read_along(
+    engine: KeyValueEngine, meddler: Meddler, beside: int
+) -> None:
+    """In one transaction. What is long or unreadable is not read along, and the move takes effect."""
+    payloads = [b"short", b"x" * 100_000, b"broken", b"beside"]
+    apply(engine, *(make(number, payload=payload) for number, payload in enumerate(payloads)))
+    broken = engine._keys_of(QUEUE).payload(task_id(2))
+    meddler.execute(Transaction(then=(Put(broken, b"no place"),)), TIMEOUT_S)
+    for number, payload in enumerate([b"short", None, None]):
+        tasks = everything(engine)
+        asked = move(tasks[number], claimed(), head=tasks[number].head, with_payload=True)
+        others = [move(tasks[3], claimed(updates=number), head=tasks[3].head)] * beside
+        meddler.transactions.clear()
+        answer, *_ = apply(engine, asked, *others)
+        assert isinstance(answer, Applied)
+        assert answer.payload == payload
+        assert len(meddler.transactions) == 1
+        assert everything(engine)[number].state == claimed()
+
+
 @pytest.mark.rule("SK-12")
 def test_a_batch_is_cut_where_it_gets_too_large(engine: KeyValueEngine, meddler: Meddler) -> None:
     payload = b"x" * 300_000

@@ -416,6 +416,18 @@ def test_a_worker_waits_no_longer_than_a_thread_can(at: float) -> None:
     assert 0 < pause_s <= threading.TIMEOUT_MAX
 
 
+@pytest.mark.rule("SK-20")
+def test_after_claims_the_threads_begin_before_the_next_look() -> None:
+    """The thread that claims would else keep the interpreter's lock, for a look that mostly finds nothing."""
+    stand, source = Stand(claims=0), FakeSource()
+    stand.worker._source = cast("Any", source)
+    stand.bodies.names = tuple
+    source.add()
+    pause_s = stand.worker._decide(stand.worker.execution.look())
+    assert pause_s is not None
+    assert 0 < pause_s <= 0.001
+
+
 class FakeSource:
     """Hands out the tasks that a test gives it, and again those that are given back."""
 

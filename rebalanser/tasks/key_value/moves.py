@@ -120,8 +120,8 @@ class MoveStep(Step):
     def _payload(self, outcome: Outcome) -> bytes | None:
         """Return the payload that was read along; None if it is long, or can't be read: the claim is made."""
         key = self.keys.payload(self._write.id)
-        found = (each for each in outcome.results if isinstance(each, KeyValue) and each.key == key)
-        place = next(found, None)
+        items = (each for each in outcome.results if isinstance(each, KeyValue))
+        place = next((each for each in items if each.key == key), None)
         try:
             return None if place is None else load_place(place).payload
         except UnusableStore:
