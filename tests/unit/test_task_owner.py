@@ -342,6 +342,60 @@ def test_older_news_change_nothing() -> None:
     assert offered(owner) == [2]
 
 
+@pytest.mark.rule("SK-2", "SK-11")
+@pytest.mark.parametrize(
+    "known",
+    [
+        stored(1, revision=7, priority=-3, retries=0, after_failure=AfterFailure.RUN),
+        stored(1, due=5.0),
+        stored(1, after=(2, 3)),
+        stored(1, claim=held()),
+        stored(1, Status.CLAIMED, claim=held()),
+        *(
+            replace(each, head=replace(each.head, **{name: value}))
+            for each in [stored(1, revision=2**70)]
+            for name, value in {
+                "queue": "other",
+                "name": "g",
+                "timeout_s": 2.5,
+                "unique_key": "u",
+                "unique_for_s": 3.0,
+                "limit_key": "k",
+                "max_running": 2,
+                "rate_limit": "1/s",
+            }.items()
+        ),
+        *(
+            replace(each, state=replace(each.state, **{name: value}))
+            for each in [stored(1)]
+            for name, value in {"failures": 1, "error": "e", "result": b"r"}.items()
+        ),
+    ],
+)
+def test_a_task_is_known_as_it_was_learnt(known: Stored) -> None:
+    """However it is kept: beside another one of the same function, and after that has changed."""
+    owner = make(stored(9, revision=3), known, stored(8, revision=4))
+    assert owner.get(known.head.id) == known
+    assert owner.knows(known.head.id, known.revision)
+    assert not owner.knows(known.head.id, known.revision + 1)
+    assert owner.get(task(9)) == stored(9, revision=3)
+    owner.learn(stored(9, revision=5, due=2.0), 0.0)
+    assert owner.get(task(9)) == stored(9, revision=5, due=2.0)
+    assert owner.get(known.head.id) == known
+
+
+@pytest.mark.rule("SK-24")
+def test_new_tasks_of_a_function_share_their_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep queue on etcd is kept in memory. The number of heads that are shared is bounded."""
+    monkeypatch.setattr(owner_module, "MAX_TEMPLATES", 4)
+    known = [stored(number, revision=number, priority=number % 6) for number in range(1, 61)]
+    owner = make(*known)
+    assert [owner.get(each.head.id) for each in known] == known
+    packed = [each for each in owner._open._tasks.values() if isinstance(each, int)]
+    assert (len(packed), len(owner._open._templates)) == (40, 4)
+    assert len(offered(owner)) == 60
+
+
 def test_what_is_being_claimed_is_not_offered_whatever_is_told_meanwhile() -> None:
     owner = make(stored(1), stored(2))
     owner.taken(task(1))

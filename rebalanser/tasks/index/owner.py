@@ -42,18 +42,97 @@ from rebalanser.tasks.index.dependencies import Completions, Dependencies
 from rebalanser.tasks.index.ready_index import Offers, Rank
 from rebalanser.tasks.model import (
     OPEN,
+    AfterFailure,
     ClaimState,
     Head,
     LimitId,
     RateMark,
+    State,
     Status,
     Stored,
     TaskId,
 )
 from rebalanser.tasks.rules import FailedDependency, fails
 
+_NEW: Final = State()
 REMEMBERED: Final = 65_536
 """Maximum number of closed tasks whose revision is kept, so that late news of them change nothing."""
+
+
+MAX_TEMPLATES: Final = 1024
+"""Maximum number of different heads, ids aside, of tasks that are kept packed."""
+
+
+class OpenTasks:
+    """Open tasks by id. A new task whose head others have too takes one number: its head, and its revision.
+
+    That is a task that was never claimed and has no due time, dependency, unique key or limit. Each read
+    makes it anew.
+    """
+
+    __slots__ = ("_numbers", "_partition", "_tasks", "_templates")
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._tasks: dict[TaskId, Stored | int] = {}
+        self._templates: list[tuple[str, str, int, int, float | None, AfterFailure]] = []
+        self._numbers: dict[tuple[str, str, int, int, float | None, AfterFailure], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, task: TaskId) -> Stored:
+        return self._unpacked(task, self._tasks[task])
+
+    def get(self, task: TaskId) -> Stored | None:
+        """Return a task; None if it is not open."""
+        found = self._tasks.get(task)
+        return None if found is None else self._unpacked(task, found)
+
+    def revision(self, task: TaskId) -> int | None:
+        """Return the revision of a task; None if it is not open."""
+        found = self._tasks.get(task)
+        if isinstance(found, int):
+            return found // MAX_TEMPLATES
+        return None if found is None else found.revision
+
+    def claim(self, task: TaskId) -> ClaimState | None:
+        """Return the current claim of a task; None if it is not claimed."""
+        found = self._tasks.get(task)
+        return _running_claim(found) if isinstance(found, Stored) else None
+
+    def put(self, stored: Stored) -> None:
+        """Store a task, in place of what was known of it."""
+        self._tasks[stored.head.id] = self._packed(stored)
+
+    def pop(self, task: TaskId) -> Stored | None:
+        """Remove a task, and return it; None if it is not open."""
+        found = self._tasks.pop(task, None)
+        return None if found is None else self._unpacked(task, found)
+
+    def _packed(self, stored: Stored) -> Stored | int:
+        head = stored.head
+        if stored.state != _NEW or head.after or head.unique_key or head.is_limited or head.limit_key:
+            return stored
+        if stored.partition != self._partition or head.unique_for_s:
+            return stored
+        template = (head.queue, head.name, head.priority, head.retries, head.timeout_s, head.after_failure)
+        number = self._numbers.get(template)
+        if number is None:
+            number = len(self._templates)
+            if number == MAX_TEMPLATES:
+                return stored
+            self._templates.append(template)
+            self._numbers[template] = number
+        return stored.revision * MAX_TEMPLATES + number
+
+    def _unpacked(self, task: TaskId, found: Stored | int) -> Stored:
+        if isinstance(found, Stored):
+            return found
+        revision, number = divmod(found, MAX_TEMPLATES)
+        queue, name, priority, retries, timeout_s, after_failure = self._templates[number]
+        head = Head(task, queue, name, priority, (), retries, timeout_s, after_failure)
+        return Stored(head, _NEW, revision, self._partition)
 
 
 class Owner:
@@ -78,7 +157,7 @@ class Owner:
         self.token = token
         self._buffer_s = buffer_s
         self._clock = clock
-        self._open: dict[TaskId, Stored] = {}
+        self._open = OpenTasks(partition)
         self._closed: OrderedDict[TaskId, int] = OrderedDict()
         self._over_at: dict[TaskId, float] = {}
         self._ready = Offers(clock)
@@ -108,13 +187,13 @@ class Owner:
         if stored.partition != self.partition:
             self._learn_status(task, stored.state.status)
             return
-        before = self._open.get(task)
-        known = self._closed.get(task, -1) if before is None else before.revision
+        before = self._open.revision(task)
+        known = self._closed.get(task, -1) if before is None else before
         if stored.revision < known:
             return
         if stored.state.status in OPEN:
             if stored.revision > known:
-                self._keep(stored, before, now)
+                self._keep(stored, now)
             self._doubtful.pop(task, None)
             self._place(task, now)
             self.heard(task, stored.state.status)
@@ -125,8 +204,8 @@ class Owner:
     def completed(self, task: TaskId, partition: int, revision: int) -> bool:
         """Learn that a task of any partition is complete; True if another task may be claimed now."""
         if partition == self.partition:
-            before = self._open.get(task)
-            known = self._closed.get(task, -1) if before is None else before.revision
+            before = self._open.revision(task)
+            known = self._closed.get(task, -1) if before is None else before
             if revision <= known:
                 return False
             has_room = self._close(task, revision)
@@ -135,8 +214,8 @@ class Owner:
 
     def knows(self, task: TaskId, revision: int) -> bool:
         """True if news of an open task as of this revision, or older ones, change nothing."""
-        known = self._open.get(task)
-        return known is not None and known.revision >= revision and task not in self._doubtful
+        known = self._open.revision(task)
+        return known is not None and known >= revision and task not in self._doubtful
 
     def is_taken(self, task: TaskId) -> bool:
         """True if a claim of the task is being written: its outcome gives the newest state."""
@@ -187,7 +266,7 @@ class Owner:
         self._blocked.doubt()
         for task in self._ready.counted():
             if task not in self._taken:
-                self._leave(task)
+                self._leave(task, self._open.get(task))
                 self._doubtful[task] = None
 
     def knows_all(self) -> None:
@@ -222,7 +301,7 @@ class Owner:
         """
         stored = self._open[task]
         self._ready.count(stored.head)
-        self._leave(task)
+        self._leave(task, stored)
         self._taken[task] = stored.revision
         return stored, stored.state.status is Status.CLAIMED
 
@@ -253,15 +332,14 @@ class Owner:
         """Learn the task as a write has left it, not later than ``now``."""
         self._taken.pop(stored.head.id, None)
         self.learn(stored, now)
-        known = self._open.get(stored.head.id)
-        if known is not None and known.revision > stored.revision:
+        known = self._open.revision(stored.head.id)
+        if known is not None and known > stored.revision:
             self._place(stored.head.id, now)
 
     def conflicted(self, task: TaskId, now: float) -> None:
         """Doubt a task whose claim the store refused, unless newer news has come since."""
         revision = self._taken.pop(task, None)
-        known = self._open.get(task)
-        if revision is not None and known is not None and known.revision == revision:
+        if revision is not None and self._open.revision(task) == revision:
             self._doubtful[task] = None
         self._place(task, now)
 
@@ -278,7 +356,7 @@ class Owner:
         self._taken.pop(task, None)
         stored = self._open.get(task)
         if stored is not None:
-            self._leave(task)
+            self._leave(task, stored)
             self._aside.set(task, until)
             if stored.state.status is not Status.CLAIMED:
                 self._ready.uncount(stored.head)
@@ -310,18 +388,19 @@ class Owner:
         for task in self._aside.pop_due(now):
             self._place(task, now)
         for task in self._scheduled.pop_due(wall):
-            self._unblock(task)
+            self._unblock(self._open[task])
         for task in self._running.pop_due(now):
             self._ready.add_claimed(self._open[task].head)
 
-    def _keep(self, stored: Stored, before: Stored | None, now: float) -> None:
+    def _keep(self, stored: Stored, now: float) -> None:
         task = stored.head.id
-        self._open[task] = stored
+        before = self._open.claim(task)
+        self._open.put(stored)
         self._closed.pop(task, None)
         claim = _running_claim(stored)
         if claim is None:
             self._over_at.pop(task, None)
-        elif before is None or not is_same_term(claim, _running_claim(before)):
+        elif before is None or not is_same_term(claim, before):
             self._over_at[task] = over_at(claim, now, self._clock, self._buffer_s)
 
     def _place(self, task: TaskId, now: float) -> None:
@@ -329,7 +408,7 @@ class Owner:
         stored = self._open.get(task)
         if stored is None or task in self._taken or task in self._doubtful:
             return
-        self._leave(task)
+        self._leave(task, stored)
         if stored.state.status is Status.CLAIMED:
             self._ready.count(stored.head)
             if self._over_at[task] > now:
@@ -340,19 +419,17 @@ class Owner:
         if stored.state.due > 0:
             self._scheduled.set(task, stored.state.due)
         else:
-            self._unblock(task)
+            self._unblock(stored)
         self._ready.uncount(stored.head)
 
-    def _unblock(self, task: TaskId) -> None:
+    def _unblock(self, stored: Stored) -> None:
         """Offer or block a due task. If it was claimed before, its dependencies were settled then."""
-        stored = self._open[task]
         is_claimed_before = stored.state.claim is not None
         head = stored.head
-        if is_claimed_before or not self._blocked.add(task, head.after, head.after_failure):
-            self._ready.add(stored.head)
+        if is_claimed_before or not self._blocked.add(head.id, head.after, head.after_failure):
+            self._ready.add(head)
 
-    def _leave(self, task: TaskId) -> None:
-        stored = self._open.get(task)
+    def _leave(self, task: TaskId, stored: Stored | None) -> None:
         if stored is not None:
             self._ready.drop(stored.head)
         self._scheduled.drop(task)
@@ -370,8 +447,8 @@ class Owner:
         return has_room
 
     def _drop(self, task: TaskId) -> bool:
-        self._leave(task)
-        stored = self._open.pop(task, None)
+        stored = self._open.pop(task)
+        self._leave(task, stored)
         self._over_at.pop(task, None)
         self._doubtful.pop(task, None)
         return stored is not None and self._ready.uncount(stored.head)
