@@ -363,11 +363,11 @@ class Partitions(ClaimSource):
                 return context.engine.rates(context.queue, limits, context.timeout_s)
             case ReadPayloads(ids=ids):
                 return self._payloads(ids)
-            case Submit(pending_writes=pending_writes):
-                context.batcher.submit_all(pending_writes)
-                return None
             case WriteHere(pending_writes=pending_writes):
                 context.batcher.write_all(pending_writes)
+                return None
+            case Submit(pending_writes=pending_writes):
+                context.batcher.submit_all(pending_writes)
                 return None
             case Await(pending_writes=pending_writes):
                 return concurrent.futures.wait([pending.future for pending in pending_writes])

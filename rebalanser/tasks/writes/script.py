@@ -64,10 +64,8 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteHere:
+class WriteHere(Submit):
     """Submit pending writes and, if nothing else is to be written, write them before the answer."""
-
-    pending_writes: Sequence[PendingWrite[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,7 @@ class Sleep:
     seconds: float
 
 
-Request: TypeAlias = (
-    Apply | ReadTasks | ReadPage | ReadPayloads | ReadRates | Submit | WriteHere | Await | Sleep
-)
+Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | ReadRates | Submit | Await | Sleep
 Script: TypeAlias = Generator[Request, Any, ResultT]
 _NO_LOCK: Final = nullcontext()
 

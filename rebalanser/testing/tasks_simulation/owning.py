@@ -24,7 +24,6 @@ from rebalanser.tasks.writes.script import (
     ReadTasks,
     Request,
     Submit,
-    WriteHere,
 )
 from rebalanser.testing.tasks_simulation.network import Unanswered
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script
@@ -230,7 +229,7 @@ class OwnerProcess(Process):
                     self, lambda: {each: known[each] for each in ids if each in known}
                 )
                 answer = {} if isinstance(answer, Unanswered) else answer
-            case Submit(pending_writes=pending_writes) | WriteHere(pending_writes=pending_writes):
+            case Submit(pending_writes=pending_writes):
                 claims = [pending for pending in pending_writes if isinstance(pending, PendingClaim)]
                 self.world.oracle.requested([(pending.task, pending.claimant.holder) for pending in claims])
                 self._judge([pending for pending in claims if pending.slot is None])
