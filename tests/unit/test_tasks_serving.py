@@ -683,8 +683,8 @@ def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(queue: Q
     asked: list[WaitingClient] = []
 
     class Noting(Dispenser):
-        def ask(self, *arguments: Any) -> WaitingClient:
-            asked.append(super().ask(*arguments))
+        def request(self, *arguments: Any) -> WaitingClient:
+            asked.append(super().request(*arguments))
             return asked[-1]
 
     async def hang_up() -> None:
