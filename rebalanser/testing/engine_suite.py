@@ -656,7 +656,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-15")
     def test_the_last_note_of_each_process_is_kept(self, connect: Connect) -> None:
-        """Holds: "Keep a process's note of itself in place of the one before; None deletes it"."""
+        """Holds: "Put a worker process's note in place of the one before; None deletes it"."""
         engine, other = connect(), connect()
         assert engine.workers(QUEUE, TIMEOUT_S) == {}
         for process, note in (("a", b"one"), ("b", b"two"), ("a", b"three")):
@@ -670,7 +670,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-12")
     def test_the_oldest_ready_task_is_found(self, engine: Engine) -> None:
-        """Of any name and priority: "waiting, due, and for nothing but a worker"."""
+        """Of any name and priority: "if it is due and waits for nothing but a worker"."""
         wall = 1_900_000_000.0
 
         def made(
@@ -725,7 +725,7 @@ class EngineSuite:
     def test_an_entry_is_not_taken_again_once_its_task_was_collected(
         self, connect: Connect, harness: EngineHarness
     ) -> None:
-        """Holds: "whatever has become of its task since: collections keep the tallies"."""
+        """Holds: "whatever happened to its task since: collections keep the tallies"."""
         engine = connect()
         entries = [forwarded(make(number), number) for number in range(1, 61)]
         applied(engine, *entries)
@@ -1055,7 +1055,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-12")
     def test_an_empty_batch_is_answered(self, engine: Engine) -> None:
-        """Holds: "an answer for each, in their order"."""
+        """Holds: "return the answers in order"."""
         assert apply(engine) == []
 
     @pytest.mark.rule("SK-11")
@@ -1089,7 +1089,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-9", "SK-12")
     def test_a_log_is_read_in_parts(self, engine: Engine) -> None:
-        """Holds: "A task's log by claim and number, of one claim from number ``first`` on or of all"."""
+        """Holds: "Read a task's log by claim and number, of one claim from number ``first`` on or of all"."""
         applied(engine, make(1))
         written = [Update(claim, sequence, b"x") for claim in (2, 10, 300) for sequence in (0, 9, 10, 256)]
         for update in reversed(written):
@@ -1199,7 +1199,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-22")
     def test_a_note_is_put_in_place_of_the_one_that_was_read(self, connect: Connect) -> None:
-        """Holds: "Put a note in place of the one of ``version``; False if that is not the present one"."""
+        """Holds: "Replace the note of ``version``; False if that is not the present one"."""
         engine, other = connect(), connect()
         assert engine.note(QUEUE, TIMEOUT_S) == Note()
         assert not engine.put_note(QUEUE, b"too early", 7, TIMEOUT_S)
@@ -1384,7 +1384,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-12")
     def test_those_that_exist_are_read(self, engine: Engine) -> None:
-        """Holds: "Those of the tasks that exist"."""
+        """Holds: "the result has those of tasks that exist"."""
         writes = [make(number, payload=b"%d" % number) for number in range(0, 600, 2)]
         revisions = applied(engine, *writes)
         ids = [task_id(number) for number in range(600)]
@@ -1401,7 +1401,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-12")
     @pytest.mark.parametrize("text", ["", "abc", "none", "é/x", task_id(1).upper() + "F", f" {task_id(1)}"])
     def test_no_task_has_a_text_that_is_no_id(self, engine: Engine, text: str) -> None:
-        """Holds: "Those of the tasks that exist", as a user may ask for any text."""
+        """Holds: "the result has those of tasks that exist", as a user may ask for any text."""
         applied(engine, enqueue := make(1))
         found = engine.read(QUEUE, [text, task_id(1)], TIMEOUT_S)
         assert list(found) == [enqueue.task.head.id]
@@ -1473,7 +1473,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-12")
     def test_pages_go_through_all(self, engine: Engine) -> None:
-        """Holds: "Tasks in the order of their ids, those greater than ``after``, at most ``limit``"."""
+        """Holds: "at most ``limit`` tasks with ids greater than ``after``, in the order of their ids"."""
         writes = [make(number * 17 % MANY, payload=b"") for number in range(MANY)]
         answers = apply(engine, *writes)
         assert all(isinstance(answer, Applied) for answer in answers)
@@ -1521,7 +1521,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11", "SK-12", "SK-13")
     def test_a_watch_from_a_page_misses_nothing(self, connect: Connect, recorder: Recorder) -> None:
-        """Holds: "changes after it are told by a watch from there", which is how an owner starts."""
+        """Holds: "a watch from there reports the changes after it", which is how an owner starts."""
         writer, reader = connect(), connect()
         applied(writer, *(make(number) for number in range(100)))
         half, paged = threading.Event(), threading.Event()
@@ -1601,7 +1601,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-2", "RB-33")
     def test_awkward_names_are_kept_apart(self, engine: Engine) -> None:
-        """Names are stored as given, and none is another's: "The queues that there are"."""
+        """Names are stored as given, and none is another's: "Read the names of all queues"."""
         for number, name in enumerate(AWKWARD_NAMES):
             assert engine.define(name, number + 1, TIMEOUT_S) == number + 1
         assert engine.queues(TIMEOUT_S) == {
@@ -1629,7 +1629,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11", "SK-13")
     def test_a_watch_tells_what_changes(self, engine: Engine, recorder: Recorder) -> None:
-        """Holds: "Tell ``sink`` every state that changes after ``from_revision``, and a new task's first"."""
+        """Holds: "all states written after ``from_revision``, also the first of new tasks"."""
         (before,) = applied(engine, make(1))
         present = read(engine, task_id(1))
         with closing(engine.watch(QUEUE, before, recorder)):
@@ -1726,7 +1726,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11")
     def test_a_watch_hears_of_other_connections(self, connect: Connect, harness: EngineHarness) -> None:
-        """Holds: "Tell ``sink`` every state that changes", whoever changed it, while four write."""
+        """Holds: "Report to ``sink`` all states written", whoever changed it, while four write."""
         watching, writers = connect(), [connect() for _ in range(4)]
         (before,) = applied(watching, make(9999))
         recorders = [Recorder(harness.patience_s) for _ in range(3)]
@@ -1763,7 +1763,7 @@ class EngineSuite:
     def test_a_closed_watch_is_silent(
         self, engine: Engine, harness: EngineHarness, recorder: Recorder
     ) -> None:
-        """Holds: "Stop telling. Closing twice does nothing"."""
+        """Holds: "Stop the watch. Closing twice does nothing"."""
         (before,) = applied(engine, make(1))
         other = Recorder(harness.patience_s)
         closed, staying = engine.watch(QUEUE, before, recorder), engine.watch(QUEUE, before, other)
@@ -1780,7 +1780,7 @@ class EngineSuite:
     def test_closing_an_engine_closes_its_watches(
         self, connect: Connect, harness: EngineHarness, recorder: Recorder
     ) -> None:
-        """Holds: "Let go of the store", with the watches of this connection and of no other."""
+        """Holds: "Close the store", with the watches of this connection and of no other."""
         staying, leaving = connect(), connect()
         (before,) = applied(staying, make(1))
         other = Recorder(harness.patience_s)
@@ -1794,7 +1794,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11", "SK-13")
     def test_lost_changes_are_told(self, engine: Engine, harness: EngineHarness, recorder: Recorder) -> None:
-        """Holds: "Changes up to this revision may not have been told: read again"."""
+        """Holds: "Changes up to this revision may be missing: read again"."""
         if not harness.can_lose_history:
             pytest.skip("this store cannot be made to lose history")
         revisions = [applied(engine, make(number))[0] for number in range(10)]
@@ -2370,7 +2370,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11")
     def test_a_closed_engine_is_not_asked(self, engine: Engine) -> None:
-        """Holds: "Let go of the store. Closing twice does nothing"."""
+        """Holds: "Close the store. Closing twice does nothing"."""
         engine.close()
         engine.close()
         with pytest.raises(RegistryUnavailable):

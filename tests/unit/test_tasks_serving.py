@@ -678,8 +678,11 @@ def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
 
 
 @pytest.mark.rule("SK-16", "SK-20")
-def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(queue: Queue) -> None:
+def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server has the claim a little sooner than it notices that the connection has ended."""
+    monkeypatch.setattr("rebalanser.tasks.http.routes.TURNS", 1000)
     asked: list[WaitingClient] = []
 
     class Noting(Dispenser):
