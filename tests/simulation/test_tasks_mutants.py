@@ -17,7 +17,7 @@ from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.ids import partition_of
-from rebalanser.tasks.index import claiming, dependencies, ready_index
+from rebalanser.tasks.index import claiming, dependencies
 from rebalanser.tasks.index import owner as owner_module
 from rebalanser.tasks.index.claiming import Claiming, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.free_slots import OwnSlots, UsedSlot
@@ -359,19 +359,6 @@ MUTANTS = (
         frozenset({"SK-23"}),
     ),
     Mutant(
-        "clock of a rate",
-        "the mark of a rate limit is not compared with the clock of another host",
-        (Switch(ready_index, "full_at", edited("if clock and mark.clock == clock else latest", "")),),
-        frozenset({"SK-23"}),
-    ),
-    Mutant(
-        "mark that was read",
-        "a start is written only over the mark that it follows",
-        (Switch(SimulatedEngine, "_is_next", always(True)),),
-        frozenset({"SK-23"}),
-        "lost requests",
-    ),
-    Mutant(
         "start whose outcome is not known",
         "after it the mark of the rate limit is read",
         (Switch(Pace, "ended", edited("self._full_at = None", "pass")),),
@@ -532,6 +519,8 @@ MUTANTS = (
         "a claim takes the state of a task that was offered, and no other",
         (Switch(PendingClaim, "_claimed", edited("stored.revision != self._offered.revision", "False")),),
         frozenset({"SK-5", "SK-6", "SK-8"}),
+        "refused writes",
+        first=240,
     ),
     Mutant(
         "numbers of claims",
