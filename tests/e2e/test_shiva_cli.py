@@ -91,7 +91,8 @@ def test_a_day_with_the_command_line(shiva: ShivaCluster) -> None:
     shiva.gone("acme/prod/big")
     assert shiva.run("shiva", "status", "--exit-code").code == 0
     stopped = shiva.run("shiva", "stop", "acme/prod/web", "--wait")
-    assert (stopped.code, stopped.out) == (0, "acme/prod/web is stopped\n")
+    seen = [stopped.err, *(daemon.log.read_text() for daemon in daemons.values())]
+    assert (stopped.code, stopped.out) == (0, "acme/prod/web is stopped\n"), "\n".join(seen)
     assert shiva.run("shiva", "stop", "acme/prod/train", "--wait", "--json").code == 0
     assert not [pid for name in daemons for pid in shiva.processes_of(name)]
     for daemon in daemons.values():
