@@ -110,7 +110,7 @@ def deep(peers: Iterable[Peer], depths: list[int]) -> Table:
 
 
 def drained(peers: Iterable[Peer], counts: list[int]) -> Table:
-    """How many tasks a second are drained, of few and of very many."""
+    """Measure the drained tasks a second, of few and of very many."""
     table = Table(
         "queue", "tasks", "1,000 at a time", "drain/s", "the last tenth", "workers' CPU a task",
         title="Drained to the last task, two workers",

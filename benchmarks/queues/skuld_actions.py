@@ -57,7 +57,7 @@ def waiting(app: Any, count: int) -> dict[str, Any]:
 
 
 def drained(app: Any, count: int) -> dict[str, float]:
-    """So many tasks are enqueued in batches and drained by two workers.
+    """Enqueue tasks in batches, and drain them by two workers.
 
     How many a second are enqueued, drained, and drained in the last tenth; and the processor time of the
     workers for each.

@@ -143,7 +143,7 @@ class Cluster(ABC):
     ) -> Iterator[AssignmentDocument]:
         """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever.
 
-        With ``repeat_s`` the last one comes again after so many seconds without a newer one.
+        With ``repeat_s`` the last one is repeated each ``repeat_s`` seconds until a newer one comes.
         """
 
     @abstractmethod

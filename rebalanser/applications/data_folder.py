@@ -41,7 +41,7 @@ from rebalanser.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME, ArchiveLimi
 from rebalanser.shiva.types import ApplicationId, Incarnation
 
 OPEN_TIMEOUT_S: Final = 30.0
-"""How long opening waits for an earlier worker to end, and beyond their stop timeouts for its processes."""
+"""Maximum seconds to wait for an earlier worker, or for its processes beyond their stop timeouts."""
 KEPT_LOGS: Final = 100
 """So many stopped applications' output is kept; that of the longest silent goes first."""
 _POLL_S: Final = 0.05

@@ -122,7 +122,7 @@ def address_of(url: str) -> tuple[str | None, int | None]:
     """Return host and port of a URL, None for each that it lacks.
 
     Raises:
-        ValueError: the port is none.
+        ValueError: the port is invalid.
     """
     parts = urlsplit(url)
     return parts.hostname, parts.port

@@ -103,7 +103,7 @@ class ClusterStatus(BaseModel):
     leader: str | None
     """Who wrote the last document; None before there was any."""
     active_leader: str | None = None
-    """Who sent the last ping; None if none was found, or none was looked for."""
+    """Leader that sent the last ping; None if no ping was found, or none was read."""
     ping_age_s: float | None = None
     """Seconds since the last ping."""
     stale: bool = False

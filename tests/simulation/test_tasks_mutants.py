@@ -354,7 +354,7 @@ MUTANTS = (
     ),
     Mutant(
         "mark of a rate",
-        "whoever takes over a rate limit counts the starts before",
+        "a new owner of a rate limit counts the starts before it",
         (Switch(Pace, "learn", edited("full_at(mark, now, clock)", "now")),),
         frozenset({"SK-23"}),
     ),

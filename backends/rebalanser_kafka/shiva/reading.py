@@ -45,7 +45,7 @@ def standing(record: LogRecord) -> Standing:
 
 
 def command_event(record: LogRecord) -> CommandEvent | None:
-    """What a record of COMMAND says to the machines; None for nothing, as a tombstone does but of a part."""
+    """Decode a record of COMMAND; None if it changes nothing, as a tombstone of anything but a part."""
     at = standing(record)
     try:
         part = decode_part_key(record.key)
@@ -79,7 +79,7 @@ def _output(record: LogRecord, kind: type[OutputT]) -> OutputT | None:
 
 
 def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
-    """What a record of CONTROL says to the machines; None for nothing."""
+    """Decode a record of CONTROL; None if it changes nothing."""
     if record.value is None:
         return None
     try:

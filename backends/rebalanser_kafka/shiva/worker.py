@@ -91,7 +91,7 @@ LAST_PONG_S: Final = 2.0
 PONG_TIMEOUT_S: Final = 30.0
 MAX_OUTPUT_LINES: Final = 10_000
 MAX_OUTPUT_BYTES: Final = 400_000
-"""Of output in one answer, which is a record below Kafka's own default limit."""
+"""Maximum bytes of output in one answer: its record stays below Kafka's default limit."""
 
 _log = get_logger("rebalanser.shiva")
 
