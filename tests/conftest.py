@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -139,6 +140,23 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Have the garbage of a test on Spark collected in that test, which may leave sockets unclosed."""
     if "spark" in getattr(item, "fixturenames", ()):
         gc.collect()
+
+
+@pytest.fixture
+def forget_modules(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have a package imported anew. The modules from before are back after the test.
+
+    A package is also an attribute of the one that it is in, and an import sets that too.
+    """
+
+    def forget(package: str) -> None:
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+            monkeypatch.delitem(sys.modules, name)
+        parent, _, child = package.rpartition(".")
+        if parent:
+            monkeypatch.delattr(sys.modules[parent], child, raising=False)
+
+    return forget
 
 
 def missing(service: str, hint: str) -> NoReturn:

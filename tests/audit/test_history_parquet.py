@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from rebalanser.history import Author, Event, Protocol, Record
 from rebalanser.protocol.messages import FactKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -99,10 +99,13 @@ def test_parquet_is_refused_where_it_would_be_nothing_or_overwrite(
 
 
 def test_the_missing_extra_is_named(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forget_modules: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("rebalanser.audit")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_modules("rebalanser.audit")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     command = ["history", "export", str(folder), "--to", str(tmp_path / "out"), "--format", "parquet"]
     assert main(command) == 3

@@ -306,9 +306,10 @@ def test_what_can_be_no_name_is_refused(name_server: NameServer, domain: str) ->
         find_members("etcd+srv", domain)
 
 
-def test_the_package_that_asks_dns_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "dns"]:
-        monkeypatch.delitem(sys.modules, name)
+def test_the_package_that_asks_dns_is_named_if_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, forget_modules: Callable[[str], None]
+) -> None:
+    forget_modules("dns")
     monkeypatch.setitem(sys.modules, "dns", None)
     with pytest.raises(MissingExtra, match=r"dnspython.*pip install 'rebalanser\[etcd\]'"):
         find_members("etcd+srv", "etcd.test")

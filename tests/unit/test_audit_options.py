@@ -36,7 +36,7 @@ from rebalanser.cli.weighing import Weighing, apply, asked, by_group
 from rebalanser.errors import MissingExtra, UnusableOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def verdict(conclusion: Conclusion = Conclusion.SOUND, **known: Any) -> Verdict:
@@ -98,20 +98,24 @@ class TestOptions:
 
 
 class TestWithoutTheExtra:
-    def test_importing_the_audit_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_importing_the_audit_names_it(
+        self, monkeypatch: pytest.MonkeyPatch, forget_modules: Callable[[str], None]
+    ) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        for name in [name for name in sys.modules if name.startswith("rebalanser.audit")]:
-            monkeypatch.delitem(sys.modules, name)
+        forget_modules("rebalanser.audit")
         with pytest.raises(MissingExtra, match=r"pip install 'rebalanser\[spark\]'") as told:
             importlib.import_module("rebalanser.audit")
         assert "pyspark" in str(told.value)
 
     def test_the_command_says_so_in_one_line(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        forget_modules: Callable[[str], None],
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
     ) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        for name in [name for name in sys.modules if name.startswith("rebalanser.audit")]:
-            monkeypatch.delitem(sys.modules, name)
+        forget_modules("rebalanser.audit")
         refused(capsys, [str(tmp_path)], 3, "pip install 'rebalanser[spark]'")
 
     def test_a_name_that_is_none_is_no_attribute(self) -> None:

@@ -435,11 +435,10 @@ def test_a_key_that_is_none_is_said(tmp_path: Path) -> None:
 
 
 def test_the_package_that_opens_keys_is_named_if_it_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_modules: Callable[[str], None]
 ) -> None:
     files = trust(tmp_path, private_key(serialization.PrivateFormat.PKCS8, PASSPHRASE), PASSPHRASE)
-    for name in [name for name in sys.modules if name.startswith("cryptography")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_modules("cryptography")
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(MissingExtra, match=r"cryptography.*pip install 'rebalanser\[etcd\]'"):
         files.unlocked(files.read())

@@ -231,7 +231,11 @@ def test_a_configuration_that_cannot_work_is_told(url: str, source: FakeSource) 
 
 @pytest.mark.parametrize("act", [ResourceFeed.start, ResourceFeed.run])
 def test_a_backend_that_is_not_there_is_told_at_once(
-    act: Callable[[ResourceFeed], None], url: str, source: FakeSource, monkeypatch: pytest.MonkeyPatch
+    act: Callable[[ResourceFeed], None],
+    url: str,
+    source: FakeSource,
+    monkeypatch: pytest.MonkeyPatch,
+    forget_modules: Callable[[str], None],
 ) -> None:
     for feed in (
         ResourceFeed("redis://127.0.0.1:1/c", "group", url),
@@ -240,8 +244,7 @@ def test_a_backend_that_is_not_there_is_told_at_once(
         with pytest.raises(UnknownScheme):
             act(feed)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rebalanser_kafka"]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_modules("rebalanser_kafka")
     with pytest.raises(MissingExtra, match=r"pip install 'rebalanser\[kafka\]'"):
         act(ResourceFeed("kafka://127.0.0.1:1/c", "group", url))
 

@@ -11,7 +11,7 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -856,9 +856,10 @@ def test_a_server_is_refused_what_is_not_safe(
 
 
 @pytest.mark.rule("SK-16")
-def test_a_missing_extra_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("rebalanser.tasks.http")]:
-        monkeypatch.delitem(sys.modules, name)
+def test_a_missing_extra_is_named(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, forget_modules: Callable[[str], None]
+) -> None:
+    forget_modules("rebalanser.tasks.http")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     refused(stage.cli("serve", "work"), 3, "pip install 'rebalanser[web]'")
 
