@@ -12,7 +12,8 @@ A rate is measured for 15 s at most.
 Of Skuld alone it is measured what one call of enqueue costs its process; what a deep queue costs, with
 ``--waiting`` tasks that may all be claimed (a million take minutes to enqueue), in time and in memory for
 each; how many a second are drained of ``--drained`` tasks, to the last one; and what dependencies do: a chain
-of 1,000 tasks, each after the one before, and a fan: 10,000 tasks after one, and one after all of these.
+of 1,000 tasks, each after the one before, and a fan: 10,000 tasks after one, one after each 1,000 of these,
+and one after the ten.
 
 The packages of the other queues may be in an environment of their own, whose interpreter is
 ``QUEUES_PYTHON``; ``make bench-tasks`` sees to that. Redis and PostgreSQL are started where they are

@@ -12,7 +12,8 @@ from queues import bodies
 from queues.place import folder
 from queues.workers import await_that, workers
 
-BATCH = 1000
+BATCH = 1_000
+"""As many as one task waits for at most."""
 CLAIMS = 5_000
 CONCURRENCY = 4
 WORKERS = 2
@@ -121,14 +122,16 @@ def chain(app: Any, _count: int) -> dict[str, float]:
 
 
 def fan(app: Any, _count: int) -> dict[str, float]:
-    """Many tasks after one, and one after all of them: how many a second are enqueued and run."""
+    """Many tasks after one, one after each batch of them, and one after these: how many a second are run."""
     began = time.monotonic()
     root = app.enqueue("nothing")
-    tasks = []
+    joins = []
     for _ in range(0, FAN, BATCH):
-        tasks += app.nothing.options(after=[root]).enqueue_many([((), {})] * BATCH)
-    app.nothing.options(after=tasks).enqueue()
-    return {"enqueue": FAN / (time.monotonic() - began)} | _run(app, FAN + 2)
+        tasks = app.nothing.options(after=[root]).enqueue_many([((), {})] * BATCH)
+        joins.append(app.nothing.options(after=tasks).enqueue())
+    app.nothing.options(after=joins).enqueue()
+    total = FAN + len(joins) + 2
+    return {"enqueue": total / (time.monotonic() - began)} | _run(app, total)
 
 
 def _run(app: Any, tasks: int) -> dict[str, float]:
