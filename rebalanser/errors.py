@@ -130,13 +130,13 @@ class TaskFailed(FixConfiguration):
     """The task that was waited for is dead or cancelled; the message says by which error its last try ended.
 
     ``error_type`` is the name of that error's type, such as ``ValueError``; empty where no try has failed.
-    ``told`` is what is kept of it, with the frames of the body.
+    ``error_text`` is its text as stored, with the traceback of the body.
     """
 
-    def __init__(self, message: str, *, error_type: str = "", told: str = "") -> None:
+    def __init__(self, message: str, *, error_type: str = "", error_text: str = "") -> None:
         super().__init__(message)
         self.error_type = error_type
-        self.told = told
+        self.error_text = error_text
 
 
 class UnknownApplication(FixConfiguration):

@@ -328,7 +328,7 @@ def _warn_of_pause(queue: Queue) -> None:
     present = queue.pauses().queue
     if present is not None:
         get_logger().warning(
-            f"the queue is {present.told(time.time())}", action="queue_paused", queue=queue.name
+            f"the queue is {present.describe(time.time())}", action="queue_paused", queue=queue.name
         )
 
 

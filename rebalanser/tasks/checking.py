@@ -169,31 +169,28 @@ class Check:
                 return
 
     def _of_counts(self, before: Mapping[Status, int], counted: Mapping[Status, int]) -> Iterator[Finding]:
-        """Compare only what did not change meanwhile: who counts a store that changes counts wrong.
+        """Compare the store's counts with the counted tasks, which may change meanwhile.
 
-        The same counts before and after prove nothing, as they may have changed and changed back. A fault is
-        what two looks in a row find.
+        Equal counts before and after prove nothing, as they may have changed and changed back. A difference
+        is a fault if two counts in a row find it.
         """
         seen: tuple[Mapping[Status, int], Mapping[Status, int]] | None = None
         for _ in range(MAX_LOOKS):
-            told = _without_zeros(self.engine.count(self.queue, self.timeout_s))
-            if told == counted:
+            known = _without_zeros(self.engine.count(self.queue, self.timeout_s))
+            if known == counted:
                 return
-            if told == before and seen == (told, counted):
+            if known == before and seen == (known, counted):
                 break
-            seen = told, counted
-            before = told
+            seen = known, counted
+            before = known
             counted = Counter(each.state.status for page in self._pages() for each in page)
         else:
             self.counts_compared = False
             return
         for status in Status:
-            if told.get(status, 0) != counted.get(status, 0):
-                yield Finding(
-                    Fault.COUNT,
-                    "",
-                    f"the store counts {told.get(status, 0)} as {status}, there are {counted.get(status, 0)}",
-                )
+            stated, found = known.get(status, 0), counted.get(status, 0)
+            if stated != found:
+                yield Finding(Fault.COUNT, "", f"the store counts {stated} as {status}, there are {found}")
 
 
 def contradictions(stored: Stored) -> Iterator[str]:

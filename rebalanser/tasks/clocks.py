@@ -203,7 +203,7 @@ class FarClocks:
     """
 
     _late: OrderedDict[str, _Late] = field(default_factory=OrderedDict)
-    _told_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    _reported_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def saw(self, task: TaskId, now: float, wall: float, *, is_new: bool) -> FarClock | None:
         """Look at the id of a task that was read or, if ``is_new``, reported by a watch just now.
@@ -217,9 +217,9 @@ class FarClocks:
         late_s = wall - born
         if late_s >= 0:
             late_s = self._behind_s(host + process, born, late_s) if is_new else 0.0
-        if abs(late_s) <= LIMIT_S or now - self._told_at.get(host, -SILENCE_S) < SILENCE_S:
+        if abs(late_s) <= LIMIT_S or now - self._reported_at.get(host, -SILENCE_S) < SILENCE_S:
             return None
-        _keep(self._told_at, host, now)
+        _keep(self._reported_at, host, now)
         return FarClock(task, host, process, -late_s)
 
     def _behind_s(self, maker: str, born: float, late_s: float) -> float:

@@ -221,13 +221,13 @@ class SharedWatch:
             feed = self._feed
             feed.readers = tuple(each for each in feed.readers if each is not reader)
             if not feed.readers and feed.watch is not None:
-                # The thread of a watch may tell on for a moment, beside that of the next one.
+                # The thread of a watch may report for another moment, beside that of the next one.
                 self._feed = _Feed(self._errors)
                 feed.watch.close()
 
 
 class _Feed:
-    """The readers of one watch of the engine, which is told from one thread at a time."""
+    """The readers of one watch of the engine, which reports from one thread at a time."""
 
     def __init__(self, errors: ErrorPolicy) -> None:
         self.readers: tuple[_Reader, ...] = ()

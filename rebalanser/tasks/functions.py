@@ -76,20 +76,20 @@ def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
     problems = []
     for each in error.errors(include_url=False):
         place = ".".join(str(part) for part in each["loc"] if part not in _CHOICES)
-        kind, told = each["type"], told_of(each["msg"])
+        kind, problem = each["type"], plain_message(each["msg"])
         if kind == "extra_forbidden":
-            told = (
+            problem = (
                 f"there is no such option; there are: {', '.join(known)}" if known else "is no argument of it"
             )
         elif kind == "missing":
-            told = "is missing"
+            problem = "is missing"
         elif kind == "json_invalid":
-            told = f"it is not JSON ({each['ctx']['error']})"
+            problem = f"it is not JSON ({each['ctx']['error']})"
         elif kind == "model_type" and not place:
-            told = "it must be a JSON object with a field for each argument"
+            problem = "it must be a JSON object with a field for each argument"
         elif place or kind != "value_error":
-            told += f" (got {_shown(each['input'])})"
-        problems.append(f"{place}: {told}" if place else told)
+            problem += f" (got {_shown(each['input'])})"
+        problems.append(f"{place}: {problem}" if place else problem)
     return "; ".join(problems)
 
 
@@ -104,8 +104,8 @@ _CHOICES: Final = frozenset({"constrained-float", "callable"})
 _PYDANTIC: Final = re.compile(r"^(?:Input|String|Tuple|Dictionary|List) should")
 
 
-def told_of(message: str) -> str:
-    """Return a message of pydantic in our words."""
+def plain_message(message: str) -> str:
+    """Return a message of pydantic without its jargon."""
     return _PYDANTIC.sub("must", message.removeprefix("Value error, "))
 
 

@@ -64,7 +64,7 @@ class Pause(BaseModel):
         """Begins and ends of this one and those before it; one that is in force has no end."""
         return (*self.earlier, (self.since, math.inf if self.ended is None else self.ended))
 
-    def told(self, wall: float) -> str:
+    def describe(self, wall: float) -> str:
         """Describe the pause for people: its age, author and reason."""
         ago_s = max(0.0, wall - self.since)
         return f"paused for {ago_s:.0f} s by {self.by}" + (f": {self.reason}" if self.reason else "")

@@ -39,7 +39,7 @@ CATCH_UP_S: Final = 60.0
 """Seconds after a tick in which it may still be enqueued; then it is left out."""
 KEPT_S: Final = 86_400.0
 """Age up to which the task of a tick counts as not collected yet, unless retention is shorter: that of a
-collection unless it is told."""
+collection by default."""
 _FIELDS: Final = (
     ("minute", "0 to 59"),
     ("hour", "0 to 23"),
@@ -266,7 +266,7 @@ class Ticking:
         stored: Collection[TaskId] = yield FindTicks(list(ticks))
         if found := [ticks[task] for task in stored]:
             return min(found)
-        # What is collected can't be told from what never was: it is better to run once too often.
+        # What is collected can't be distinguished from what never was: it is better to run once too often.
         return float(first) if self._began - first >= self._kept_s else self._began
 
     def _enqueue_once(self, name: str, task_id: TaskId, delay_s: float) -> TickScript[None]:

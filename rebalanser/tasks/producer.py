@@ -510,7 +510,7 @@ class Producer(OpenQueue):
             return ""
         if present is None:
             return "" if has_worker else NO_WORKER
-        paused = f"the queue is {present.told(self._clock.wall())}"
+        paused = f"the queue is {present.describe(self._clock.wall())}"
         if logs:
             _log.warning(paused, action="task_waits_paused", queue=self.name, task=stored.head.id)
         return f"; {paused}"

@@ -74,10 +74,9 @@ class Components:
             self._join(task, needed)
 
     def collectable(self) -> Iterator[dict[TaskId, tuple[int, int]]]:
-        """Each component of which no task is kept: the partition and revision of its tasks.
+        """Iterate over the components of which no task is kept: the partition and revision of each task.
 
-        A task that others depend on and that was not told of has been collected, or never was: where one that
-        depends on it is closed, it is the former.
+        A dependency that was not added does not exist. If its dependent is closed, it was collected before.
         """
         kept = {self._root(task) for task in self._kept}
         groups: dict[TaskId, dict[TaskId, tuple[int, int]]] = {}

@@ -203,7 +203,7 @@ def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
         elif state.status is Status.CANCELLED:
             reason = "requeue() tries it again" + (f"; its last try failed: {reason}" if reason else "")
         raise TaskFailed(
-            f"task {stored.head.id} is {state.status}: {reason}", error_type=kind, told=state.error
+            f"task {stored.head.id} is {state.status}: {reason}", error_type=kind, error_text=state.error
         )
     body = functions.get(stored.head.name)
     if body is not None:

@@ -200,7 +200,7 @@ def test_a_body_that_wants_to_exit_has_failed() -> None:
     outcome = ThreadCaller().call(job_of(leave))
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, SystemExit)
-    assert outcome.told.endswith("SystemExit: 3")
+    assert outcome.text.endswith("SystemExit: 3")
 
 
 def test_what_is_returned_is_json_or_nothing() -> None:
@@ -220,10 +220,10 @@ def test_of_an_error_the_frames_of_the_user_are_kept() -> None:
 
     outcome = ThreadCaller().call(job_of(deep))
     assert isinstance(outcome, Raised)
-    assert outcome.told.count('File "') == 2, outcome.told
-    assert outcome.told.count(__file__) == 2
-    assert "TimeoutError" in outcome.told
-    assert "ValueError: broken" in outcome.told
+    assert outcome.text.count('File "') == 2, outcome.text
+    assert outcome.text.count(__file__) == 2
+    assert "TimeoutError" in outcome.text
+    assert "ValueError: broken" in outcome.text
 
 
 @pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], {"NaN": float("-inf")}])
@@ -273,7 +273,7 @@ def test_a_pause_that_no_clock_can_wait_for_is_refused(delay_s: Any) -> None:
 
 def test_the_beginning_of_a_long_message_is_kept() -> None:
     outcome = raised(ValueError("x" * MAX_ERROR + "end"))
-    assert outcome.told == "ValueError: ".ljust(MAX_MESSAGE, "x")
+    assert outcome.text == "ValueError: ".ljust(MAX_MESSAGE, "x")
 
 
 def test_of_many_frames_the_last_are_kept_and_the_type() -> None:
@@ -287,11 +287,11 @@ def test_of_many_frames_the_last_are_kept_and_the_type() -> None:
 
     with pytest.raises(LookupError) as caught:
         deep(200)
-    told = raised(caught.value).told
-    assert len(told) <= MAX_ERROR
-    assert told.startswith("  ")
-    assert "raise LookupError(" in told
-    assert split_error(told) == ("LookupError", "no such")
+    text = raised(caught.value).text
+    assert len(text) <= MAX_ERROR
+    assert text.startswith("  ")
+    assert "raise LookupError(" in text
+    assert split_error(text) == ("LookupError", "no such")
 
 
 def test_an_error_is_split_into_its_type_and_its_message() -> None:
@@ -306,17 +306,17 @@ def test_an_error_is_split_into_its_type_and_its_message() -> None:
 
     with pytest.raises(Strange) as caught:
         chained()
-    kind, message = split_error(raised(caught.value).told)
+    kind, message = split_error(raised(caught.value).text)
     assert (kind.rpartition(".")[2], message) == ("Strange", "second: third")
     with pytest.raises(InvalidTask) as refused:
         job_of().body.arguments(b"{")
-    told = raised(refused.value.with_traceback(None)).told
-    assert 'File "' not in told, "no frame is the user's"
-    kind, message = split_error(told)
+    text = raised(refused.value.with_traceback(None)).text
+    assert 'File "' not in text, "no frame is the user's"
+    kind, message = split_error(text)
     assert kind == "rebalanser.errors.InvalidTask", "and not that of the error that it comes from"
     assert "it is not JSON" in message
-    assert split_error(raised(KeyboardInterrupt()).told) == ("KeyboardInterrupt", "")
-    assert split_error(raised(TimeoutError("too late")).told) == ("TimeoutError", "too late")
+    assert split_error(raised(KeyboardInterrupt()).text) == ("KeyboardInterrupt", "")
+    assert split_error(raised(TimeoutError("too late")).text) == ("TimeoutError", "too late")
     assert split_error("the last try was cut off: it is over") == ("", "the last try was cut off: it is over")
     assert split_error("") == ("", "")
 
@@ -334,16 +334,16 @@ def test_a_group_of_errors_is_split_too(is_raised: bool) -> None:
     if is_raised:
         with pytest.raises(ExceptionGroup):
             raise group
-    told = raised(group).told
-    assert split_error(told) == ("ExceptionGroup", "several (2 sub-exceptions)")
+    text = raised(group).text
+    assert split_error(text) == ("ExceptionGroup", "several (2 sub-exceptions)")
     group.__cause__ = errors[0]
-    assert split_error(raised(group).told) == ("ExceptionGroup", "several (2 sub-exceptions)")
-    long = raised(ExceptionGroup("several", [*errors, ValueError("x" * MAX_ERROR)])).told
+    assert split_error(raised(group).text) == ("ExceptionGroup", "several (2 sub-exceptions)")
+    long = raised(ExceptionGroup("several", [*errors, ValueError("x" * MAX_ERROR)])).text
     assert len(long) == MAX_ERROR
     assert split_error(long) == ("ExceptionGroup", "several (3 sub-exceptions)")
     plain = ValueError("plain")
     plain.__cause__ = group
-    assert split_error(raised(plain).told) == ("ValueError", "plain")
+    assert split_error(raised(plain).text) == ("ValueError", "plain")
 
 
 def test_a_wish_to_be_tried_again_can_be_sent() -> None:
@@ -440,11 +440,11 @@ def test_a_child_sends_nothing_that_is_over_the_limit() -> None:
     failed = child._sendable(Returned(b"x" * 9000), 8000)
     assert isinstance(failed, Failed)
     assert isinstance(pickle.loads(failed.error or b""), GiveUp)
-    assert "a result has 9000 bytes; the limit is 8000" in failed.told
+    assert "a result has 9000 bytes; the limit is 8000" in failed.text
     long = child._sendable(raised(ValueError("x" * 9000)), 8000)
     assert isinstance(long, Failed)
     assert long.error is None
-    assert len(long.told) == MAX_MESSAGE
+    assert len(long.text) == MAX_MESSAGE
 
 
 LOG = [Update(claim, number, b"") for claim, size in enumerate([0, 7, 2, 0, 3, 0]) for number in range(size)]

@@ -90,5 +90,5 @@ def test_no_more_than_so_many_hosts_are_kept_in_mind() -> None:
     for host in range(MAX_HOSTS + 1):
         assert stand.told(0, -3600, host) == 3600
         assert stand.told(1, 3600, host) is None
-    assert len(stand.clocks._told_at) == len(stand.clocks._late) == MAX_HOSTS
+    assert len(stand.clocks._reported_at) == len(stand.clocks._late) == MAX_HOSTS
     assert stand.told(2, -3600, 0) == 3600, "the oldest was forgotten"

@@ -140,8 +140,8 @@ def test_a_failed_task_tells_why_and_stops_no_other(tasks: Queue) -> None:
         with pytest.raises(TaskFailed, match=f"^task {each} is dead: ValueError: no such address$") as failed:
             tasks.wait(each)
         assert failed.value.error_type == "ValueError"
-        assert 'raise ValueError("no such address")' in failed.value.told
-        assert "rebalanser/tasks/" not in failed.value.told
+        assert 'raise ValueError("no such address")' in failed.value.error_text
+        assert "rebalanser/tasks/" not in failed.value.error_text
         again = pickle.loads(pickle.dumps(failed.value))
         assert (str(again), vars(again)) == (str(failed.value), vars(failed.value))
 

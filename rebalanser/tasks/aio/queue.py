@@ -507,13 +507,13 @@ class AsyncQueue:
                 stored = await self.get(task)
                 await self._pause_hint(stored, logs=True)
                 while stored.state.status not in waiting.CLOSED:
-                    told = hint(stored)
+                    why = hint(stored)
                     try:
                         async with asyncio.timeout_at(deadline):
                             await changed.wait()
                     except TimeoutError:
-                        told += await self._pause_hint(stored)
-                        raise waiting.not_settled(stored, timeout_s, told) from None
+                        why += await self._pause_hint(stored)
+                        raise waiting.not_settled(stored, timeout_s, why) from None
                     changed.clear()
                     stored = await self.get(task)
         return waiting.value_of(stored, self.functions)

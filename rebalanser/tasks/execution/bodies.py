@@ -288,7 +288,7 @@ class Bodies:
         before = unread_before(claim.error_before)
         times = "once" if not before else f"{before + 1} times"
         counted = f" (unread {times})"
-        reason = raised(error).told[: MAX_ERROR - len(counted)] + counted
+        reason = raised(error).text[: MAX_ERROR - len(counted)] + counted
         due = self._backed_off(claim, before)
         self._end(claim, lambda stored: rules.release(stored.state, claim.held, due, reason))
 
@@ -349,7 +349,7 @@ class Bodies:
         )
         self._end(
             claim,
-            lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due),
+            lambda stored: rules.fail(head, stored.state, claim.held, outcome.text, due),
             failure=outcome.error,
         )
 
@@ -411,7 +411,7 @@ class Bodies:
         """Fail a task whose completion the engine refuses: else the body would run again and again."""
         outcome = raised(error)
         due = None if kind_of(error) is ErrorKind.POISON else self._backed_off(claim)
-        failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, outcome.told, due))
+        failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, outcome.text, due))
         failed.add_done_callback(partial(self._ended, claim, None, outcome.error))
 
     def _call_after_hooks(self, claim: WorkerClaim, error: BaseException | None) -> None:

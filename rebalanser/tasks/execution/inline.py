@@ -101,7 +101,7 @@ class InlineWorker:
         """Raise if ready tasks are left because the queue is paused."""
         pause, wall = self._source.pause, self._context.clock.wall()
         if pause is not None and self._source.ready_since(wall) is not None:
-            raise InvalidState(f"tasks are ready and the queue is {pause.told(wall)}; resume() it")
+            raise InvalidState(f"tasks are ready and the queue is {pause.describe(wall)}; resume() it")
 
     def _run(self, claimed: Claimed) -> None:
         stored = claimed.stored

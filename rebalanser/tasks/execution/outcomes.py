@@ -85,14 +85,14 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The body has raised ``error``; ``told`` is the text to store, with its traceback.
+    """The body has raised ``error``; ``text`` is stored: the error with its traceback.
 
     ``types`` are the names of its type and base types (:func:`name_of_type`): ``error`` itself may be a
     stand-in for an error of another process.
     """
 
     error: BaseException
-    told: str
+    text: str
     types: frozenset[str]
 
     def is_retried(self, retry_on: Sequence[type[Exception]] | None) -> bool:
@@ -122,10 +122,10 @@ Outcome: TypeAlias = Returned | Raised | Cut
 def raised(error: BaseException) -> Raised:
     """Return the outcome of a body that raised this error."""
     try:
-        told = _shortened(_without_callers(traceback.TracebackException.from_exception(error)))
+        text = _shortened(_without_callers(traceback.TracebackException.from_exception(error)))
     except Exception:  # whatever a class does when it is shown
-        told = summary_of(error)
-    return Raised(error, _storable(told), frozenset(map(name_of_type, type(error).__mro__)))
+        text = summary_of(error)
+    return Raised(error, _storable(text), frozenset(map(name_of_type, type(error).__mro__)))
 
 
 def name_of_type(kind: type) -> str:
@@ -140,23 +140,23 @@ _BODY_LOST: Final = name_of_type(BodyLost)
 
 def _shortened(shown: traceback.TracebackException) -> str:
     """Return an error as text, with as many of its last frames as fit."""
-    told = "".join(shown.format()).strip()
+    text = "".join(shown.format()).strip()
     last = "".join(shown.format_exception_only()).strip()
-    frames = told.removesuffix(last)
-    if len(told) <= MAX_ERROR or frames == told:  # of a group the type comes before its errors
-        return told[:MAX_ERROR]
+    frames = text.removesuffix(last)
+    if len(text) <= MAX_ERROR or frames == text:  # of a group the type comes before its errors
+        return text[:MAX_ERROR]
     last = last[:MAX_MESSAGE]
     kept = frames[-(MAX_ERROR - len(last)) :]
     return (frames if kept == frames else kept.partition("\n")[2]) + last
 
 
-def split_error(told: str) -> tuple[str, str]:
+def split_error(text: str) -> tuple[str, str]:
     """Return the type name of a stored error, and the first line of its message.
 
     The name is empty if no body has raised it.
     """
-    lines = [_MARGIN.sub("", line, 1) for line in _BEFORE_AN_ERROR.split(told)[-1].splitlines()]
-    first = next((line for line in lines if line and not line[0].isspace()), told.strip().partition("\n")[0])
+    lines = [_MARGIN.sub("", line, 1) for line in _BEFORE_AN_ERROR.split(text)[-1].splitlines()]
+    first = next((line for line in lines if line and not line[0].isspace()), text.strip().partition("\n")[0])
     found = _TYPE_AND_MESSAGE.fullmatch(first)
     kind, message = (found[1], found[2] or "") if found else ("", first)
     return kind, message[:MAX_SUMMARY]

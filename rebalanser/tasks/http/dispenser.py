@@ -322,7 +322,7 @@ class Dispenser:
         self._context.submit(
             PendingMove(
                 claimed.stored,
-                lambda stored: rules.fail(stored.head, stored.state, claimed.held, raised(error).told, due),
+                lambda stored: rules.fail(stored.head, stored.state, claimed.held, raised(error).text, due),
                 lasting=True,
             )
         )

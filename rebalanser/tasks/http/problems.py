@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from rebalanser import errors
 from rebalanser.redaction import redact
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.functions import told_of
+from rebalanser.tasks.functions import plain_message
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
@@ -162,7 +162,7 @@ def _message_of(error: Mapping[str, Any]) -> str:
         return f'wrap it: "{place[-2]}" is {{"value": JSON}} or {{"base64": TEXT}}'
     if kind == "extra_forbidden":
         return "there is no such field; /openapi.json has all fields"
-    return told_of(str(error["msg"]))
+    return plain_message(str(error["msg"]))
 
 
 def add_handlers(app: FastAPI) -> None:

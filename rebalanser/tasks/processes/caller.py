@@ -251,7 +251,7 @@ def _raised(failed: Failed) -> Raised:
         with contextlib.suppress(Exception):  # whatever its class does when it is read
             error = pickle.loads(failed.error)  # noqa: S301 - from a process that this one started
     error = error if isinstance(error, BaseException) else BodyLost(failed.summary)
-    return Raised(error, failed.told, failed.types)
+    return Raised(error, failed.text, failed.types)
 
 
 START_LIMIT_S: Final = 60.0

@@ -64,7 +64,7 @@ class Failed:
     ``types`` are those of :class:`~rebalanser.tasks.execution.outcomes.Raised`.
     """
 
-    told: str
+    text: str
     types: frozenset[str]
     summary: str
     error: bytes | None
@@ -315,6 +315,6 @@ def _failed(outcome: Raised, max_bytes: int) -> Failed:
     try:
         pickled = pickle.dumps(outcome.error)
     except Exception:  # whatever its class does when it is pickled
-        return Failed(outcome.told, outcome.types, summary_of(outcome.error), None)
+        return Failed(outcome.text, outcome.types, summary_of(outcome.error), None)
     is_small = len(pickled) <= max_bytes
-    return Failed(outcome.told, outcome.types, summary_of(outcome.error), pickled if is_small else None)
+    return Failed(outcome.text, outcome.types, summary_of(outcome.error), pickled if is_small else None)
