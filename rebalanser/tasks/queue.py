@@ -290,8 +290,8 @@ class Queue(Producer, Operator):
         shortest_s = None if self.retention is None else self.retention.shortest_s
         return KEPT_S if shortest_s is None else max(MIN_AGE_S, min(KEPT_S, shortest_s))
 
-    def lend(self, wake: Callable[[], None]) -> ClaimSource:
-        """Join the queue's workers without running bodies: claims are handed out to others.
+    def start_claim_source(self, wake: Callable[[], None]) -> ClaimSource:
+        """Join the queue's workers without running bodies; return the source of claims for clients.
 
         ``wake`` is called whenever there may be something to claim. :meth:`stop` ends it.
 
@@ -344,8 +344,8 @@ class Queue(Producer, Operator):
         group = Group(group_name(self.name), self._url, node=self._label, settings=self._settings)
         group.on_start(partitions.take)
         group.on_stop(partitions.give_up)
-        group.on_fact(self._heard)
-        group.on_fact(partitions.heard)
+        group.on_fact(self._on_fact)
+        group.on_fact(partitions.on_fact)
         return partitions, group
 
     def request_stop(self) -> None:
@@ -423,7 +423,7 @@ class Queue(Producer, Operator):
         self._opening.close()
         self._ids.close()
 
-    def _heard(self, fact: Fact) -> None:
+    def _on_fact(self, fact: Fact) -> None:
         if fact.kind is FactKind.ENGINE_FAILED:
             self.errors.give_up(f"the group of the queue has failed: {fact.detail}")
 

@@ -480,7 +480,7 @@ def test_a_claim_that_failed_for_a_client_is_a_trouble_until_the_store_is_back(
         return asked
 
     dispenser = Dispenser(stage.queue.context)
-    source = stage.queue.lend(dispenser.wake)
+    source = stage.queue.start_claim_source(dispenser.wake)
     monkeypatch.setattr(source, "claim", cut(source.claim))
     monkeypatch.setattr(stage.queue.context.engine, "queues", cut(stage.queue.context.engine.queues))
     dispenser.start(source)
@@ -692,8 +692,8 @@ def test_a_group_that_has_failed_ends_the_process(tmp_path: Path, monkeypatch: p
     stage = Stage(f"memory://{uuid.uuid4().hex}", tmp_path)
     with stage.queue as queue:
         for _ in range(2):
-            queue._heard(Fact(FactKind.ENGINE_FAILED, "n", 1, 1, detail={"error": "KeyError: 1"}))
-        queue._heard(Fact(FactKind.ISOLATED, "n", 1, 1))
+            queue._on_fact(Fact(FactKind.ENGINE_FAILED, "n", 1, 1, detail={"error": "KeyError: 1"}))
+        queue._on_fact(Fact(FactKind.ISOLATED, "n", 1, 1))
         assert ended == [queue]
 
 

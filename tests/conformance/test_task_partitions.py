@@ -785,7 +785,7 @@ def test_what_no_client_of_a_server_asks_for_is_run_by_an_idle_worker(shop: Shop
     worker, server = shop.queues
     worker.start()
     dispenser = Dispenser(server.context)
-    dispenser.start(server.lend(dispenser.wake))
+    dispenser.start(server.start_claim_source(dispenser.wake))
     try:
         wait_until(lambda: dispenser.owned(PARTITIONS) == 1)
         for task in shop.enqueue("quick", 20):

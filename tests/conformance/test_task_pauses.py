@@ -423,7 +423,7 @@ def test_an_owner_that_has_not_heard_of_a_pause_is_refused(
 def test_a_server_hands_out_nothing(shop: Shop) -> None:
     queue, operator = shop.open(), shop.open("operator")
     dispenser = Dispenser(queue.context)
-    source = queue.lend(dispenser.wake)
+    source = queue.start_claim_source(dispenser.wake)
     dispenser.start(source)
     try:
         operator.pause("the mail host is down")

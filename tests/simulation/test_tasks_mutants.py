@@ -399,7 +399,7 @@ MUTANTS = (
     Mutant(
         "end of dependencies",
         "that a task is dead or cancelled is learnt by what does not wait for it",
-        (Switch(dependencies.Dependencies, "heard", always(False)),),
+        (Switch(dependencies.Dependencies, "learn_unfinished", always(False)),),
         frozenset({"SK-17"}),
     ),
     Mutant(
@@ -642,7 +642,7 @@ MUTANTS = (
     Mutant(
         "news of claims that are held",
         "a worker hears at once that a claim is over",
-        (Switch(Execution, "heard", edited("return self.claim_of.get(change.task)", "return None")),),
+        (Switch(Execution, "learn_change", edited("return self.claim_of.get(change.task)", "return None")),),
         frozenset({"SK-7"}),
         "busy workers",
     ),

@@ -558,7 +558,12 @@ def test_a_closed_queue_says_so(tmp_path: Path) -> None:
     queue.task(send)
     queue.close()
     queue.close()
-    for call in (queue.start, queue.count, lambda: queue.lend(lambda: None), lambda: queue.wait("0" * 40)):
+    for call in (
+        queue.start,
+        queue.count,
+        lambda: queue.start_claim_source(lambda: None),
+        lambda: queue.wait("0" * 40),
+    ):
         with pytest.raises(InvalidState, match="the queue is closed"):
             call()
     queue.stop()

@@ -267,7 +267,7 @@ def test_a_task_with_a_choice_that_is_gone_leaves_nothing_behind() -> None:
         owner.learn(stored(number, Status.CANCELLED, revision=9), 0.0)
     blocked = owner._blocked
     assert not any((blocked._waiting, blocked._missing, blocked._choices, blocked._asked, blocked._unknown))
-    assert not owner.heard(task(7), Status.DEAD)
+    assert not owner.learn_unfinished(task(7), Status.DEAD)
 
 
 @pytest.mark.rule("SK-10")

@@ -624,7 +624,7 @@ def test_health_tells_what_fails_until_it_works_again(queue: Queue) -> None:
 def test_a_queue_and_its_schedules_are_paused_and_resumed(queue: Queue) -> None:
     dispenser = Dispenser(queue.context)
     client = Client(built(queue, dispenser, ServingOptions()))
-    dispenser.start(queue.lend(dispenser.wake))
+    dispenser.start(queue.start_claim_source(dispenser.wake))
     base = "/v1/queues/work"
     try:
         assert client.send("GET", f"{base}/pauses").json == {"queue": None, "schedules": {}}
@@ -652,7 +652,7 @@ def test_a_queue_and_its_schedules_are_paused_and_resumed(queue: Queue) -> None:
 def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
     """Each once, also where a client sends a completion again."""
     dispenser = Dispenser(queue.context)
-    dispenser.start(queue.lend(dispenser.wake))
+    dispenser.start(queue.start_claim_source(dispenser.wake))
     try:
         client = Client(built(queue, dispenser, ServingOptions()))
         for _ in range(2):
@@ -695,7 +695,7 @@ def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(
         await asyncio.sleep(0)
 
     dispenser = Noting(queue.context)
-    dispenser.start(queue.lend(dispenser.wake))
+    dispenser.start(queue.start_claim_source(dispenser.wake))
     try:
         client = Client(built(queue, dispenser, ServingOptions()), hang_up)
         task = client.send("POST", TASKS, '{"name": "send", "payload": {}}').json["id"]
@@ -711,7 +711,7 @@ def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(
 def lent(queue: Queue) -> Iterator[Client]:
     """A client of a server that hands out claims."""
     dispenser = Dispenser(queue.context)
-    dispenser.start(queue.lend(dispenser.wake))
+    dispenser.start(queue.start_claim_source(dispenser.wake))
     yield Client(built(queue, dispenser, ServingOptions()))
     dispenser.stop()
     queue.stop()

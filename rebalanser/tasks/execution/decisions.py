@@ -467,7 +467,7 @@ class Execution(Generic[ClaimT]):
         self._request_look(held.renew_at)
         return is_held if has_failed else not self._unrenewed
 
-    def heard(self, change: Change) -> ClaimT | None:
+    def learn_change(self, change: Change) -> ClaimT | None:
         """Take a change of a task; return the claim that it may have ended, None if there is none."""
         if change.status not in ENDS_CLAIM:
             return None

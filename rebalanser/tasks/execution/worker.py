@@ -521,15 +521,15 @@ class Worker:
     def _receive(self, change: Change) -> bool:
         """End the claim of a changed task if it is over. Return False: the task need not be read."""
         with self._lock:
-            claim = self.execution.heard(change)
+            claim = self.execution.learn_change(change)
         if claim is not None:
-            claim.heard(change.status, change.revision)
+            claim.learn_status(change.status, change.revision)
         return False
 
     def _pass_on(self, change: Change) -> None:
         claim = self.execution.claim_of.get(change.task)
         if claim is not None:
-            claim.heard(change.status, change.revision)
+            claim.learn_status(change.status, change.revision)
 
     def _missed(self, _news: Sequence[Stored] | Lost) -> None:
         """Renew all claims now: a watch has missed changes."""

@@ -191,7 +191,7 @@ class WorkerClaim(Claim):
         """Return the payload with the results that it gets; see :func:`~rebalanser.tasks.results.filled`."""
         return filled(head, payload, self._context.read)
 
-    def heard(self, status: Status, revision: int) -> None:
+    def learn_status(self, status: Status, revision: int) -> None:
         """Take the status of the task at a revision, from a watch: the claim may be over."""
         if self._life.is_ended_by(status, revision):
             self.lose(Reason.ENDED)

@@ -282,7 +282,7 @@ class Serving:
         """
         bound = _bound(self._config)
         try:
-            self._dispenser.start(self._queue.lend(self._dispenser.wake))
+            self._dispenser.start(self._queue.start_claim_source(self._dispenser.wake))
         except BaseException:
             bound.close()
             raise

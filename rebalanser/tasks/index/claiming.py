@@ -368,7 +368,7 @@ class OwnedIndex:
             return False
         for owner, awaited in self._awaited:
             if task in awaited:
-                self.news.wakes |= owner.heard(task, change.status)
+                self.news.wakes |= owner.learn_unfinished(task, change.status)
         return claiming is not None and not (
             claiming.owner.knows(task, change.revision)
             or (change.status is Status.CLAIMED and claiming.owner.is_taken(task))

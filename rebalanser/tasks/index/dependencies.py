@@ -150,7 +150,7 @@ class Dependencies:
             self.drop(task)
         return sorted(freed)
 
-    def heard(self, needed: TaskId, status: Status) -> bool:
+    def learn_unfinished(self, needed: TaskId, status: Status) -> bool:
         """Take news of a task that is not complete; True if it must be read again."""
         choosing = self._choosing(needed)
         if not choosing:

@@ -196,7 +196,7 @@ class Owner:
                 self._keep(stored, now)
             self._doubtful.pop(task, None)
             self._place(task, now)
-            self.heard(task, stored.state.status)
+            self.learn_unfinished(task, stored.state.status)
         elif stored.revision > known:
             self._close(task, stored.revision)
             self._learn_status(task, stored.state.status)
@@ -221,9 +221,9 @@ class Owner:
         """True if a claim of the task is being written: its outcome gives the newest state."""
         return task in self._taken
 
-    def heard(self, task: TaskId, status: Status) -> bool:
+    def learn_unfinished(self, task: TaskId, status: Status) -> bool:
         """Take news of a task of any partition that is not complete; True if the driver must read it."""
-        return self._blocked.heard(task, status)
+        return self._blocked.learn_unfinished(task, status)
 
     def learn_dependency(self, task: TaskId, status: Status | None) -> None:
         """Learn the status that was read of an unknown dependency; None if it does not exist.
@@ -457,7 +457,7 @@ class Owner:
         if status is Status.COMPLETED:
             self._free(task)
         else:
-            self.heard(task, status)
+            self.learn_unfinished(task, status)
 
     def _free(self, completed: TaskId) -> bool:
         """Offer the tasks that waited for this one only; True if there are any."""

@@ -162,7 +162,7 @@ class Partitions(ClaimSource):
             self._context.errors.failed(TAKE_OVER, error)
             raise
 
-    def heard(self, fact: Fact) -> None:
+    def on_fact(self, fact: Fact) -> None:
         """End the trouble once this process owns its whole share, also an empty one."""
         if fact.kind is FactKind.ACKNOWLEDGED:
             self._context.errors.worked(TAKE_OVER)

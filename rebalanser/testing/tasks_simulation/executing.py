@@ -153,7 +153,7 @@ class PoolClaim:
         self.life.end(reason)
         self.stop_requested.set()
 
-    def heard(self, change: Change) -> None:
+    def learn_status(self, change: Change) -> None:
         """Take a change of its task."""
         if self.life.is_ended_by(change.status, change.revision):
             self.lose(Reason.ENDED)
@@ -220,8 +220,8 @@ class PoolWorker(Process):
         self._ended = Signal(self)
         self.drops_until = 0.0
         self._last_held: list[PoolClaim] = []
-        self._heard: dict[TaskId, Change] = {}
-        """The last change that each task was told of."""
+        self._latest: dict[TaskId, Change] = {}
+        """The last reported change of each task."""
         self._is_slow = random.random() < 0.3
         self._claims_end = Signal(self)
         self._offers_end = Signal(self)
@@ -373,7 +373,7 @@ class PoolWorker(Process):
         for change in changes:
             claim = self.execution.claim_of.get(change.task)
             if claim is not None:
-                claim.heard(change)
+                claim.learn_status(change)
         self._ready.extend(tries)
         self._more.set()
 
@@ -451,10 +451,10 @@ class PoolWorker(Process):
             claim.complete(self.world.content(b"result"))
 
     def _judge_may_run(self, claim: PoolClaim) -> None:
-        """Judge that a claim lasts whose body begins, by the clock and by what was told (SK-7, SK-8)."""
-        change = self._heard.get(claim.task)
-        is_told = change is not None and _ends(change, claim)
-        if is_told or self.now >= claim.life.deadline:
+        """Judge that a claim lasts whose body begins, by the clock and the reported changes (SK-7, SK-8)."""
+        change = self._latest.get(claim.task)
+        is_over = change is not None and _ends(change, claim)
+        if is_over or self.now >= claim.life.deadline:
             raise Violation("SK-7", f"{self.name} begins a body whose claim is over")
 
     def _judge_time(self, held: Try[PoolClaim]) -> None:
@@ -547,13 +547,13 @@ class PoolWorker(Process):
             world.after(world.random.uniform(0.1, 4.0), tell)
 
     def _hear(self, change: Change) -> None:
-        if change.revision >= self._heard.get(change.task, change).revision:
-            self._heard[change.task] = change
+        if change.revision >= self._latest.get(change.task, change).revision:
+            self._latest[change.task] = change
         last = [*self.execution.tries.values()]
         before = [each.claim for each in last if not each.claim.is_over]
-        claim = self.execution.heard(change)
+        claim = self.execution.learn_change(change)
         if claim is not None:
-            claim.heard(change)
+            claim.learn_status(change)
         for each in before:
             is_over = each.task == change.task and _ends(change, each)
             if each.is_over != is_over:
