@@ -26,7 +26,7 @@ MAX_CYCLES: Final = 100
 """Maximum number of cycles that are reported."""
 
 
-class Fault(StrEnum):
+class StoreFault(StrEnum):
     """Fault of a store."""
 
     NO_FLAKE = "no_flake"
@@ -57,7 +57,7 @@ class Fault(StrEnum):
 class Finding:
     """A fault, the task that has it, empty for the whole queue, and what was seen."""
 
-    fault: Fault
+    fault: StoreFault
     task: TaskId
     message: str
 
@@ -107,11 +107,11 @@ class Check:
     def _of_task(self, stored: Stored) -> Iterator[Finding]:
         task = stored.head.id
         if not is_flake(task):
-            yield Finding(Fault.NO_FLAKE, task, "the id is no flake")
+            yield Finding(StoreFault.NO_FLAKE, task, "the id is no flake")
         elif stored.partition != (right := place_of(stored.head, self.partitions)):
-            yield Finding(Fault.WRONG_PARTITION, task, f"it lies in {stored.partition}, not in {right}")
+            yield Finding(StoreFault.WRONG_PARTITION, task, f"it lies in {stored.partition}, not in {right}")
         for what in contradictions(stored):
-            yield Finding(Fault.CONTRADICTION, task, what)
+            yield Finding(StoreFault.CONTRADICTION, task, what)
         if stored.state.status in OPEN and stored.head.after:
             self._waits[task] = stored.head.after
         yield from self._of_log(stored)
@@ -162,7 +162,9 @@ class Check:
                 TopologicalSorter(self._waits).prepare()
             except CycleError as error:
                 cycle: list[TaskId] = error.args[1]
-                yield Finding(Fault.CYCLE, cycle[0], "it waits for itself: " + " for ".join(reversed(cycle)))
+                yield Finding(
+                    StoreFault.CYCLE, cycle[0], "it waits for itself: " + " for ".join(reversed(cycle))
+                )
                 for each in cycle:
                     self._waits.pop(each, None)
             else:
@@ -190,7 +192,9 @@ class Check:
         for status in Status:
             stated, found = known.get(status, 0), counted.get(status, 0)
             if stated != found:
-                yield Finding(Fault.COUNT, "", f"the store counts {stated} as {status}, there are {found}")
+                yield Finding(
+                    StoreFault.COUNT, "", f"the store counts {stated} as {status}, there are {found}"
+                )
 
 
 def contradictions(stored: Stored) -> Iterator[str]:
@@ -226,15 +230,15 @@ def log_faults(stored: Stored, log: Iterator[Update]) -> list[Finding]:
     for update in log:
         if not 0 <= update.claim <= last:
             found.append(
-                Finding(Fault.UNKNOWN_CLAIM, task, f"claim {update.claim} of {last + 1} has updates")
+                Finding(StoreFault.UNKNOWN_CLAIM, task, f"claim {update.claim} of {last + 1} has updates")
             )
         elif update.sequence != written[update.claim]:
             message = f"claim {update.claim} goes on with {update.sequence}, not {written[update.claim]}"
-            found.append(Finding(Fault.LOG_GAP, task, message))
+            found.append(Finding(StoreFault.LOG_GAP, task, message))
         written[update.claim] = update.sequence + 1
     if claim is not None and written[last] != claim.updates:
         message = f"claim {last} counts {claim.updates} updates, its log has {written[last]}"
-        found.append(Finding(Fault.LOG_COUNT, task, message))
+        found.append(Finding(StoreFault.LOG_COUNT, task, message))
     return found
 
 
@@ -247,7 +251,7 @@ def _of_dependency(stored: Stored, needed: TaskId, found: Stored | None) -> Iter
     after_failure = stored.head.after_failure
     if found is None:
         if status in OPEN:
-            yield Finding(Fault.UNKNOWN_DEPENDENCY, task, f"it waits for {needed}, which does not exist")
+            yield Finding(StoreFault.UNKNOWN_DEPENDENCY, task, f"it waits for {needed}, which does not exist")
     elif found.head.id != needed:
         raise InternalError(f"the task {found.head.id} was read for {needed}")
     elif (
@@ -257,13 +261,13 @@ def _of_dependency(stored: Stored, needed: TaskId, found: Stored | None) -> Iter
         and after_failure is AfterFailure.WAIT
     ):
         message = f"it waits for {needed}, which is {found.state.status}: requeue that one or cancel this"
-        yield Finding(Fault.BLOCKED, task, message)
+        yield Finding(StoreFault.BLOCKED, task, message)
     elif (
         stored.state.claim is not None
         and found.state.status is not Status.COMPLETED
         and after_failure is not AfterFailure.RUN
     ):
-        yield Finding(Fault.TOO_EARLY, task, f"it was claimed, and {needed} is {found.state.status}")
+        yield Finding(StoreFault.TOO_EARLY, task, f"it was claimed, and {needed} is {found.state.status}")
 
 
 def _without_zeros(counts: Mapping[Status, int]) -> dict[Status, int]:

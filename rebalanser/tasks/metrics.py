@@ -5,7 +5,7 @@ metric                                     type       labels beside ``queue``
 =========================================  =========  ====================================================
 ``rebalanser_tasks_enqueued_total``        counter    ``name`` (of the function)
 ``rebalanser_tasks_started_total``         counter    ``name``
-``rebalanser_tasks_ended_total``           counter    ``name``, ``outcome`` (:class:`Outcome`)
+``rebalanser_tasks_ended_total``           counter    ``name``, ``outcome`` (:class:`ClaimOutcome`)
 ``rebalanser_tasks_run_seconds``           histogram  ``name``
 ``rebalanser_tasks_oldest_ready_seconds``  gauge      none: age of the oldest task that waits for a worker
 ``rebalanser_tasks_errors_total``          counter    ``loop``, ``kind``
@@ -47,7 +47,7 @@ _FOLDED_AT: Final = 64
 """Number of threads with counts of their own from which on those of ended threads are added up."""
 
 
-class Outcome(StrEnum):
+class ClaimOutcome(StrEnum):
     """Outcome of a claim."""
 
     COMPLETED = "completed"
@@ -63,20 +63,20 @@ class Outcome(StrEnum):
     """Unknown, as the store was away. If the claim has not ended, it ends with its time."""
 
 
-def outcome_of(settled: Stored | Refused, failures: int) -> Outcome:
+def claim_outcome(settled: Stored | Refused, failures: int) -> ClaimOutcome:
     """Return the outcome of a settled claim; ``failures`` is the number before it.
 
     A task that is complete already was completed by this claim, in a transaction of its body.
     """
     if isinstance(settled, Refused):
-        return Outcome.COMPLETED if settled.reason is Reason.FINISHED else Outcome.FENCED
+        return ClaimOutcome.COMPLETED if settled.reason is Reason.FINISHED else ClaimOutcome.FENCED
     match settled.state.status:
         case Status.COMPLETED:
-            return Outcome.COMPLETED
+            return ClaimOutcome.COMPLETED
         case Status.DEAD:
-            return Outcome.DEAD
+            return ClaimOutcome.DEAD
         case _:
-            return Outcome.FAILED if settled.state.failures > failures else Outcome.RELEASED
+            return ClaimOutcome.FAILED if settled.state.failures > failures else ClaimOutcome.RELEASED
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class TaskCounts:
 
     enqueued: Counter[str] = field(default_factory=Counter)
     started: Counter[str] = field(default_factory=Counter)
-    ended: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    ended: Counter[tuple[str, ClaimOutcome]] = field(default_factory=Counter)
     run_times: dict[str, RunTimes] = field(default_factory=dict)
 
     def merge(self, other: TaskCounts) -> None:
@@ -143,7 +143,7 @@ class TaskMetrics:
             found = times[name] = RunTimes()
         found.add(run_s)
 
-    def ended(self, name: str, outcome: Outcome) -> None:
+    def ended(self, name: str, outcome: ClaimOutcome) -> None:
         """Count a claim that has ended."""
         self._counts().ended[self._known(name), outcome] += 1
 

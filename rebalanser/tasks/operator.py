@@ -18,7 +18,7 @@ from rebalanser.tasks.ids import born_at, first_of
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.retention import Archive, Collected, Record, collect
+from rebalanser.tasks.retention import Collected, RetentionRecord, TaskArchive, collect
 from rebalanser.tasks.rules import Decision, Refused
 from rebalanser.tasks.status import QueueStatus, workers_of
 from rebalanser.tasks.writes.pending import PendingMove
@@ -278,12 +278,12 @@ class Operator(OpenQueue):
                 and born_at(head.id) <= before
             )
 
-        steps = collect(self.context, self.tasks, may_go, None if archive is None else Archive(archive))
+        steps = collect(self.context, self.tasks, may_go, None if archive is None else TaskArchive(archive))
         return sum(steps, Collected())
 
-    def retained(self) -> Record:
+    def retained(self) -> RetentionRecord:
         """Read when closed tasks were last deleted because their time was over, and how many (SK-22)."""
-        return Record.of(self.context.engine.note(self.name, self._timeout_s))
+        return RetentionRecord.of(self.context.engine.note(self.name, self._timeout_s))
 
 
 def _refuse_no_tasks(given: Iterable[object]) -> None:

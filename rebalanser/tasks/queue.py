@@ -24,7 +24,7 @@ from rebalanser.tasks.engine import ClaimsFromIndex, Engine
 from rebalanser.tasks.execution.bodies import Bodies, Caller, ThreadCaller
 from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.execution.inline import InlineWorker
-from rebalanser.tasks.execution.worker import SharedConcurrency, Worker
+from rebalanser.tasks.execution.worker import SharedConcurrency, TaskWorker
 from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_seconds
 from rebalanser.tasks.ids import partition_of
 from rebalanser.tasks.index.partitions import Partitions
@@ -81,7 +81,7 @@ class Queue(Producer, Operator):
 
     def _begin(self) -> None:
         self._group: Group | None = None
-        self._worker: Worker | None = None
+        self._worker: TaskWorker | None = None
         self._bodies: Bodies | None = None
         self._note: WorkerNote | None = None
         self._ticker: Ticker | None = None
@@ -168,7 +168,7 @@ class Queue(Producer, Operator):
         Raises:
             InvalidState: not called in the main thread.
         """
-        run_until_stopped(_Running(self, concurrency, bodies))
+        run_until_stopped(_RunningQueues(self, concurrency, bodies))
 
     def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Join the queue's workers and begin to run tasks, ``concurrency`` at a time, in threads.
@@ -268,7 +268,7 @@ class Queue(Producer, Operator):
             self.functions, self._middleware, self.context.clock, caller, self.errors, self.metrics
         )
         source, group = self._joined(woken.set)
-        worker = Worker(self.context, source, bodies, concurrency, woken, shared)
+        worker = TaskWorker(self.context, source, bodies, concurrency, woken, shared)
         worker.start()
         try:
             _open(source, group)
@@ -472,7 +472,7 @@ class Queues:
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Work on tasks until a signal, or a stop of one of the queues; as :meth:`Queue.run`."""
-        run_until_stopped(_Running(self, concurrency, bodies))
+        run_until_stopped(_RunningQueues(self, concurrency, bodies))
 
     def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Begin to run tasks, ``concurrency`` in all at a time; raises what :meth:`Queue.start` does."""
@@ -541,7 +541,7 @@ def refuse_mixed(names: Sequence[str], urls: Collection[str]) -> None:
         raise InvalidArgument(f"a queue comes twice in {', '.join(names)}")
 
 
-class _Running:
+class _RunningQueues:
     """Queues that are worked on, for :func:`~rebalanser.runtime.running.run_until_stopped`."""
 
     def __init__(self, queue: Queue | Queues, concurrency: int, bodies: BodyPlace) -> None:

@@ -132,7 +132,7 @@ def collect(
     context: Context,
     tasks: Callable[[], Iterator[Stored]],
     may_go: Callable[[Stored], bool],
-    archive: Archive | None = None,
+    archive: TaskArchive | None = None,
     at_once: int = PAGE,
 ) -> Iterator[Collected]:
     """Collect the closed tasks that may go; what was done, after each step that reads or deletes ``at_once``.
@@ -190,7 +190,7 @@ def _place_of(stored: Stored) -> dict[TaskId, Place]:
     return {stored.head.id: (stored.partition, stored.revision)}
 
 
-class Archive:
+class TaskArchive:
     """A file of collected tasks, one JSON object a line: the task, its state, its payload and its log.
 
     A task that could not be deleted after it was written is written again once it is.
@@ -238,7 +238,7 @@ def _delete(
     context: Context,
     parts: Sequence[dict[TaskId, Place]],
     undone: Mapping[TaskId, Status],
-    archive: Archive | None,
+    archive: TaskArchive | None,
 ) -> Collected:
     """Delete each component as a whole, or not at all if a task of it has changed."""
     if not parts:
@@ -376,7 +376,7 @@ class Marks(tuple[Mark, ...]):
         return Marks(kept)
 
 
-class Record(BaseModel):
+class RetentionRecord(BaseModel):
     """Retention state that the workers of a queue share, in the queue's note."""
 
     model_config = ConfigDict(frozen=True)
@@ -394,7 +394,7 @@ class Record(BaseModel):
     deleted_ever: int = 0
 
     @classmethod
-    def of(cls, note: Note) -> Record:
+    def of(cls, note: Note) -> RetentionRecord:
         """Return the record in a note; an empty one if there is none, or this version can't read it."""
         try:
             return cls.model_validate_json(note.content)
@@ -501,17 +501,17 @@ class Sweeper:
 
         return collect(self._context, old, may_go, at_once=STEP)
 
-    def _record(self) -> Record:
-        return Record.of(self._context.engine.note(self._context.queue, self._context.timeout_s))
+    def _record(self) -> RetentionRecord:
+        return RetentionRecord.of(self._context.engine.note(self._context.queue, self._context.timeout_s))
 
-    def _put(self, change: Callable[[Record], Record]) -> bool:
+    def _put(self, change: Callable[[RetentionRecord], RetentionRecord]) -> bool:
         """Put the record, changed, as that of this sweeper; False if another one sweeps.
 
         A store that is full takes no note, and has to be emptied all the same.
         """
         context = self._context
         note = context.engine.note(context.queue, context.timeout_s)
-        record = Record.of(note)
+        record = RetentionRecord.of(note)
         now = context.clock.wall()
         if record.sweeper != self._name and record.wait_s(now, self._name):
             return False
@@ -542,7 +542,7 @@ class Sweeper:
         return not self._ending.is_set()
 
 
-def _ended(record: Record, *, wall: float, next_s: float, done: Collected) -> Record:
+def _ended(record: RetentionRecord, *, wall: float, next_s: float, done: Collected) -> RetentionRecord:
     """Return the record after a sweep."""
     return record.model_copy(
         update={

@@ -28,7 +28,7 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Pauses, Queue, Retry, Status
 from rebalanser.tasks.execution.bodies import Bodies
-from rebalanser.tasks.execution.outcomes import Outcome
+from rebalanser.tasks.execution.outcomes import BodyOutcome
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.model import Head
 from rebalanser.testing.waiting import PATIENCE_S
@@ -208,7 +208,7 @@ def test_a_fault_of_the_worker_at_the_end_of_a_coroutine_ends_one_try(
 ) -> None:
     called, faults = Bodies._called, [KeyError("a bug")]
 
-    def broken(self: Bodies, claim: WorkerClaim, head: Head, outcome: Outcome) -> None:
+    def broken(self: Bodies, claim: WorkerClaim, head: Head, outcome: BodyOutcome) -> None:
         if faults:
             raise faults.pop()
         called(self, claim, head, outcome)

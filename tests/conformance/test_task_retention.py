@@ -23,7 +23,7 @@ from rebalanser.tasks.retention import (
     STEP,
     Mark,
     Marks,
-    Record,
+    RetentionRecord,
     Sweeper,
 )
 from rebalanser.tasks.rules import Held
@@ -355,7 +355,7 @@ def test_a_note_of_another_version_is_begun_anew(stage: Stage) -> None:
     engine = stage.queue.context.engine
     task = stage.enqueue(Status.COMPLETED)
     assert engine.put_note("work", b'{"marks": "none"}', 0, PATIENCE_S)
-    assert stage.queue.retained() == Record()
+    assert stage.queue.retained() == RetentionRecord()
     stage.clock.advance(8 * DAY_S)
     stage.sweeper().sweep()
     assert stage.left() == {task}
@@ -387,12 +387,12 @@ def test_marks_never_say_too_early_and_soon_enough_and_are_few() -> None:
 
 @pytest.mark.rule("SK-22")
 def test_nobody_waits_for_a_sweeper_that_is_late_or_whose_clock_was_ahead() -> None:
-    record = Record(sweeper="other", until=1000.0 + LEASE_S)
+    record = RetentionRecord(sweeper="other", until=1000.0 + LEASE_S)
     assert record.wait_s(1000.0, "me") == LEASE_S
     assert record.wait_s(1000.0, "other") == 0.0
     assert record.wait_s(1000.0 + LEASE_S, "me") == record.wait_s(2000.0, "me") == 0.0
     assert record.wait_s(900.0, "me") == 0.0
-    ended = Record(swept_at=1000.0, next_at=1600.0)
+    ended = RetentionRecord(swept_at=1000.0, next_at=1600.0)
     assert [ended.wait_s(now, "me") for now in (999.0, 1000.0, 1599.0, 1600.0)] == [0.0, 600.0, 1.0, 0.0]
 
 

@@ -37,7 +37,7 @@ from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always
 from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
 from rebalanser.testing.tasks_simulation import engine as engine_module
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
-from rebalanser.testing.tasks_simulation.working import Worker, Working
+from rebalanser.testing.tasks_simulation.working import SimulatedWorker, Working
 
 pytestmark = pytest.mark.full_size
 
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "from before the publication",
         "a worker counts the time of a claim for its slot from before it published that",
-        (Switch(Worker, "counted_from", _counted_from_arrival),),
+        (Switch(SimulatedWorker, "counted_from", _counted_from_arrival),),
         frozenset({"SK-8"}),
         "stale workers",
     ),
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "holder of a slot's claim",
         "a worker works on no claim that was not made for its slot",
-        (Switch(Worker, "is_of_slot", always(True)),),
+        (Switch(SimulatedWorker, "is_of_slot", always(True)),),
         frozenset({"SK-6"}),
         second_line=(Switch(working, "is_fresh", always(True)),),
     ),

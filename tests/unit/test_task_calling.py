@@ -28,14 +28,14 @@ from rebalanser.errors import (
 )
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
-from rebalanser.tasks.aio.loop_caller import Supervisor
+from rebalanser.tasks.aio.loop_caller import BodySupervisor
 from rebalanser.tasks.claim import Facts, read_log
 from rebalanser.tasks.execution.bodies import BodyWaits, Job, ThreadCaller
 from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
     MAX_MESSAGE,
+    BodyOutcome,
     Cut,
-    Outcome,
     Raised,
     Returned,
     raised,
@@ -49,10 +49,10 @@ from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.processes import caller, child
 from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
 from rebalanser.tasks.processes.child import (
+    BodyFailed,
     ChildClaim,
     ChildRequest,
     DeadlineRequest,
-    Failed,
     LogRequest,
     RenewalRequest,
     UpdateRequest,
@@ -438,11 +438,11 @@ def test_a_child_sends_nothing_that_is_over_the_limit() -> None:
     assert child._sendable(Returned(b"x" * 8), 8) == Returned(b"x" * 8)
     assert child._sendable(Returned(None), 8) == Returned(None)
     failed = child._sendable(Returned(b"x" * 9000), 8000)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, BodyFailed)
     assert isinstance(pickle.loads(failed.error or b""), GiveUp)
     assert "a result has 9000 bytes; the limit is 8000" in failed.text
     long = child._sendable(raised(ValueError("x" * 9000)), 8000)
-    assert isinstance(long, Failed)
+    assert isinstance(long, BodyFailed)
     assert long.error is None
     assert len(long.text) == MAX_MESSAGE
 
@@ -482,11 +482,11 @@ class Supervised:
     """A supervisor and one body that it follows; what was cancelled."""
 
     def __init__(self, timeout_s: float | None = None, lasts_s: float = FOREVER_S) -> None:
-        self.supervisor = Supervisor(ErrorPolicy("mail", SystemClock(), lambda: None))
+        self.supervisor = BodySupervisor(ErrorPolicy("mail", SystemClock(), lambda: None))
         self.supervisor.start()
         self.claim = FakeClaim(lasts_s)
         job = replace(job_of(claim=self.claim), head=Head("0" * 40, "mail", "send", timeout_s=timeout_s))
-        self.ended: Future[Outcome] = Future()
+        self.ended: Future[BodyOutcome] = Future()
         self.cancelled = threading.Event()
         self.outcome = self.supervisor.follow(job, self.ended, self.cancelled.set)
 
@@ -569,7 +569,7 @@ def test_a_reason_that_comes_during_a_look_is_not_missed(
         @deadline.setter
         def deadline(self, _at: float) -> None: ...
 
-    claim, cancelled, ended = Late(), threading.Event(), Future[Outcome]()
+    claim, cancelled, ended = Late(), threading.Event(), Future[BodyOutcome]()
     claim.held = SimpleNamespace(holder="late")
     outcome = supervisor.follow(job_of(claim=claim), ended, cancelled.set)
     assert cancelled.wait(PATIENCE_S)
@@ -593,7 +593,7 @@ def test_a_supervised_body_goes_on_while_its_claim_is_renewed(supervised: Callab
         def deadline(self, _at: float) -> None: ...
 
     is_over = threading.Event()
-    claim, cancelled, ended = Renewed(), threading.Event(), Future[Outcome]()
+    claim, cancelled, ended = Renewed(), threading.Event(), Future[BodyOutcome]()
     claim.held = SimpleNamespace(holder="renewed")
     outcome = body.supervisor.follow(job_of(claim=claim), ended, cancelled.set)
     for _ in range(3):

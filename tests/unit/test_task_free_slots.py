@@ -19,7 +19,7 @@ from rebalanser.tasks.index.free_slots import (
     FreeSlots,
     GoneSlot,
     OwnSlots,
-    Plan,
+    SlotPlan,
     UsedSlot,
     is_fresh,
 )
@@ -229,15 +229,15 @@ def offering(room: int, now: float = 0.0) -> OwnSlots:
 def test_room_that_lasts_is_published() -> None:
     own = OwnSlots()
     own.offer(2, 2, SEND, 0.0)
-    assert own.plan(0.0) == Plan()
+    assert own.plan(0.0) == SlotPlan()
     assert own.next_wakeup(NOW) == SETTLE_S
     own.offer(0, 0, SEND, SETTLE_S / 2)
-    assert own.plan(SETTLE_S) == Plan(), "it is busy again"
+    assert own.plan(SETTLE_S) == SlotPlan(), "it is busy again"
     assert own.next_wakeup(NOW) is None
     own.offer(1, 1, SEND, SETTLE_S)
-    assert own.plan(SETTLE_S) == Plan(publish=1), "a worker with gaps only is idle in the next one"
+    assert own.plan(SETTLE_S) == SlotPlan(publish=1), "a worker with gaps only is idle in the next one"
     own.published(["a"], SETTLE_S)
-    assert own.plan(2 * SETTLE_S) == Plan()
+    assert own.plan(2 * SETTLE_S) == SlotPlan()
     assert own.next_wakeup(NOW) is None
 
 
@@ -245,32 +245,32 @@ def test_room_that_lasts_is_published() -> None:
 def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
     own = offering(2)
     own.offer(1, 1, SEND, 1.0)
-    assert own.plan(1.0) == Plan(), "the body may be a quick one"
+    assert own.plan(1.0) == SlotPlan(), "the body may be a quick one"
     own.offer(2, 2, SEND, 1.0 + SETTLE_S / 2)
-    assert own.plan(1.0 + SETTLE_S) == Plan()
+    assert own.plan(1.0 + SETTLE_S) == SlotPlan()
     own.offer(0, 0, SEND, 2.0)
     assert own.next_wakeup(NOW) == 2.0 + SETTLE_S
-    assert own.plan(2.0 + SETTLE_S) == Plan(withdraw=("h0", "h1"))
+    assert own.plan(2.0 + SETTLE_S) == SlotPlan(withdraw=("h0", "h1"))
     own.gone(["h0", "h1"])
-    assert own.plan(3.0) == Plan()
+    assert own.plan(3.0) == SlotPlan()
 
 
 @pytest.mark.rule("SK-20")
 def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahead() -> None:
     own = OwnSlots()
     own.offer(1, 5, SEND, 0.0)
-    assert own.plan(SETTLE_S) == Plan(publish=1), "nobody needs more"
+    assert own.plan(SETTLE_S) == SlotPlan(publish=1), "nobody needs more"
     own.published(["h0"], SETTLE_S)
     own.used(used("h0"), 1.0)
     own.forgotten(["h0"])
-    assert own.plan(1.0) == Plan(publish=4, ahead=4), "one has arrived already"
+    assert own.plan(1.0) == SlotPlan(publish=4, ahead=4), "one has arrived already"
     own.published(["h1", "h2", "h3", "h4"], 1.0)
     own.take_arrived(1)
-    assert own.plan(1.1) == Plan()
+    assert own.plan(1.1) == SlotPlan()
     later = 1.0 + AHEAD_FOR_S
     assert own.next_wakeup(1.1) == later
     own.offer(1, 5, SEND, later)
-    assert own.plan(later + SETTLE_S) == Plan(withdraw=("h2", "h3", "h4"))
+    assert own.plan(later + SETTLE_S) == SlotPlan(withdraw=("h2", "h3", "h4"))
     own.gone(["h2", "h3", "h4"])
     assert own.next_wakeup(later + SETTLE_S) is None
 
@@ -279,9 +279,9 @@ def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahea
 def test_there_are_never_more_slots_than_one_worker_may_have() -> None:
     own = OwnSlots()
     own.offer(10_000, 10_000, SEND, 0.0)
-    assert own.plan(1.0) == Plan(publish=MAX_OFFERED)
+    assert own.plan(1.0) == SlotPlan(publish=MAX_OFFERED)
     own.offer(-3, -3, SEND, 0.0)
-    assert own.plan(1.0) == Plan()
+    assert own.plan(1.0) == SlotPlan()
 
 
 @pytest.mark.rule("SK-6", "SK-20")
@@ -290,13 +290,13 @@ def test_a_used_slot_is_taken_once_and_deleted() -> None:
     assert own.used(used("h0"), 0.0)
     assert not own.used(used("h0"), 0.0)
     assert own.arrived == [(used("h0"), SETTLE_S)]
-    assert own.plan(1.0) == Plan(forget=("h0",)), "its room is taken, though the worker has not begun"
+    assert own.plan(1.0) == SlotPlan(forget=("h0",)), "its room is taken, though the worker has not begun"
     own.take_arrived(1)
     own.forgotten(["h0"])
     assert not own.used(used("h0"), 0.0), "a watch that tells it again"
-    assert own.plan(1.0) == Plan()
+    assert own.plan(1.0) == SlotPlan()
     own.offer(1, 1, SEND, 1.0)
-    assert own.plan(1.0) == Plan(publish=1), "others have more to do: there is no delay"
+    assert own.plan(1.0) == SlotPlan(publish=1), "others have more to do: there is no delay"
 
 
 @pytest.mark.rule("SK-8", "SK-20")
@@ -326,11 +326,11 @@ def test_slots_of_a_lease_that_ended_are_published_anew() -> None:
     assert own.offered == {}
     assert [each.holder for each, _ in own.arrived] == ["h0"], "it was claimed before"
     assert own.next_wakeup(1.0) is not None
-    assert own.plan(1.0) == Plan(publish=1)
+    assert own.plan(1.0) == SlotPlan(publish=1)
     own = offering(1)
     own.learn(GoneSlot("h0", HERE), 0.0)
     assert own.next_wakeup(1.0) == 1.0 + SETTLE_S
-    assert own.plan(1.0 + SETTLE_S) == Plan(publish=1)
+    assert own.plan(1.0 + SETTLE_S) == SlotPlan(publish=1)
 
 
 @pytest.mark.rule("SK-20")
@@ -349,10 +349,10 @@ def test_what_a_watch_has_missed_is_made_up_for() -> None:
 def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
     own = offering(2)
     own.offer(2, 2, BOTH, 1.0)
-    assert own.plan(1.0) == Plan(withdraw=("h0", "h1"))
+    assert own.plan(1.0) == SlotPlan(withdraw=("h0", "h1"))
     own.gone(["h0", "h1"])
     own.offer(2, 2, BOTH, 1.0)
-    assert own.plan(1.0 + SETTLE_S) == Plan(publish=2)
+    assert own.plan(1.0 + SETTLE_S) == SlotPlan(publish=2)
     assert own.names == BOTH
 
 

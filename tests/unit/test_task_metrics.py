@@ -26,7 +26,7 @@ from rebalanser.tasks.metrics import (
     BUCKETS_S,
     MAX_NAMES,
     OTHER,
-    Outcome,
+    ClaimOutcome,
     QueueCollector,
     RunTimes,
     TaskMetrics,
@@ -147,10 +147,10 @@ def test_counts_of_threads_that_have_ended_are_kept_in_bounds() -> None:
 def test_names_are_bounded() -> None:
     metrics = TaskMetrics()
     for number in range(MAX_NAMES + 5):
-        metrics.ended(f"{number}", Outcome.COMPLETED)
+        metrics.ended(f"{number}", ClaimOutcome.COMPLETED)
     ended = metrics.total().ended
     assert len(ended) == MAX_NAMES + 1
-    assert ended[OTHER, Outcome.COMPLETED] == 5
+    assert ended[OTHER, ClaimOutcome.COMPLETED] == 5
 
 
 def test_a_run_is_in_the_bucket_of_its_bound() -> None:

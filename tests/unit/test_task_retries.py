@@ -17,7 +17,7 @@ from rebalanser.tasks.execution import bodies
 from rebalanser.tasks.execution.outcomes import MAX_ERROR, BodyLost, raised
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions
 from rebalanser.tasks.processes import caller, child
-from rebalanser.tasks.processes.child import Failed
+from rebalanser.tasks.processes.child import BodyFailed
 from rebalanser.testing import FakeClock
 
 HOUR_S = 3600.0
@@ -143,7 +143,7 @@ def test_an_error_that_can_not_be_sent_is_known_by_its_types() -> None:
         pass
 
     failed = child._sendable(raised(Local("it")), 1000)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, BodyFailed)
     assert failed.error is None, "a local class can't be pickled"
     outcome = caller._raised(pickle.loads(pickle.dumps(failed)))
     assert isinstance(outcome.error, BodyLost)

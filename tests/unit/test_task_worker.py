@@ -23,7 +23,7 @@ from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution import worker
 from rebalanser.tasks.execution.bodies import Bodies, ThreadCaller
 from rebalanser.tasks.execution.decisions import AHEAD_S, PAUSE_S, RECENT_CHANGES, RENEWALS, TOGETHER, Try
-from rebalanser.tasks.execution.worker import FEW, Worker
+from rebalanser.tasks.execution.worker import FEW, TaskWorker
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.index.claiming import Claimed
@@ -103,7 +103,7 @@ class Stand:
         self.bodies = SimpleNamespace(timed_out=[])
         self.bodies.time_out = lambda claim, _head: self.bodies.timed_out.append(claim)
         context: Any = self.store
-        self.worker = Worker(context, cast("Any", None), cast("Any", self.bodies), 1, cast("Any", None))
+        self.worker = TaskWorker(context, cast("Any", None), cast("Any", self.bodies), 1, cast("Any", None))
         self.claims: list[WorkerClaim] = []
         for number in range(claims):
             holder = f"holder-{number}"
@@ -554,7 +554,7 @@ class Running:
             watch=lambda *_: SimpleNamespace(close=lambda: None),
         )
         given: Any = (context, self.source, self.bodies, concurrency, self.woken)
-        self.worker = Worker(*given)
+        self.worker = TaskWorker(*given)
         self.worker.execution.body_s = 1e-4
         self.worker.start()
         assert self.bodies.begun.acquire(timeout=PATIENCE_S)
@@ -676,7 +676,7 @@ def test_a_claim_that_came_late_is_renewed_the_sooner() -> None:
         history=Mock(),
         queue="work",
     )
-    renewing = Worker(context, nobody, nobody, 1, threading.Event())
+    renewing = TaskWorker(context, nobody, nobody, 1, threading.Event())
     state = State(Status.CLAIMED, ClaimState(0, "h", "w", Term(TTL_S, "", 0.0)))
     stored = Stored(Head("0" * 40, "work", "it"), state, 1, 0)
     age_s = TTL_S / 6

@@ -17,7 +17,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.execution.bodies import Job, ThreadCaller, cut_of
-from rebalanser.tasks.execution.outcomes import Cut, Outcome, raised, returned
+from rebalanser.tasks.execution.outcomes import BodyOutcome, Cut, raised, returned
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 
@@ -35,24 +35,24 @@ class LoopCaller:
         self._loop = loop
         self._threads = threads
         self._plain = ThreadCaller()
-        self._supervisor = Supervisor(errors)
+        self._supervisor = BodySupervisor(errors)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def open(self) -> None:
         """Start the thread that ends bodies."""
         self._supervisor.start()
 
-    def call(self, job: Job) -> Outcome:
+    def call(self, job: Job) -> BodyOutcome:
         """Call a body that is no coroutine function."""
         return self._plain.call(job)
 
-    def begin(self, job: Job) -> Future[Outcome] | None:
+    def begin(self, job: Job) -> Future[BodyOutcome] | None:
         """Begin a coroutine in the loop; give its task back if the loop is closed."""
         if not job.body.is_coroutine:
             return None
         call = _Call(job, self._threads, self._tasks)
         if not self._soon(call.begin):
-            stopped: Future[Outcome] = Future()
+            stopped: Future[BodyOutcome] = Future()
             stopped.set_result(Cut.STOPPED)
             return stopped
         return self._supervisor.follow(job, call.ended, lambda: self._soon(call.cancel))
@@ -93,14 +93,14 @@ class _Followed:
     cancel: Callable[[], object]
     ends_at: float | None
     wake: Callable[[], None] = lambda: None
-    outcome: Future[Outcome] = field(default_factory=Future)
+    outcome: Future[BodyOutcome] = field(default_factory=Future)
     cut: Cut | None = None
     """Reason for which it was cancelled; None if it was not."""
     given_up_at: float = math.inf
     """Time at which its claim ends anyway."""
 
 
-class Supervisor:
+class BodySupervisor:
     """A thread that ends bodies which are out of time or whose claims are over.
 
     May be used from any thread.
@@ -136,7 +136,9 @@ class Supervisor:
                 self._looks.set(holder, 0.0)
             self._changed.notify()
 
-    def follow(self, job: Job, ended: Future[Outcome], cancel: Callable[[], object]) -> Future[Outcome]:
+    def follow(
+        self, job: Job, ended: Future[BodyOutcome], cancel: Callable[[], object]
+    ) -> Future[BodyOutcome]:
         """Call ``cancel`` once a body must be ended; return the future of its outcome.
 
         That is the outcome of ``ended``, or the reason for which it was cancelled. A body that does not end
@@ -196,7 +198,7 @@ class Supervisor:
             if holder in self._followed and holder not in self._looks:
                 self._looks.set(holder, at)
 
-    def _end(self, holder: str, outcome: Outcome) -> None:
+    def _end(self, holder: str, outcome: BodyOutcome) -> None:
         with self._changed:
             each = self._followed.pop(holder, None)
             self._looks.drop(holder)
@@ -214,11 +216,11 @@ class _Call:
     """A body in the loop; all but ``ended`` belongs to the loop."""
 
     def __init__(self, job: Job, threads: Threads, tasks: set[asyncio.Task[Any]]) -> None:
-        self.ended: Future[Outcome] = Future()
+        self.ended: Future[BodyOutcome] = Future()
         self._job = job
         self._threads = threads
         self._tasks = tasks
-        self._task: asyncio.Task[Outcome] | None = None
+        self._task: asyncio.Task[BodyOutcome] | None = None
 
     def begin(self) -> None:
         """Create the task of the body."""
@@ -232,7 +234,7 @@ class _Call:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self) -> Outcome:
+    async def _run(self) -> BodyOutcome:
         claim = AsyncClaim(self._job.claim, self._job.claim.stop_requested, self._threads)
         try:
             return returned(await self._job.body.function(claim, **self._job.arguments))
@@ -241,7 +243,7 @@ class _Call:
         except BaseException as error:  # SystemExit and a cancellation by the body itself are failures
             return raised(error)
 
-    def _done(self, task: asyncio.Task[Outcome]) -> None:
+    def _done(self, task: asyncio.Task[BodyOutcome]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             self.ended.set_result(raised(asyncio.CancelledError("cancelled before it began")))

@@ -59,7 +59,7 @@ from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_mixed
 from rebalanser.tasks.results import PlannedCall, in_order
-from rebalanser.tasks.retention import Collected, Record, Retention
+from rebalanser.tasks.retention import Collected, Retention, RetentionRecord
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
@@ -478,7 +478,7 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.collect, older_than_s, archive, statuses=statuses, name=name)
 
-    async def retained(self) -> Record:
+    async def retained(self) -> RetentionRecord:
         """Read the time and number of the last deletions by age; as :meth:`Queue.retained` (SK-22)."""
         queue = await self._opened()
         return await self._threads.run(queue.retained)
@@ -531,7 +531,7 @@ class AsyncQueue:
             InvalidState: not called in the main thread.
         """
         queue = await self._opened()
-        await run_in_loop_until_stopped(_Running(self, concurrency), queue.wait_stopped)
+        await run_in_loop_until_stopped(_RunningAsyncQueues(self, concurrency), queue.wait_stopped)
 
     async def run_until_idle(self, *, advance_s: float = 0.0) -> int:
         """Run all tasks that are ready, one after another, as a test does; as :meth:`Queue.run_until_idle`.
@@ -644,7 +644,7 @@ class AsyncQueues:
 
     async def run(self, concurrency: int = 1) -> None:
         """Work on tasks until a signal or a stop; as :meth:`~rebalanser.tasks.queue.Queues.run`."""
-        await run_in_loop_until_stopped(_Running(self, concurrency), self._wait_stopped)
+        await run_in_loop_until_stopped(_RunningAsyncQueues(self, concurrency), self._wait_stopped)
 
     async def start(self, concurrency: int = 1) -> None:
         """Begin to run tasks, ``concurrency`` in all; as :meth:`~rebalanser.tasks.queue.Queues.start`."""
@@ -677,7 +677,7 @@ class AsyncQueues:
                 raise error
 
 
-class _Running:
+class _RunningAsyncQueues:
     """Queues that are worked on, for :func:`~rebalanser.runtime.running.run_in_loop_until_stopped`."""
 
     def __init__(self, queue: AsyncQueue | AsyncQueues, concurrency: int) -> None:

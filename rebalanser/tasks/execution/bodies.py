@@ -20,9 +20,9 @@ from rebalanser.tasks import metrics, rules
 from rebalanser.tasks.execution.middleware import FailureReports, Middleware
 from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
+    BodyOutcome,
     Cut,
     GiveUp,
-    Outcome,
     Raised,
     Retry,
     Returned,
@@ -55,10 +55,10 @@ class Caller(Protocol):
     def open(self) -> None:
         """Prepare for calls; called once, before all else."""
 
-    def call(self, job: Job) -> Outcome:
+    def call(self, job: Job) -> BodyOutcome:
         """Call a body, and return its outcome. Raises nothing."""
 
-    def begin(self, _job: Job, /) -> Future[Outcome] | None:
+    def begin(self, _job: Job, /) -> Future[BodyOutcome] | None:
         """Begin a body that takes no thread, and return its future; None if it must be called."""
 
     def takes_thread(self, _body: TaskBody, /) -> bool:
@@ -80,7 +80,7 @@ class ThreadCaller:
     def open(self) -> None:
         """No-op."""
 
-    def call(self, job: Job) -> Outcome:
+    def call(self, job: Job) -> BodyOutcome:
         """Call a body. A body that tries to exit the process has failed."""
         try:
             return returned(job.body.call(job.claim, job.arguments))
@@ -244,7 +244,7 @@ class Bodies:
             return None
         ended: Future[None] = Future()
 
-        def end(outcome: Future[Outcome]) -> None:
+        def end(outcome: Future[BodyOutcome]) -> None:
             self._metrics.ran(claim.name, self._clock.now() - began_at)
             try:
                 self._called(claim, head, outcome.result())
@@ -256,7 +256,7 @@ class Bodies:
         begun.add_done_callback(end)
         return ended
 
-    def _called(self, claim: WorkerClaim, head: Head, outcome: Outcome) -> None:
+    def _called(self, claim: WorkerClaim, head: Head, outcome: BodyOutcome) -> None:
         """End the claim by how its body has ended."""
         match outcome:
             case Returned(result=result):
@@ -382,7 +382,7 @@ class Bodies:
             self._fail_uncompleted(claim, completed, error)
             return
         if error is not None:
-            self._metrics.ended(claim.name, metrics.Outcome.UNKNOWN)
+            self._metrics.ended(claim.name, metrics.ClaimOutcome.UNKNOWN)
             _log.error(
                 "it is unknown if the claim has ended; if not, the task is retried after its time",
                 action="task_unsettled",
@@ -392,7 +392,7 @@ class Bodies:
             )
             return
         settled = outcome.result()
-        self._metrics.ended(claim.name, metrics.outcome_of(settled, claim.failures))
+        self._metrics.ended(claim.name, metrics.claim_outcome(settled, claim.failures))
         if not isinstance(settled, Refused):
             if settled.state.status is Status.COMPLETED:
                 claim.record(SkuldKind.COMPLETED, settled.revision)

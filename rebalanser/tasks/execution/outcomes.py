@@ -116,7 +116,7 @@ class Cut(StrEnum):
     """The worker stops, or could not begin: the try is not counted."""
 
 
-Outcome: TypeAlias = Returned | Raised | Cut
+BodyOutcome: TypeAlias = Returned | Raised | Cut
 
 
 def raised(error: BaseException) -> Raised:

@@ -152,7 +152,7 @@ FEW: Final = 4
 """Threads to begin with: a body that takes the last one starts another, up to the concurrency."""
 
 
-class Worker:
+class TaskWorker:
     """Claims tasks from its source and runs their bodies, ``concurrency`` at a time.
 
     ``woken`` is set when there may be something to claim. With ``shared`` it shares its places with the

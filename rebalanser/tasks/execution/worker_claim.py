@@ -15,7 +15,7 @@ from rebalanser.history import SkuldKind
 from rebalanser.tasks import rules
 from rebalanser.tasks.claim import Claim, Facts
 from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
-from rebalanser.tasks.metrics import outcome_of
+from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import Filled, filled
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
@@ -223,7 +223,7 @@ class WorkerClaim(Claim):
             self._count(Refused(reason))
 
     def _count(self, refused: Refused) -> None:
-        self._context.metrics.ended(self.name, outcome_of(refused, self.failures))
+        self._context.metrics.ended(self.name, claim_outcome(refused, self.failures))
 
     @property
     def is_over(self) -> bool:

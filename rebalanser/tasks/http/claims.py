@@ -31,7 +31,7 @@ from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.metrics import outcome_of
+from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
@@ -331,7 +331,7 @@ class ClientClaim:
         settled = self._context.write(PendingMove(stored, rule, update=update))
         if not isinstance(settled, Refused):
             if ends and stored.state.status is Status.CLAIMED:  # else it was sent again
-                self._context.metrics.ended(stored.head.name, outcome_of(settled, stored.state.failures))
+                self._context.metrics.ended(stored.head.name, claim_outcome(settled, stored.state.failures))
             return settled
         detail = f"claim {self._held.number} of task {self._task}: {settled.reason.value}"
         kind = _REFUSALS.get(settled.reason, FENCED)

@@ -43,7 +43,7 @@ class Problem(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProblemKind:
     """A kind of problem: its name in ``type``, its status and what it means."""
 
     name: str
@@ -56,45 +56,47 @@ class Kind:
         return f"{PATH}/{self.name}"
 
 
-FENCED: Final = Kind(
+FENCED: Final = ProblemKind(
     "fenced", HTTPStatus.CONFLICT, "The claim has ended: its worker must stop, and nothing was written."
 )
-UPDATE_CONFLICT: Final = Kind(
+UPDATE_CONFLICT: Final = ProblemKind(
     "update-conflict", HTTPStatus.CONFLICT, "The update is not the next one, or another has its number."
 )
-EXISTS: Final = Kind("exists", HTTPStatus.CONFLICT, "The id is taken by a task with other content.")
-UNKNOWN: Final = Kind("unknown", HTTPStatus.NOT_FOUND, "There is no such task, queue or path.")
-INVALID: Final = Kind("invalid", HTTPStatus.UNPROCESSABLE_ENTITY, "The request is invalid.")
-UNAUTHORIZED: Final = Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "The bearer token is missing or wrong.")
-FOREIGN: Final = Kind(
+EXISTS: Final = ProblemKind("exists", HTTPStatus.CONFLICT, "The id is taken by a task with other content.")
+UNKNOWN: Final = ProblemKind("unknown", HTTPStatus.NOT_FOUND, "There is no such task, queue or path.")
+INVALID: Final = ProblemKind("invalid", HTTPStatus.UNPROCESSABLE_ENTITY, "The request is invalid.")
+UNAUTHORIZED: Final = ProblemKind(
+    "unauthorized", HTTPStatus.UNAUTHORIZED, "The bearer token is missing or wrong."
+)
+FOREIGN: Final = ProblemKind(
     "foreign-host", HTTPStatus.FORBIDDEN, "Without a token only requests that name this host are answered."
 )
-TOO_LARGE: Final = Kind(
+TOO_LARGE: Final = ProblemKind(
     "too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is over a limit of the server or store."
 )
-TOO_MANY: Final = Kind("too-many", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: come back later.")
-FULL: Final = Kind("full", HTTPStatus.INSUFFICIENT_STORAGE, "The store is over its quota.")
-AWAY: Final = Kind(
+TOO_MANY: Final = ProblemKind("too-many", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: come back later.")
+FULL: Final = ProblemKind("full", HTTPStatus.INSUFFICIENT_STORAGE, "The store is over its quota.")
+AWAY: Final = ProblemKind(
     "engine-away", HTTPStatus.SERVICE_UNAVAILABLE, "The store is away: nothing was done, ask again."
 )
-OUTCOME_UNKNOWN: Final = Kind(
+OUTCOME_UNKNOWN: Final = ProblemKind(
     "outcome-unknown",
     HTTPStatus.GATEWAY_TIMEOUT,
     "Nobody knows whether it was done, or will be. The same request again finds out.",
 )
-UNUSABLE: Final = Kind(
+UNUSABLE: Final = ProblemKind(
     "unusable-store", HTTPStatus.SERVICE_UNAVAILABLE, "The store, or the outbox, can't be used."
 )
-INTERNAL: Final = Kind("internal", HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of the server's own.")
+INTERNAL: Final = ProblemKind("internal", HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of the server's own.")
 OTHER: Final = "other"
-KINDS: Final[Mapping[str, Kind]] = {
+KINDS: Final[Mapping[str, ProblemKind]] = {
     each.name: each
     for each in (
         FENCED, UPDATE_CONFLICT, EXISTS, UNKNOWN, INVALID, UNAUTHORIZED, FOREIGN, TOO_LARGE, TOO_MANY, FULL,
         AWAY, OUTCOME_UNKNOWN, UNUSABLE, INTERNAL,
     )
 }  # fmt: skip
-_OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], Kind], ...]] = (
+_OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], ProblemKind], ...]] = (
     (errors.Fenced, FENCED),
     (errors.TaskExists, EXISTS),
     (errors.UnknownTask, UNKNOWN),
@@ -108,7 +110,7 @@ _OF_ERRORS: Final[tuple[tuple[type[errors.RebalanserError], Kind], ...]] = (
     (errors.OutcomeUnknown, OUTCOME_UNKNOWN),
     (errors.RetryLater, AWAY),
 )
-_OF_STATUSES: Final[Mapping[int, Kind]] = {
+_OF_STATUSES: Final[Mapping[int, ProblemKind]] = {
     HTTPStatus.BAD_REQUEST: INVALID,  # a body that the framework can't parse, such as one that is no UTF-8
     **{each.status: each for each in (UNKNOWN, UNAUTHORIZED, TOO_LARGE, TOO_MANY)},
 }
@@ -117,17 +119,19 @@ _OF_STATUSES: Final[Mapping[int, Kind]] = {
 class ProblemRaised(Exception):
     """A request is refused for a reason that is no error of the library."""
 
-    def __init__(self, kind: Kind, detail: str) -> None:
+    def __init__(self, kind: ProblemKind, detail: str) -> None:
         super().__init__(detail)
         self.kind = kind
 
 
-def kind_of(error: errors.RebalanserError) -> Kind:
+def kind_of(error: errors.RebalanserError) -> ProblemKind:
     """Return the kind of problem that an error is."""
     return next((kind for error_type, kind in _OF_ERRORS if isinstance(error, error_type)), INTERNAL)
 
 
-def document(kind: Kind, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> JSONResponse:
+def document(
+    kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> JSONResponse:
     """Return the answer with a problem document."""
     shown = redact(" ".join(detail.split()))[:MAX_DETAIL]
     problem = Problem(type=kind.type, title=kind.title, status=kind.status, detail=shown, **more)
@@ -140,7 +144,7 @@ def document(kind: Kind, detail: str, headers: Mapping[str, str] | None = None, 
 
 
 async def send_problem(
-    kind: Kind,
+    kind: ProblemKind,
     detail: str,
     scope: Scope,
     receive: Receive,
@@ -191,7 +195,7 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def framework_error(_request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
-        kind = _OF_STATUSES.get(status, Kind(OTHER, status, status.phrase))
+        kind = _OF_STATUSES.get(status, ProblemKind(OTHER, status, status.phrase))
         return document(kind, str(error.detail), error.headers)
 
     @app.exception_handler(Exception)

@@ -76,7 +76,7 @@ class Server:
         if queue != self.queue.name:
             raise UnknownQueue(f"this server serves the queue {self.queue.name!r}, not {queue!r}")
 
-    def _router(self, tag: str, *kinds: problems.Kind) -> APIRouter:
+    def _router(self, tag: str, *kinds: problems.ProblemKind) -> APIRouter:
         return APIRouter(
             prefix=PREFIX,
             tags=[tag],
@@ -334,7 +334,7 @@ def _spooled(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return {int(HTTPStatus.ACCEPTED): {"model": model, "description": description}}
 
 
-def _described(*kinds: problems.Kind) -> dict[int | str, dict[str, Any]]:
+def _described(*kinds: problems.ProblemKind) -> dict[int | str, dict[str, Any]]:
     """Describe the problems that a path can answer."""
     always = (
         problems.UNAUTHORIZED, problems.FOREIGN, problems.TOO_MANY, problems.INTERNAL, problems.AWAY,

@@ -218,7 +218,7 @@ class Claiming:
             self.owner.learn(pending.seen, now)
 
 
-class Slots(Protocol):
+class SlotPool(Protocol):
     """The free slots of other processes, to claim tasks for."""
 
     def groups(self) -> list[Names]:
@@ -259,7 +259,7 @@ class OwnedIndex:
         ttl_s: float,
         buffer_s: float,
         new_holder: Callable[[], str],
-        slots: Slots | None = None,
+        slots: SlotPool | None = None,
     ) -> None:
         self.news = IndexNews()
         self._worker = worker

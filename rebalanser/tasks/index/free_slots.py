@@ -162,7 +162,7 @@ class FreeSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """Writes to make: slots to publish, holders to withdraw if they are not used, used slots to delete.
 
     ``ahead`` of the ``publish`` slots are slots ahead.
@@ -264,12 +264,12 @@ class OwnSlots:
         self.gone(list(self.offered))
         self._to_forget.clear()
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> SlotPlan:
         """Return the writes that are due. A change of room undone within :data:`SETTLE_S` needs none."""
         self._note(now)
         forget = tuple(self._to_forget)
         if self._offered_names != self.names and self.offered:
-            return Plan(withdraw=tuple(self.offered), forget=forget)
+            return SlotPlan(withdraw=tuple(self.offered), forget=forget)
         self._offered_names = self.names
         excess = self._excess(now)
         withdraw: tuple[str, ...] = ()
@@ -277,9 +277,9 @@ class OwnSlots:
             self._exceeds_since = None
             withdraw = tuple(self.offered)[-excess:] if excess > 0 else ()
         if excess >= 0 or not _is_due(self._lacks_since, now):
-            return Plan(0, 0, withdraw, forget)
+            return SlotPlan(0, 0, withdraw, forget)
         idle = max(0, self._idle - self._held)
-        return Plan(-excess, max(0, -excess - idle), withdraw, forget)
+        return SlotPlan(-excess, max(0, -excess - idle), withdraw, forget)
 
     def next_wakeup(self, now: float) -> float | None:
         """Return when a write is due; None if only a change of the room can bring one."""

@@ -62,15 +62,15 @@ ItemT = TypeVar("ItemT")
 
 def collect(call: EngineCall, keys: QueueKeys, write: Collect) -> Answer:
     """Collect all of the tasks, or none."""
-    return _Sweeper(call, keys, uuid.uuid4().hex).collect(write)
+    return _MarkAndSweep(call, keys, uuid.uuid4().hex).collect(write)
 
 
 def settle(call: EngineCall, keys: QueueKeys, name: str) -> None:
     """Settle a collection: as it has decided, else without effect."""
-    _Sweeper(call, keys, name).settle()
+    _MarkAndSweep(call, keys, name).settle()
 
 
-class _Sweeper:
+class _MarkAndSweep:
     """One collection, carried on by its collector or by another process."""
 
     def __init__(self, call: EngineCall, keys: QueueKeys, name: str) -> None:
@@ -101,7 +101,7 @@ class _Sweeper:
         assert isinstance(records, tuple)
         for record in records:
             if load_collection(record).phase is not Phase.MARKING:
-                _Sweeper(self._call, self._keys, self._keys.collection_of(record.key)).settle()
+                _MarkAndSweep(self._call, self._keys, self._keys.collection_of(record.key)).settle()
 
     def _finish(self, collection: Collection, decided: int) -> None:
         try:

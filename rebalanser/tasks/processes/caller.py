@@ -19,23 +19,23 @@ from typing import Any, Final
 from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.execution.bodies import BodyWaits, Job
-from rebalanser.tasks.execution.outcomes import BodyLost, Cut, Outcome, Raised, raised, summary_of
+from rebalanser.tasks.execution.outcomes import BodyLost, BodyOutcome, Cut, Raised, raised, summary_of
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.processes.child import (
-    Begin,
+    BodyDone,
+    BodyFailed,
     ChildReady,
     ChildRequest,
     DeadlineRequest,
-    Done,
-    Failed,
+    LoadFunctions,
     LogRequest,
     NumberedAnswer,
     NumberedRequest,
     RenewalRequest,
+    RunBody,
     UpdateRequest,
-    Work,
     refuse_in_child,
 )
 
@@ -82,11 +82,11 @@ class ChildProcess:
         self._lock = threading.Lock()
         self._is_reaped = False
         self._claim: WorkerClaim | None = None
-        self._outcome: Future[Outcome] = Future()
+        self._outcome: Future[BodyOutcome] = Future()
         # A process that is paused reads nothing; nobody but this thread is to wait for that.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="rebalanser-tasks-sends")
         try:
-            self._sends.submit(self._pipe.send, Begin(_preparation(references), references))
+            self._sends.submit(self._pipe.send, LoadFunctions(_preparation(references), references))
             threading.Thread(target=self._serve, name="rebalanser-tasks-child", daemon=True).start()
         except BaseException:  # no more threads: nobody else would end the process
             self._bury()
@@ -97,14 +97,14 @@ class ChildProcess:
         """True if it can take work, as far as is known."""
         return not self._gone.is_set()
 
-    def call(self, claim: WorkerClaim, payload: bytes) -> Future[Outcome]:
+    def call(self, claim: WorkerClaim, payload: bytes) -> Future[BodyOutcome]:
         """Call a body in it. The future is done when the body has ended, also by the end of the process."""
-        outcome: Future[Outcome] = Future()
+        outcome: Future[BodyOutcome] = Future()
         with self._lock:
             self._claim, self._outcome = claim, outcome
         if self._gone.is_set():
             self._tell_lost()
-        self._send(Work(claim.facts, claim.deadline, payload, claim.max_bytes))
+        self._send(RunBody(claim.facts, claim.deadline, payload, claim.max_bytes))
         return outcome
 
     def kill(self, grace_s: float = KILL_GRACE_S) -> None:
@@ -129,7 +129,7 @@ class ChildProcess:
         if not self._gone.wait(KILL_GRACE_S):
             self.kill(0.0)
 
-    def _send(self, message: Begin | Work | NumberedAnswer | None) -> None:
+    def _send(self, message: LoadFunctions | RunBody | NumberedAnswer | None) -> None:
         """Send a message in the sending thread; if the process has ended, the serving thread reports that."""
         with contextlib.suppress(RuntimeError):
             self._sends.submit(self._pipe.send, message)
@@ -159,7 +159,7 @@ class ChildProcess:
                 return False
         return True
 
-    def _take(self, message: ChildReady | NumberedRequest | Done) -> None:
+    def _take(self, message: ChildReady | NumberedRequest | BodyDone) -> None:
         match message:
             case ChildReady(problem=None):
                 self.ready.set_result(None)
@@ -169,10 +169,10 @@ class ChildProcess:
                 )
             case NumberedRequest(number=number, request=request):
                 self._send(self._answer(number, request))
-            case Done(outcome=outcome):
+            case BodyDone(outcome=outcome):
                 with self._lock:
                     self._claim = None
-                self._outcome.set_result(_raised(outcome) if isinstance(outcome, Failed) else outcome)
+                self._outcome.set_result(_raised(outcome) if isinstance(outcome, BodyFailed) else outcome)
 
     def _answer(self, number: int, request: ChildRequest) -> NumberedAnswer:
         claim = self._claim
@@ -244,7 +244,7 @@ def _answered(claim: WorkerClaim, request: ChildRequest) -> object:
             return claim.deadline
 
 
-def _raised(failed: Failed) -> Raised:
+def _raised(failed: BodyFailed) -> Raised:
     """Return the error that the body raised, or a stand-in if it can't be unpickled; its text in any case."""
     error: BaseException | None = None
     if failed.error is not None:
@@ -295,7 +295,7 @@ class ProcessCaller:
             self.close()
             raise
 
-    def call(self, job: Job) -> Outcome:
+    def call(self, job: Job) -> BodyOutcome:
         """Call a body in a process that is idle, or a new one."""
         child = self._child()
         if isinstance(child, Exception):

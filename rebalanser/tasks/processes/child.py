@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class LoadFunctions:
     """First message to the child: data for ``multiprocessing.spawn.prepare``, a reference per function."""
 
     preparation: Mapping[str, Any]
@@ -45,7 +45,7 @@ class ChildReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunBody:
     """Message to the idle child: a body to call. ``deadline`` is that of the claim.
 
     ``max_bytes`` is the limit of an update, of a result, and of an error that is sent back.
@@ -58,7 +58,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class BodyFailed:
     """Outcome of a body that has raised; ``error`` is pickled, None if it can't be or is too large.
 
     ``types`` are those of :class:`~rebalanser.tasks.execution.outcomes.Raised`.
@@ -71,10 +71,10 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BodyDone:
     """Message from the child: the outcome of the body; the child is idle."""
 
-    outcome: Returned | Failed
+    outcome: Returned | BodyFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def main(file: int, worker: int) -> None:
 
 
 def _bodies(pipe: Connection[Any, Any]) -> dict[str, TaskBody]:
-    begin: Begin = pipe.recv()
+    begin: LoadFunctions = pipe.recv()
     multiprocessing.spawn.prepare(dict(begin.preparation))
     return {name: body_at(reference, name) for name, reference in begin.references.items()}
 
@@ -226,7 +226,7 @@ class _Child:
     def __init__(self, pipe: Connection[Any, Any], bodies: Mapping[str, TaskBody]) -> None:
         self._pipe = pipe
         self._bodies = bodies
-        self._work: queue.Queue[Work | None] = queue.Queue(maxsize=1)
+        self._work: queue.Queue[RunBody | None] = queue.Queue(maxsize=1)
         self._lock = threading.Lock()
         self._answers: dict[int, Future[Any]] = {}
         self._sent = 0
@@ -238,12 +238,12 @@ class _Child:
         signal.signal(signal.SIGTERM, self._terminate)
         threading.Thread(target=self._read, name="rebalanser-tasks-child", daemon=True).start()
         while (work := self._work.get()) is not None:
-            done = Done(self._called(work))
+            done = BodyDone(self._called(work))
             if self._terminated:
                 sys.exit(_TERMINATED)
             self._send(done)
 
-    def _called(self, work: Work) -> Returned | Failed:
+    def _called(self, work: RunBody) -> Returned | BodyFailed:
         claim = ChildClaim(work.facts, work.deadline, self._request, work.max_bytes)
         body = self._bodies[claim.name]
         self._claim = claim
@@ -270,7 +270,7 @@ class _Child:
             self._pipe.send(NumberedRequest(self._sent, request))
         return answer.result(timeout_s)
 
-    def _send(self, message: Done) -> None:
+    def _send(self, message: BodyDone) -> None:
         with self._lock:
             self._pipe.send(message)
 
@@ -278,7 +278,7 @@ class _Child:
         try:
             while True:
                 match self._pipe.recv():
-                    case Work() as work:
+                    case RunBody() as work:
                         self._work.put(work)
                     case NumberedAnswer() as answered:
                         self._answer(answered)
@@ -298,7 +298,7 @@ class _Child:
             question.set_exception(answered.error)
 
 
-def _sendable(outcome: Returned | Raised, max_bytes: int) -> Returned | Failed:
+def _sendable(outcome: Returned | Raised, max_bytes: int) -> Returned | BodyFailed:
     """Prepare an outcome to be sent; a result over the limit fails here, before it is in the pipe."""
     if isinstance(outcome, Raised):
         return _failed(outcome, max_bytes)
@@ -310,11 +310,11 @@ def _sendable(outcome: Returned | Raised, max_bytes: int) -> Returned | Failed:
     return outcome
 
 
-def _failed(outcome: Raised, max_bytes: int) -> Failed:
+def _failed(outcome: Raised, max_bytes: int) -> BodyFailed:
     """Prepare an error to be sent: itself if it can be pickled and is small, and always its text."""
     try:
         pickled = pickle.dumps(outcome.error)
     except Exception:  # whatever its class does when it is pickled
-        return Failed(outcome.text, outcome.types, summary_of(outcome.error), None)
+        return BodyFailed(outcome.text, outcome.types, summary_of(outcome.error), None)
     is_small = len(pickled) <= max_bytes
-    return Failed(outcome.text, outcome.types, summary_of(outcome.error), pickled if is_small else None)
+    return BodyFailed(outcome.text, outcome.types, summary_of(outcome.error), pickled if is_small else None)

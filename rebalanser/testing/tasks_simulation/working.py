@@ -29,7 +29,7 @@ _OFFERS_RATIO = 0.4
 """How often a worker publishes a slot instead of asking an owner."""
 
 
-class Worker(Process):
+class SimulatedWorker(Process):
     """A process that works on some tasks at the same time.
 
     One that is stubborn neither renews its claims nor stops when they are over; one that is careless takes an
@@ -178,7 +178,7 @@ def _claim_number(stored: Stored) -> int:
 class Working:
     """One claim in the hands of its worker."""
 
-    def __init__(self, worker: Worker, claimed: Stored, holder: str, asked_at: float) -> None:
+    def __init__(self, worker: SimulatedWorker, claimed: Stored, holder: str, asked_at: float) -> None:
         claim = claimed.state.claim
         assert claim is not None
         self.worker = worker

@@ -30,7 +30,7 @@ from rebalanser.testing.tasks_simulation.scenario import (
     Scenario,
 )
 from rebalanser.testing.tasks_simulation.ticking import SimulatedTicker
-from rebalanser.testing.tasks_simulation.working import PLAIN, Worker
+from rebalanser.testing.tasks_simulation.working import PLAIN, SimulatedWorker
 
 CALMS_S = 5.0
 """Seconds from the end of all faults until nothing follows from them any more."""
@@ -158,7 +158,7 @@ class World:
     def replace(self, process: Process) -> None:
         """Kill a process; another of its kind starts, of an owner after its lease has ended."""
         process.kill()
-        if isinstance(process, Worker):
+        if isinstance(process, SimulatedWorker):
             self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
             self.workers.remove(process)
             self.after(self.random.uniform(0.1, 0.6), lambda: self.workers.append(self._worker()))
@@ -244,12 +244,12 @@ class World:
 
     def _end_slots(self, process: Process, until: float) -> None:
         """A worker keeps the lease of its slots no longer until then."""
-        if isinstance(process, Worker) and until > self.now + SLOT_LEASE_S:
+        if isinstance(process, SimulatedWorker) and until > self.now + SLOT_LEASE_S:
             self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
 
     def _processes(self) -> list[Process]:
         """Those that live; workers that are at work four times, as they are what becomes stale."""
-        workers: list[Worker | PoolWorker] = [*self.workers, *self.pools]
+        workers: list[SimulatedWorker | PoolWorker] = [*self.workers, *self.pools]
         at_work = [worker for worker in workers if worker.is_at_work]
         return [*self.owners, *workers, *self.producers, *at_work, *at_work, *at_work]
 
@@ -286,8 +286,8 @@ class World:
             SimulatedTicker(owner)
         return owner
 
-    def _worker(self) -> Worker:
-        return Worker(self, *self._name("w"))
+    def _worker(self) -> SimulatedWorker:
+        return SimulatedWorker(self, *self._name("w"))
 
     def _pool(self) -> PoolWorker:
         return PoolWorker(self, *self._name("pool"))
