@@ -52,6 +52,26 @@ class StopRequest(threading.Event):
         with self._callbacks_lock:
             self._callbacks = [waiting for waiting in self._callbacks if waiting is not callback]
 
+    async def until_set(self) -> None:
+        """Wait, in a coroutine, until the event is set."""
+        loop = asyncio.get_running_loop()
+        asked = loop.create_future()
+
+        def wake() -> None:
+            if not asked.done():
+                asked.set_result(None)
+
+        def wake_in_loop() -> None:
+            # The loop of an abandoned coroutine may be closed by now.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(wake)
+
+        self.call_when_set(wake_in_loop)
+        try:
+            await asked
+        finally:
+            self.forget(wake_in_loop)
+
 
 class Tenure:
     """The deadline of access, shared by all resources of a node; every proof of life extends it."""
@@ -241,23 +261,7 @@ class Owned:
 
     async def until_stop_requested(self) -> None:
         """Wait, in a coroutine, until :attr:`stop_requested` is set."""
-        loop = asyncio.get_running_loop()
-        asked = loop.create_future()
-
-        def wake() -> None:
-            if not asked.done():
-                asked.set_result(None)
-
-        def wake_in_loop() -> None:
-            # The loop of an abandoned coroutine may be closed by now.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(wake)
-
-        self.stop_requested.call_when_set(wake_in_loop)
-        try:
-            await asked
-        finally:
-            self.stop_requested.forget(wake_in_loop)
+        await self.stop_requested.until_set()
 
     def __repr__(self) -> str:
         state = "mine" if self.still_mine() else "not mine"

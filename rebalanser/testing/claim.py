@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from rebalanser.errors import Fenced
+from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.claim import LOG_PAGE, Claim, Facts, check_content
-from rebalanser.tasks.execution.worker_claim import StopRequest
 from rebalanser.tasks.model import ID_DIGITS, Update
 
 if TYPE_CHECKING:

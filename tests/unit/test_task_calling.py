@@ -27,6 +27,7 @@ from rebalanser.errors import (
     RequestTooLarge,
 )
 from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
 from rebalanser.tasks.aio.loop_caller import BodySupervisor
 from rebalanser.tasks.claim import Facts, read_log
@@ -42,7 +43,6 @@ from rebalanser.tasks.execution.outcomes import (
     returned,
     split_error,
 )
-from rebalanser.tasks.execution.worker_claim import StopRequest
 from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, Update
@@ -475,7 +475,7 @@ def test_who_has_waited_for_a_body_listens_no_more() -> None:
     claim, watch = FakeClaim(), BodyWaits()
     for _ in range(3):
         assert watch.until(job_of(claim=claim), ended) is None
-    assert claim.stop_requested._listeners == []
+    assert claim.stop_requested._callbacks == []
 
 
 class Supervised:
@@ -503,7 +503,7 @@ def supervised() -> Iterator[Callable[..., Supervised]]:
     for each in made:
         each.supervisor.close()
         each.supervisor.close()
-        assert each.claim.stop_requested._listeners == []
+        assert each.claim.stop_requested._callbacks == []
         assert not each.supervisor._followed
 
 

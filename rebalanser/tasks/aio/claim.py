@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from rebalanser.errors import InvalidState
+from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.claim import LOG_PAGE, Claim
-from rebalanser.tasks.execution.worker_claim import StopRequest
 from rebalanser.tasks.model import Update
 
 if TYPE_CHECKING:
@@ -92,17 +91,7 @@ class AsyncClaim:
 
     async def until_stop_requested(self) -> None:
         """Wait until the body should end; a body that does not wait for this is cancelled."""
-        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-
-        def notify() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
-                loop.call_soon_threadsafe(stopping.set)
-
-        self.stop_requested.listen(notify)
-        try:
-            await stopping.wait()
-        finally:
-            self.stop_requested.leave(notify)
+        await self.stop_requested.until_set()
 
     async def update(self, content: bytes) -> int:
         """Add to the claim's log, durably; raises what :meth:`Claim.update` does (SK-9).

@@ -151,7 +151,7 @@ class BodySupervisor:
         with self._changed:
             self._followed[holder] = each
         self._wake(holder)
-        job.claim.stop_requested.listen(each.wake)
+        job.claim.stop_requested.call_when_set(each.wake)
         ended.add_done_callback(lambda done: self._end(holder, done.result()))
         return each.outcome
 
@@ -204,7 +204,7 @@ class BodySupervisor:
             self._looks.drop(holder)
         if each is None:
             return
-        each.job.claim.stop_requested.leave(each.wake)
+        each.job.claim.stop_requested.forget(each.wake)
         final = outcome if each.cut is None else each.cut
         try:
             self._ends.submit(each.outcome.set_result, final)

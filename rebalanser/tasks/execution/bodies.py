@@ -126,14 +126,15 @@ class BodyWaits:
         It times out ``limit_s`` seconds from now.
         """
         woken = threading.Event()
-        job.claim.stop_requested.listen(woken.set)
-        ended.add_done_callback(lambda _: woken.set())
+        wake = woken.set
+        job.claim.stop_requested.call_when_set(wake)
+        ended.add_done_callback(lambda _: wake())
         with self._lock:
             self._waiting.add(woken)
         try:
             return self._until(job, ended, None if limit_s is None else time.monotonic() + limit_s, woken)
         finally:
-            job.claim.stop_requested.leave(woken.set)
+            job.claim.stop_requested.forget(wake)
             with self._lock:
                 self._waiting.discard(woken)
 

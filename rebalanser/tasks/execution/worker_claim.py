@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
+from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks import rules
 from rebalanser.tasks.claim import Claim, Facts
 from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
@@ -32,30 +33,6 @@ _GONE: dict[Reason, str] = {
     Reason.FINISHED: "the task is complete",
     Reason.GONE: "the task was collected",
 }
-
-
-class StopRequest(threading.Event):
-    """An event with listeners, for threads that wait for other things too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._listeners: list[Callable[[], None]] = []
-
-    def set(self) -> None:
-        """Set it, and call the listeners."""
-        super().set()
-        for listener in list(self._listeners):
-            listener()
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call a quick function each time it is set; at once if it is set already."""
-        self._listeners.append(listener)
-        if self.is_set():
-            listener()
-
-    def leave(self, listener: Callable[[], None]) -> None:
-        """Remove a listener."""
-        self._listeners.remove(listener)
 
 
 @dataclass(frozen=True, slots=True)
