@@ -35,7 +35,7 @@ from rebalanser.tasks.engine import (
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
-from rebalanser.tasks.rules import Held, Reason, Refused
+from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.pending import PendingWrite
 
@@ -408,7 +408,14 @@ class Context:
         self.history.close()
         self.engine.close()
 
-    def updated_as(self, task: TaskId, held: Held, sequence: int) -> bytes | None:
+    def decide_update(self, stored: Stored, held: Held, sequence: int, content: bytes) -> Decision:
+        """Decide about an update (SK-9); if one of this number is written, it is read to compare them."""
+        claim = stored.state.claim
+        is_written = claim is not None and claim.number == held.number and claim.updates > sequence
+        written = self._read_update(stored.head.id, held, sequence) if is_written else None
+        return rules.update(stored.state, held, sequence, content, written)
+
+    def _read_update(self, task: TaskId, held: Held, sequence: int) -> bytes | None:
         """Read one update of a claim's log; None if there is none of this number."""
         found = self.updates(task, held.number, sequence, 1)
         if not found:

@@ -518,6 +518,18 @@ def plain_value(name: str, result: bytes) -> Any:
         raise InvalidTask(f"{name}: the result is no JSON: {error}") from error
 
 
+def register_body(functions: dict[str, TaskBody], body: TaskBody) -> TaskBody:
+    """Add a body to a queue's functions, and return it.
+
+    Raises:
+        InvalidHandlers: its name is taken.
+    """
+    if body.name in functions:
+        raise InvalidHandlers(f"task {body.name!r} is registered already")
+    functions[body.name] = body
+    return body
+
+
 def is_coroutine_function(function: object) -> bool:
     """True if calling the function, or the callable object, returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(

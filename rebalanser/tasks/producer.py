@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from rebalanser.errors import InternalError, InvalidHandlers, InvalidTask, RebalanserError
+from rebalanser.errors import InternalError, InvalidTask, RebalanserError
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import waiting
@@ -28,6 +28,7 @@ from rebalanser.tasks.functions import (
     refuse_no_claim,
     refuse_no_expression,
     refuse_required,
+    register_body,
     task_name,
     task_options,
 )
@@ -210,10 +211,7 @@ class Producer(OpenQueue):
 
         def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             body = TaskBody(function, task_name(function, name), chosen)
-            if body.name in self.functions:
-                raise InvalidHandlers(f"task {body.name!r} is registered already")
-            self.functions[body.name] = body
-            return TaskFunction(self, body)
+            return TaskFunction(self, register_body(self.functions, body))
 
         return register
 

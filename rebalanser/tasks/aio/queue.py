@@ -25,7 +25,7 @@ from typing import (
 )
 
 from rebalanser import forks
-from rebalanser.errors import InvalidHandlers, InvalidState
+from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_in_loop_until_stopped
@@ -48,6 +48,7 @@ from rebalanser.tasks.functions import (
     refuse_no_claim,
     refuse_no_expression,
     refuse_required,
+    register_body,
     task_name,
     task_options,
 )
@@ -260,10 +261,7 @@ class AsyncQueue:
         def register(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             claim = AsyncClaim if is_coroutine_function(function) else Claim
             body = TaskBody(function, task_name(function, name), chosen, claim)
-            if body.name in self.functions:
-                raise InvalidHandlers(f"task {body.name!r} is registered already")
-            self.functions[body.name] = body
-            return AsyncTaskFunction(self, body)
+            return AsyncTaskFunction(self, register_body(self.functions, body))
 
         return register
 

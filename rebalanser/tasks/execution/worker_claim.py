@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.owned import StopRequest
-from rebalanser.tasks import rules
 from rebalanser.tasks.claim import Claim, Facts
 from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import claim_outcome
@@ -79,7 +78,9 @@ class WorkerClaim(Claim):
         with self._updating:
             while True:
                 sequence = self._sequence()
-                rule = partial(self._updated, sequence=sequence, content=content)
+                rule = partial(
+                    self._context.decide_update, held=self.held, sequence=sequence, content=content
+                )
                 settled = self._write(rule, Update(self.number, sequence, content))
                 if not isinstance(settled, Refused):
                     self.record(SkuldKind.UPDATED, settled.revision, sequence)
@@ -92,12 +93,6 @@ class WorkerClaim(Claim):
         if claim is None:
             raise InternalError(f"the task {self.task_id} is held without a claim")
         return claim.updates
-
-    def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
-        claim = stored.state.claim
-        is_written = claim is not None and claim.number == self.number and claim.updates > sequence
-        written = self._context.updated_as(self.task_id, self.held, sequence) if is_written else None
-        return rules.update(stored.state, self.held, sequence, content, written)
 
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
         """See :meth:`Claim.log_page`."""

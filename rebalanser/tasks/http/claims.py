@@ -34,7 +34,7 @@ from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.rules import Held, Reason, Refused
 from rebalanser.tasks.writes.pending import Decide, PendingMove
 
 HISTORY_DELAY_S: Final = 1.0
@@ -291,16 +291,10 @@ class ClientClaim:
     def update(self, sequence: int, content: bytes) -> Stored:
         """Add to the claim's log (SK-9)."""
         content = self._context.check("an update", content)
-        rule = partial(self._updated, sequence=sequence, content=content)
+        rule = partial(self._context.decide_update, held=self._held, sequence=sequence, content=content)
         stored = self._settled(rule, Update(self._held.number, sequence, content))
         self._claim_history.updated(stored, self._held, self._token, sequence)
         return stored
-
-    def _updated(self, stored: Stored, sequence: int, content: bytes) -> Decision:
-        claim = stored.state.claim
-        is_written = claim is not None and claim.number == self._held.number and claim.updates > sequence
-        written = self._context.updated_as(self._task, self._held, sequence) if is_written else None
-        return rules.update(stored.state, self._held, sequence, content, written)
 
     def complete(self, result: bytes | None) -> Stored:
         """Complete the task for good (SK-10)."""
