@@ -36,8 +36,9 @@ from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.execution.outcomes import summary_of
 
 SHORTEST_PAUSE_S: Final = 0.05
+"""Seconds between the first error of a loop and its next step."""
 LONGEST_PAUSE_S: Final = 2.0
-"""Maximum time between two tries, and so between the end of an outage and the next step."""
+"""Maximum seconds between two tries, and so between the end of an outage and the next step."""
 UNREADABLE_S: Final = 1800.0
 """Seconds for which an unreadable task is a trouble of its function."""
 REPORT_S: Final = 30.0

@@ -33,10 +33,11 @@ from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.retention import Retention
 
 IN_MEMORY: Final = "memory://"
-ALONE: Final = "tasks"
+DEFAULT_NAME: Final = "tasks"
 """Name of a queue that was given a URL only."""
-PARTITIONS: Final = 16
+DEFAULT_PARTITIONS: Final = 16
 BUFFER_RATIO: Final = 0.1
+"""Default of ``buffer_s``, relative to ``claim_ttl_s``."""
 _DEFAULT_RETENTION: Final = Retention()
 _log = get_logger()
 
@@ -51,7 +52,7 @@ class OpenQueue(ABC):
         *,
         claim_ttl_s: float = 30.0,
         buffer_s: float | None = None,
-        partitions: int = PARTITIONS,
+        partitions: int = DEFAULT_PARTITIONS,
         settings: Settings | None = None,
         node: str | None = None,
         middleware: Sequence[Middleware] = (),
@@ -288,7 +289,7 @@ def name_and_url(name: str, url: str | None) -> tuple[str, str]:
         InvalidUrl: there is no URL, nor one in ``REBALANSER_REGISTRY``.
     """
     if url is None and "://" in name:
-        name, url = ALONE, name
+        name, url = DEFAULT_NAME, name
     return name, named_in_memory(url_or_default(url))
 
 

@@ -27,10 +27,10 @@ MAX_ROOMS: Final = 500
 """Maximum number of listed tasks, the first ones, that say what room their limits leave."""
 CHANGED_AT_ONCE: Final = 500
 """Number of tasks that are cancelled or requeued together."""
-NEWEST_S: Final = 1.0
-"""Seconds back from now within which the newest tasks are looked for first."""
-FARTHER: Final = 8.0
-"""Growth of that time at each further look."""
+FIRST_LOOK_BACK_S: Final = 1.0
+"""Seconds before now in which the newest tasks are searched first."""
+LOOK_BACK_RATIO: Final = 8.0
+"""Factor by which that time grows at each further look."""
 
 
 class Operator(OpenQueue):
@@ -115,14 +115,14 @@ class Operator(OpenQueue):
         if not isinstance(given, int) or given < 0:
             raise InvalidArgument(f"limit is {limit!r}: give a number of tasks from 0")
         self._enqueued_before(older_than_s)
-        now, back_s = self._clock.wall() - older_than_s, NEWEST_S
+        now, back_s = self._clock.wall() - older_than_s, FIRST_LOOK_BACK_S
         while True:
             first = first_of(now - back_s)
             tasks = self.tasks(statuses, after=first, name=name, older_than_s=older_than_s)
             found = deque(tasks, maxlen=limit)
             if len(found) == limit or back_s >= now:
                 return list(reversed(found))
-            back_s *= FARTHER
+            back_s *= LOOK_BACK_RATIO
 
     def with_blockers(self, tasks: Iterable[Stored]) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
         """Tasks, each with dead and cancelled ones that it waits for, also by way of others; at most 10.

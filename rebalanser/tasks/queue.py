@@ -36,10 +36,11 @@ from rebalanser.tasks.operator import Operator
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import KEPT_S, Ticker
 from rebalanser.tasks.producer import Producer
-from rebalanser.tasks.retention import MIN_AGE_S, STEP, Sweeper
+from rebalanser.tasks.retention import MIN_AGE_S, TASKS_PER_STEP, Sweeper
 from rebalanser.tasks.status import WorkerNote
 
 GRACE_S: Final = 30.0
+"""Default seconds in which running bodies may end at a stop."""
 EXIT_CODE: Final = 70
 """Exit code (EX_SOFTWARE) of a process whose loop failed for an unforeseen reason."""
 EXIT_LIMIT_S: Final = 2 * GRACE_S
@@ -315,7 +316,7 @@ class Queue(Producer, Operator):
 
     def _start_sweeper(self) -> None:
         if self.retention is not None and self.retention.shortest_s is not None:
-            tasks = partial(self.tasks, page=STEP)
+            tasks = partial(self.tasks, page=TASKS_PER_STEP)
             self._sweeper = Sweeper(self.context, tasks, self.retention, self._label)
             self._sweeper.start()
 

@@ -34,7 +34,7 @@ MAX_TOGETHER: Final = 100
 """Maximum number of tasks in one all-or-none enqueue."""
 _READ_AT_ONCE: Final = 50
 _MARK: Final = to_json(KEY)
-_DEEPEST: Final = 20
+_MAX_DEPTH: Final = 20
 
 Source: TypeAlias = TaskId | tuple[TaskId, ...]
 """Task whose result is an argument, or the tasks of a list of results."""
@@ -168,7 +168,7 @@ def has_result(value: object, depth: int = 0) -> bool:
     """True if a value contains a result at any depth."""
     if isinstance(value, Result):
         return True
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return False
     if isinstance(value, Mapping):
         return any(has_result(each, depth + 1) for each in value.values())

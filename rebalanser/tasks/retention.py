@@ -99,7 +99,8 @@ class Components:
         return root
 
 
-PAGE: Final = 500
+TASKS_AT_ONCE: Final = 500
+"""Default number of tasks that a collection reads or deletes at once."""
 Place = tuple[int, int]
 """Partition and revision of a task."""
 
@@ -133,7 +134,7 @@ def collect(
     tasks: Callable[[], Iterator[Stored]],
     may_go: Callable[[Stored], bool],
     archive: TaskArchive | None = None,
-    at_once: int = PAGE,
+    at_once: int = TASKS_AT_ONCE,
 ) -> Iterator[Collected]:
     """Collect the closed tasks that may go; what was done, after each step that reads or deletes ``at_once``.
 
@@ -259,24 +260,25 @@ def _delete(
 
 DAY_S: Final = 86_400.0
 MIN_AGE_S: Final = 300.0
-"""Age below which a task is kept in any case: who enqueues an id again does so within this time (SK-3)."""
-PART: Final = 10
-"""A task may be deleted later by the time for which it is kept, divided by this."""
-FIRST_S: Final = 10.0
-"""Maximum seconds after its start until a worker looks for tasks to delete."""
+"""Minimum age of a deleted task, so that an enqueue that is repeated within this time finds it (SK-3)."""
+DELAY_RATIO: Final = 0.1
+"""Maximum delay of a deletion, relative to the time for which the task is kept."""
+FIRST_SWEEP_WITHIN_S: Final = 10.0
+"""Maximum seconds between the start of a worker and its first sweep."""
 SHORTEST_INTERVAL_S: Final = 1.0
+"""Minimum seconds between two sweeps."""
 LONGEST_INTERVAL_S: Final = 600.0
-"""Seconds between two sweeps."""
-STEP: Final = 100
-"""Number of tasks that are read or deleted at once."""
-REST: Final = 3.0
-"""Rest of a sweep after a step, in times that the step took."""
-SELDOM: Final = 20.0
-"""Pause between sweeps that found little to delete, in times that the last one took."""
-STOPS_WITHIN_S: Final = 2.0
-"""Seconds that a worker which stops waits for its sweep."""
+"""Maximum seconds between two sweeps that delete little."""
+TASKS_PER_STEP: Final = 100
+"""Number of tasks that a step of a sweep reads or deletes."""
+REST_RATIO: Final = 3.0
+"""Rest after each step of a sweep, relative to the time of the step."""
+IDLE_PAUSE_RATIO: Final = 20.0
+"""Minimum pause after a sweep that found little to delete, relative to the time of that sweep."""
+STOP_TIMEOUT_S: Final = 2.0
+"""Maximum seconds that a stopping worker waits for its sweep."""
 LEASE_S: Final = 60.0
-"""Seconds for which a worker sweeps, unless it says that it goes on."""
+"""Seconds after which another worker may sweep, unless the sweeper has renewed its record."""
 _log = get_logger()
 
 
@@ -335,7 +337,7 @@ class Retention:
     def interval_s(self) -> float:
         """Seconds between two sweeps."""
         assert self.shortest_s is not None
-        return min(max(self.shortest_s / PART / 2, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
+        return min(max(self.shortest_s * DELAY_RATIO / 2, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,7 @@ class Marks(tuple[Mark, ...]):
             age_s = new.wall - mark.wall
             if age_s >= longest_s:
                 kept.clear()
-            while len(kept) > 1 and mark.wall - kept[-2].wall <= age_s / PART:
+            while len(kept) > 1 and mark.wall - kept[-2].wall <= age_s * DELAY_RATIO:
                 kept.pop()
             kept.append(mark)
         return Marks(kept)
@@ -422,7 +424,7 @@ class Sweeper:
         self._retention = retention
         self._name = f"{worker}-{secrets.token_hex(4)}"
         self._ending = threading.Event()
-        self._pause_s = random.uniform(0.0, min(retention.interval_s, FIRST_S))  # noqa: S311 - no secret
+        self._pause_s = random.uniform(0.0, min(retention.interval_s, FIRST_SWEEP_WITHIN_S))  # noqa: S311 - no secret
         self._loop = Loop("retention", self._step, context.errors)
 
     def start(self) -> None:
@@ -433,7 +435,7 @@ class Sweeper:
         """End after the step under way, and wait for that if it is short; another worker goes on."""
         self._ending.set()
         self._loop.hurry()
-        self._loop.join(STOPS_WITHIN_S)
+        self._loop.join(STOP_TIMEOUT_S)
 
     def sweep(self) -> float:
         """Delete what may go, unless another worker does or has just done so; seconds until the next look.
@@ -462,7 +464,7 @@ class Sweeper:
         if 0 < done.looked_at <= 2 * done.tasks:  # more may be done than one sweep in that time deletes
             next_s = max(interval_s - took_s, SHORTEST_INTERVAL_S)
         else:
-            next_s = max(interval_s, SELDOM * took_s)
+            next_s = max(interval_s, IDLE_PAUSE_RATIO * took_s)
         self._put(partial(_ended, wall=clock.wall(), next_s=next_s, done=done))
         return next_s
 
@@ -476,7 +478,7 @@ class Sweeper:
             if step is None:
                 break
             done += step
-            self._ending.wait(REST * (clock.now() - began))
+            self._ending.wait(REST_RATIO * (clock.now() - began))
             if clock.now() - kept_at > LEASE_S / 3:
                 kept_at = clock.now()
                 if not self._put(lambda record: record):
@@ -499,7 +501,7 @@ class Sweeper:
                 return False
             return all(born_at(task) <= before for task in stored.head.after)
 
-        return collect(self._context, old, may_go, at_once=STEP)
+        return collect(self._context, old, may_go, at_once=TASKS_PER_STEP)
 
     def _record(self) -> RetentionRecord:
         return RetentionRecord.of(self._context.engine.note(self._context.queue, self._context.timeout_s))

@@ -22,7 +22,9 @@ from rebalanser.tasks.model import Status
 from rebalanser.tasks.pauses import Pauses
 
 LOOK_S: Final = 1.0
+"""Seconds between two looks for changed troubles."""
 NOTE_S: Final = 10.0
+"""Maximum seconds between two notes of a worker."""
 SILENT_S: Final = 3 * NOTE_S
 """Seconds after which a worker whose note was not written anew counts as silent."""
 KEPT_S: Final = 86_400.0

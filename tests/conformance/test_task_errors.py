@@ -47,7 +47,7 @@ from rebalanser.tasks.engine import (
     Write,
 )
 from rebalanser.tasks.execution.bodies import Bodies
-from rebalanser.tasks.execution.worker import FEW
+from rebalanser.tasks.execution.worker import FIRST_THREADS
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
@@ -897,7 +897,7 @@ def test_a_result_that_comes_after_another_claim_is_reported(
 
 @pytest.mark.rule("SK-15")
 def test_as_many_bodies_run_at_once_as_may(stage: Stage) -> None:
-    count = 3 * FEW
+    count = 3 * FIRST_THREADS
     together = threading.Barrier(count)
 
     @stage.queue.task(retries=0)

@@ -160,7 +160,7 @@ def test_claims_that_have_not_begun_are_given_back_and_not_counted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those ahead of a thread, and those that owners make for the slots of others."""
-    monkeypatch.setattr(execution, "BEGINS_S", HOUR_S)
+    monkeypatch.setattr(execution, "AHEAD_WAIT_S", HOUR_S)
     workers = [shop.open(name) for name in ("one", "two")]
     for each in workers:
         each.start()

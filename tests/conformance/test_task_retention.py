@@ -16,11 +16,11 @@ from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import first_of
 from rebalanser.tasks.model import AfterFailure, State, Stored, TaskId, Term
 from rebalanser.tasks.retention import (
+    DELAY_RATIO,
     LEASE_S,
     LONGEST_INTERVAL_S,
     MIN_AGE_S,
-    PART,
-    STEP,
+    TASKS_PER_STEP,
     Mark,
     Marks,
     RetentionRecord,
@@ -32,7 +32,7 @@ from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 DAY_S = 86_400.0
 WEEK = Retention(completed_s=7 * DAY_S, dead_s=30 * DAY_S, cancelled_s=7 * DAY_S)
-LATE = 1 + 1 / PART
+LATE = 1 + DELAY_RATIO
 """How much longer than its time a task is there at most."""
 
 
@@ -47,7 +47,7 @@ class Stage:
         self._ids = count()
 
     def sweeper(self, retention: Retention = WEEK) -> Sweeper:
-        return Sweeper(self.queue.context, lambda: self.queue.tasks(page=STEP), retention, "worker")
+        return Sweeper(self.queue.context, lambda: self.queue.tasks(page=TASKS_PER_STEP), retention, "worker")
 
     def enqueue(
         self,
@@ -116,7 +116,7 @@ def test_closed_tasks_are_deleted_after_their_time_and_open_ones_never(stage: St
     tasks = {status: stage.enqueue(status) for status in Status}
     stage.live(7 * DAY_S - 1, sweeper)
     assert stage.left() == set(tasks.values()), "none is deleted too early"
-    stage.live(7 * DAY_S / PART, sweeper)
+    stage.live(7 * DAY_S * DELAY_RATIO, sweeper)
     gone = {tasks[Status.COMPLETED], tasks[Status.CANCELLED]}
     assert stage.left() == set(tasks.values()) - gone
     stage.live(30 * DAY_S * LATE, sweeper)
@@ -135,7 +135,7 @@ def test_the_time_counts_from_when_a_task_was_closed(stage: Stage) -> None:
     stage.close(task, Status.COMPLETED)
     stage.live(7 * DAY_S - 1, sweeper)
     assert stage.left() == {task}
-    stage.live(7 * DAY_S / PART, sweeper)
+    stage.live(7 * DAY_S * DELAY_RATIO, sweeper)
     assert stage.left() == set()
 
 
@@ -280,16 +280,16 @@ def test_many_tasks_go_in_small_steps_with_rests(stage: Stage, monkeypatch: pyte
         stage.clock.advance(0.5)
         return apply(asked, timeout_s)  # type: ignore[arg-type]
 
-    for _ in range(2 * STEP + 10):
+    for _ in range(2 * TASKS_PER_STEP + 10):
         stage.enqueue(Status.CANCELLED)
         stage.close(stage.enqueue(), Status.COMPLETED)
     stage.clock.advance(MIN_AGE_S + 1)
     monkeypatch.setattr(stage.queue.context.engine, "apply", counted)
     sweeper.sweep()
-    assert sum(writes) == 2 * STEP + 10
-    assert max(writes) <= STEP
+    assert sum(writes) == 2 * TASKS_PER_STEP + 10
+    assert max(writes) <= TASKS_PER_STEP
     assert rests.count(1.5) == len(writes), "it rests three times as long as a step took"
-    assert stage.queue.retained().deleted == 2 * STEP + 10
+    assert stage.queue.retained().deleted == 2 * TASKS_PER_STEP + 10
 
 
 @pytest.mark.rule("SK-22")
@@ -375,7 +375,7 @@ def test_marks_never_say_too_early_and_soon_enough_and_are_few() -> None:
         said = marks.closed_at(number)
         assert said is not None
         assert said >= at or wall - said >= kept_s
-        assert said - at <= max(600.0, (wall - at) / PART + 600.0) or wall - said >= kept_s
+        assert said - at <= max(600.0, (wall - at) * DELAY_RATIO + 600.0) or wall - said >= kept_s
     assert marks.closed_at(revision + 1) is None
     assert len(marks) < 200
     assert marks.with_mark(Mark(wall + 1, revision), kept_s)[-1].wall == wall, "nothing was written since"

@@ -584,7 +584,7 @@ MUTANTS = (
     Mutant(
         "claims ahead of a slow body",
         "a claim ahead that has not begun is given back",
-        (Switch(Execution, "look", edited("self._take_ahead(self._now() - BEGINS_S)", "[]")),),
+        (Switch(Execution, "look", edited("self._take_ahead(self._now() - AHEAD_WAIT_S)", "[]")),),
         frozenset({"SK-20"}),
         "workers",
     ),
@@ -633,7 +633,7 @@ MUTANTS = (
             Switch(
                 Execution,
                 "care",
-                edited("held.renew_at <= now + TOGETHER", "0 > now + TOGETHER"),
+                edited("held.renew_at <= now + EARLY_RENEWAL_RATIO", "0 > now + EARLY_RENEWAL_RATIO"),
             ),
         ),
         frozenset({"SK-7", "SK-17"}),

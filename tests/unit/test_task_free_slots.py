@@ -13,7 +13,7 @@ from rebalanser.tasks.index.free_slots import (
     AHEAD_FOR_S,
     FRESH_RATIO,
     MAX_OFFERED,
-    REMEMBERED,
+    MAX_USED_SLOTS,
     SETTLE_S,
     FreeSlot,
     FreeSlots,
@@ -359,9 +359,9 @@ def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
 @pytest.mark.rule("SK-20")
 def test_what_is_remembered_of_used_slots_is_bounded() -> None:
     own = OwnSlots()
-    for number in range(REMEMBERED + 10):
+    for number in range(MAX_USED_SLOTS + 10):
         own.used(used(f"h{number}"), 0.0)
-    own.take_arrived(REMEMBERED + 10)
-    assert len(own._seen) == REMEMBERED
-    assert not own.used(used(f"h{REMEMBERED}"), 0.0)
+    own.take_arrived(MAX_USED_SLOTS + 10)
+    assert len(own._seen) == MAX_USED_SLOTS
+    assert not own.used(used(f"h{MAX_USED_SLOTS}"), 0.0)
     assert own.used(used("h0"), 0.0)

@@ -448,8 +448,8 @@ def test_the_next_wakeup_is_when_something_can_be_offered() -> None:
 
 
 def test_of_what_is_closed_a_bounded_number_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "REMEMBERED", 3)
-    monkeypatch.setattr(dependencies, "REMEMBERED", 3)
+    monkeypatch.setattr(owner_module, "MAX_CLOSED", 3)
+    monkeypatch.setattr(dependencies, "MAX_COMPLETIONS", 3)
     owner = make(*(stored(number, Status.COMPLETED, revision=number + 1) for number in range(9)))
     assert len(owner._closed) == len(owner._blocked._complete) == 3
     owner.learn(stored(10, revision=10, after=(8, 1)), 0.0)

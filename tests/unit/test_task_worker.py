@@ -22,8 +22,15 @@ from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution import worker
 from rebalanser.tasks.execution.bodies import Bodies, ThreadCaller
-from rebalanser.tasks.execution.decisions import AHEAD_S, PAUSE_S, RECENT_CHANGES, RENEWALS, TOGETHER, Try
-from rebalanser.tasks.execution.worker import FEW, TaskWorker
+from rebalanser.tasks.execution.decisions import (
+    AHEAD_S,
+    EARLY_RENEWAL_RATIO,
+    MAX_RECENT_CHANGES,
+    RENEWAL_RETRY_S,
+    RENEWALS_PER_TTL,
+    Try,
+)
+from rebalanser.tasks.execution.worker import FIRST_THREADS, TaskWorker
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.index.claiming import Claimed
@@ -139,8 +146,8 @@ def test_all_renewals_that_are_due_soon_are_submitted_at_once() -> None:
     stand = Stand(claims=1500)
     now = time.monotonic()
     for number, each in enumerate(stand.tries):
-        each.renew_at = now + (number % 2) * TOGETHER * TTL_S * 0.9
-    stand.tries[-1].renew_at = now + TTL_S / RENEWALS
+        each.renew_at = now + (number % 2) * EARLY_RENEWAL_RATIO * TTL_S * 0.9
+    stand.tries[-1].renew_at = now + TTL_S / RENEWALS_PER_TTL
     asked = stand.renew()
     assert len(stand.store.batches) == 1
     assert len(asked) == 1499
@@ -156,8 +163,8 @@ def test_a_renewal_that_fails_keeps_no_other_from_being_made(error: Exception) -
     ended = time.monotonic()
     stand.store.settle(good)
     again, later = (each.renew_at for each in stand.tries)
-    assert began + PAUSE_S <= again <= ended + PAUSE_S
-    assert began - TTL_S < later - TTL_S / RENEWALS <= began
+    assert began + RENEWAL_RETRY_S <= again <= ended + RENEWAL_RETRY_S
+    assert began - TTL_S < later - TTL_S / RENEWALS_PER_TTL <= began
     assert SkuldKind.CLAIM_RENEWED in stand.store.told
 
 
@@ -495,7 +502,7 @@ def test_news_of_other_tasks_is_looked_at_by_no_claim(monkeypatch: pytest.Monkey
     cancelled, forgotten = source._claimed(), source._claimed()
     for each in (cancelled, forgotten):
         stand.worker._receive(Change(each.stored.head.id, 0, Status.CANCELLED, 2))
-    for number in range(10**6, 10**6 + RECENT_CHANGES - 2):
+    for number in range(10**6, 10**6 + MAX_RECENT_CHANGES - 2):
         stand.worker._receive(Change(f"{number:040x}", 0, Status.WAITING, 3))
     stand.worker._receive(Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4))
     stand.worker._receive(Change("f" * 40, 0, Status.WAITING, 5))
@@ -503,7 +510,7 @@ def test_news_of_other_tasks_is_looked_at_by_no_claim(monkeypatch: pytest.Monkey
     monkeypatch.setattr(stand.worker, "_pass_on", looked.append)
     stand.worker._decide(stand.worker.execution._hand_out([cancelled, forgotten]))
     assert looked == [Change(cancelled.stored.head.id, 0, Status.CANCELLED, 4)]
-    assert len(stand.worker.execution._recent) == RECENT_CHANGES
+    assert len(stand.worker.execution._recent) == MAX_RECENT_CHANGES
 
 
 class FakeBodies:
@@ -567,7 +574,7 @@ class Running:
 @pytest.mark.rule("SK-20")
 def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
     """And no more are claimed ahead while all threads are busy: another worker may take them at once."""
-    assert execution.BEGINS_S < 0.1, "within 100 ms"
+    assert execution.AHEAD_WAIT_S < 0.1, "within 100 ms"
     running = Running(tasks=30)
     running.source.wait_for(29)
     assert running.worker.execution.room() == 0
@@ -581,7 +588,7 @@ def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
 
 @pytest.mark.rule("SK-20")
 def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "BEGINS_S", FOREVER_S)
+    monkeypatch.setattr(execution, "AHEAD_WAIT_S", FOREVER_S)
     running = Running(tasks=20)
     running.source.wait_for(0)
     stopping = threading.Thread(target=running.worker.stop, args=(PATIENCE_S,))
@@ -596,7 +603,7 @@ def test_a_leaving_worker_gives_back_first_what_has_not_begun(monkeypatch: pytes
 
 
 def test_a_paused_worker_gives_back_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "BEGINS_S", FOREVER_S)
+    monkeypatch.setattr(execution, "AHEAD_WAIT_S", FOREVER_S)
     running = Running(tasks=20)
     running.source.wait_for(0)
     running.source.pause = Pause(since=0.0, by="ann")
@@ -612,12 +619,12 @@ def test_a_body_runs_though_no_further_thread_can_be_started(monkeypatch: pytest
     running = Running(tasks=1, concurrency=8)
     starts = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(worker.Loop, "start", starts)
-    running.source.add(FEW - 1)
+    running.source.add(FIRST_THREADS - 1)
     running.woken.set()
-    for _ in range(FEW - 1):
+    for _ in range(FIRST_THREADS - 1):
         assert running.bodies.begun.acquire(timeout=PATIENCE_S)
     assert starts.called
-    assert len(running.worker._runs) == FEW
+    assert len(running.worker._runs) == FIRST_THREADS
     running.end()
     assert running.worker._taken == 0
     assert running.source.waiting == 0, "none of them was given back"
@@ -637,9 +644,9 @@ def test_while_the_host_refuses_threads_no_more_is_claimed_than_can_run(
         patch.setattr(worker.Loop, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         source.add(20)
         running.woken.set()
-        for _ in range(FEW - 1):
+        for _ in range(FIRST_THREADS - 1):
             assert bodies.begun.acquire(timeout=PATIENCE_S)
-        source.wait_for(20 - (FEW - 1))
+        source.wait_for(20 - (FIRST_THREADS - 1))
         assert [each.loop for each in errors.troubles] == ["threads"]
         claims, looks = source._made, len(source.rooms)
         for more in range(1, 4):
@@ -683,4 +690,4 @@ def test_a_claim_that_came_late_is_renewed_the_sooner() -> None:
     began = time.monotonic()
     claimed = Claimed(stored, Held(0, "h"), clock.now() - age_s)
     made = renewing.execution.made(claimed, renewing._held(claimed))
-    assert began <= made.renew_at - (TTL_S / RENEWALS - age_s) <= time.monotonic()
+    assert began <= made.renew_at - (TTL_S / RENEWALS_PER_TTL - age_s) <= time.monotonic()

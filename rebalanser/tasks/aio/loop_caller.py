@@ -23,7 +23,7 @@ from rebalanser.tasks.loops import ErrorPolicy, Loop
 
 CANCEL_S: Final = 2.0
 """Seconds in which a cancelled body may end; then its claim is ended anyway."""
-ENDS: Final = 4
+END_THREADS: Final = 4
 """Threads that end the claims of coroutines, and call the middleware's hooks."""
 _log = get_logger()
 
@@ -113,7 +113,7 @@ class BodySupervisor:
         self._stopped = False
         self._closed = False
         self._loop = Loop("bodies", self._step, errors)
-        self._ends = ThreadPoolExecutor(ENDS, thread_name_prefix="rebalanser-tasks-ends")
+        self._ends = ThreadPoolExecutor(END_THREADS, thread_name_prefix="rebalanser-tasks-ends")
 
     def start(self) -> None:
         """Start the thread."""

@@ -55,7 +55,7 @@ from rebalanser.tasks.functions import (
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Update
-from rebalanser.tasks.open_queue import IN_MEMORY, PARTITIONS, name_and_url
+from rebalanser.tasks.open_queue import DEFAULT_PARTITIONS, IN_MEMORY, name_and_url
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_mixed
@@ -168,7 +168,7 @@ class AsyncQueue:
         *,
         claim_ttl_s: float = 30.0,
         buffer_s: float | None = None,
-        partitions: int = PARTITIONS,
+        partitions: int = DEFAULT_PARTITIONS,
         settings: Settings | None = None,
         node: str | None = None,
         middleware: Sequence[Middleware] = (),

@@ -20,24 +20,24 @@ from rebalanser.tasks.model import Head, Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import Decision, Held, Reason
 
 AHEAD_S: Final = 0.05
-"""Seconds of work that are claimed ahead."""
-BEGINS_S: Final = 0.075
+"""Seconds of work that a worker claims ahead."""
+AHEAD_WAIT_S: Final = 0.075
 """Maximum seconds that a claim ahead waits for a thread."""
-RENEWALS: Final = 3
+RENEWALS_PER_TTL: Final = 3
 """Renewals per claim TTL."""
 CUT_OFF_S: Final = 10.0
-"""Maximum seconds in which bodies that can be ended must end, after the grace."""
-PAUSE_S: Final = 0.5
-"""Seconds between a renewal that failed and the next one."""
+"""Maximum seconds after the grace in which bodies end that can be ended."""
+RENEWAL_RETRY_S: Final = 0.5
+"""Seconds between a failed renewal and the next one."""
 LONGEST_PAUSE_S: Final = 3600.0
-"""Maximum pause until a task is due: a thread can't wait for any number of seconds."""
-TOGETHER: Final = 0.05
-"""Part of a claim's time by which it is renewed early, together with others that are due."""
-RECENT_CHANGES: Final = 1024
+"""Maximum seconds until the next look: the wait of a thread has a limit."""
+EARLY_RENEWAL_RATIO: Final = 0.05
+"""Part of a claim's TTL by which it may be renewed early, together with others."""
+MAX_RECENT_CHANGES: Final = 1024
 """Maximum number of changes that are kept, as they may end a claim that is being handed out."""
 ENDS_CLAIM: Final = frozenset({Status.WAITING, Status.DEAD, Status.CANCELLED})
 """Statuses that a claimed task gets only by the end of its claim, its completion aside."""
-_SMOOTHING: Final = 0.05
+_SMOOTHING_RATIO: Final = 0.05
 _SHORTEST_PAUSE_S: Final = 0.001
 
 
@@ -336,8 +336,8 @@ class Execution(Generic[ClaimT]):
         Raises:
             RebalanserError: the store was away or takes nothing; claims that were made are given back.
         """
-        if old := self._take_ahead(self._now() - BEGINS_S):
-            self.body_s = max(self.body_s or 0.0, BEGINS_S)
+        if old := self._take_ahead(self._now() - AHEAD_WAIT_S):
+            self.body_s = max(self.body_s or 0.0, AHEAD_WAIT_S)
             yield GiveBack(old, frees=True)
         room = self.room()
         claimed, is_paused = yield ClaimTasks(max(room, 0))
@@ -353,7 +353,7 @@ class Execution(Generic[ClaimT]):
             yield ReportUnknown()
         next_s = yield NextTask(room > 0)
         first = next(iter(self._ahead.values()), None)
-        times = [] if first is None else [first.handed_out_at + BEGINS_S - self._now()]
+        times = [] if first is None else [first.handed_out_at + AHEAD_WAIT_S - self._now()]
         times += [] if next_s is None else [next_s]
         return min(max(_SHORTEST_PAUSE_S, min(times)), LONGEST_PAUSE_S) if times else None
 
@@ -430,7 +430,7 @@ class Execution(Generic[ClaimT]):
         now = self._now()
         due = [(at, each) for each in self.tries.values() if (at := _due_at(each)) is not None]
         if any(at <= now for at, _ in due):
-            early = now + TOGETHER * self._ttl_s
+            early = now + EARLY_RENEWAL_RATIO * self._ttl_s
             return [each for at, each in due if at <= early]
         self.next_look = min((at for at, _ in due), default=math.inf)
         return []
@@ -440,9 +440,9 @@ class Execution(Generic[ClaimT]):
         now = self._now()
         stops = held.claim.deadline <= now
         if held.ends_at is not None and held.ends_at <= now:
-            held.ends_at = now + PAUSE_S
+            held.ends_at = now + RENEWAL_RETRY_S
             return Care(stops, times_out=True, renews=False)
-        return Care(stops, times_out=False, renews=held.renew_at <= now + TOGETHER * self._ttl_s)
+        return Care(stops, times_out=False, renews=held.renew_at <= now + EARLY_RENEWAL_RATIO * self._ttl_s)
 
     def renewing(self, tries: Iterable[Try[ClaimT]]) -> float:
         """Note that renewals are submitted; return the time."""
@@ -455,13 +455,13 @@ class Execution(Generic[ClaimT]):
 
         A failed renewal begins none once its body has ended, as nothing would end that trouble.
         """
-        interval_s = self._ttl_s / RENEWALS
+        interval_s = self._ttl_s / RENEWALS_PER_TTL
         is_held = held.holder in self.tries
         if not has_failed:
             held.renew_at = sent_at + interval_s
             self._unrenewed.discard(held.holder)
         else:
-            held.renew_at = self._now() + min(interval_s, PAUSE_S)
+            held.renew_at = self._now() + min(interval_s, RENEWAL_RETRY_S)
             if is_held:
                 self._unrenewed.add(held.holder)
         self._request_look(held.renew_at)
@@ -473,7 +473,7 @@ class Execution(Generic[ClaimT]):
             return None
         self._recent[change.task] = change  # a claim that comes now looks here
         self._recent.move_to_end(change.task)
-        if len(self._recent) > RECENT_CHANGES:
+        if len(self._recent) > MAX_RECENT_CHANGES:
             self._recent.popitem(last=False)
         return self.claim_of.get(change.task)
 
@@ -510,7 +510,7 @@ class Execution(Generic[ClaimT]):
     def made(self, claimed: Claimed, claim: ClaimT) -> Try[ClaimT]:
         """Return the try of a claim. A claim for a slot is older: part of its time is over (SK-20)."""
         now = self._now()
-        renew_at = claim.deadline - self._ttl_s + self._ttl_s / RENEWALS
+        renew_at = claim.deadline - self._ttl_s + self._ttl_s / RENEWALS_PER_TTL
         return Try(claim, claimed.held.holder, claimed.stored.head, renew_at, now)
 
     def hold(self, tries: Iterable[Try[ClaimT]]) -> None:
@@ -542,7 +542,9 @@ class Execution(Generic[ClaimT]):
     def _measure(self, body_s: float) -> None:
         """Update the moving average of the seconds that bodies take; a slower body replaces it at once."""
         before = self.body_s
-        self.body_s = body_s if before is None or body_s > before else before + _SMOOTHING * (body_s - before)
+        self.body_s = (
+            body_s if before is None or body_s > before else before + _SMOOTHING_RATIO * (body_s - before)
+        )
 
     def _request_look(self, at: float) -> None:
         """Ask for a look at the tries by this time."""

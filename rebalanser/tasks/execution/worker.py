@@ -8,8 +8,8 @@ that are over, for example because their tasks were cancelled. No thread ends by
 (:mod:`~rebalanser.tasks.loops`).
 
 **Claims ahead.** A quick body leaves its thread waiting for the next claim. So tasks are claimed ahead: as
-many as run in ``AHEAD_S`` seconds. If a body turns out slow, tasks behind it wait: those that have not begun
-after ``BEGINS_S`` seconds are given back, without counting a try, and another worker may take them at once
+many as run in ``AHEAD_S`` seconds. If a body turns out slow, tasks behind it wait. Those that have not begun
+after ``AHEAD_WAIT_S`` seconds are given back, without counting a try, and another worker may take them
 (SK-20). Tasks that have not begun are also given back once the queue is paused (SK-23).
 
 :mod:`~rebalanser.tasks.execution.decisions` decides all this. It is pure.
@@ -148,8 +148,8 @@ class SharedConcurrency:
 
 THREAD_PAUSE_S: Final = 1.0
 """Minimum seconds before a thread that the host has refused is tried again."""
-FEW: Final = 4
-"""Threads to begin with: a body that takes the last one starts another, up to the concurrency."""
+FIRST_THREADS: Final = 4
+"""Threads of a new worker. The body that takes the last idle one starts another, up to the concurrency."""
 
 
 class TaskWorker:
@@ -195,7 +195,7 @@ class TaskWorker:
         """Seconds until there may be a task to claim, unless woken before; None for ever."""
         self._claims = Loop("claims", self._claim, context.errors)
         self._loops = [self._claims, Loop("renews", self._renew, context.errors)]
-        self._runs = [self._another() for _ in range(min(concurrency, FEW))]
+        self._runs = [self._another() for _ in range(min(concurrency, FIRST_THREADS))]
         self._loops += self._runs
         # Each body takes a place; a coroutine takes a place and no thread.
         self._places = threading.Semaphore(concurrency)

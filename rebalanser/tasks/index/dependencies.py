@@ -11,7 +11,7 @@ from typing import Final
 from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
 from rebalanser.tasks.rules import fails, settles
 
-REMEMBERED: Final = 65_536
+MAX_COMPLETIONS: Final = 65_536
 """Maximum number of completions remembered for later tasks; others are read again."""
 
 
@@ -35,7 +35,7 @@ class Completions:
 
     def __init__(self) -> None:
         self._known: set[TaskId] = set()
-        self._order: deque[TaskId] = deque(maxlen=REMEMBERED)
+        self._order: deque[TaskId] = deque(maxlen=MAX_COMPLETIONS)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -39,7 +39,7 @@ SETTLE_S: Final = 0.01
 """Seconds between a change of a worker's room and the write that follows it."""
 FRESH_RATIO: Final = 0.25
 """Maximum age of a slot, in parts of its claim's time, at which its claim need not be renewed first."""
-REMEMBERED: Final = 8192
+MAX_USED_SLOTS: Final = 8192
 """Maximum used slots that a worker remembers, so that a change reported twice changes nothing."""
 
 Names: TypeAlias = frozenset[str] | None
@@ -194,7 +194,7 @@ class OwnSlots:
     _exceeds_since: float | None = None
     _to_forget: list[str] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
-    _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_USED_SLOTS))
 
     def offer(self, idle: int, room: int, names: Collection[str] | None, now: float) -> None:
         """Offer ``idle`` threads, and room for ``room`` tasks: more than that if the worker claims ahead."""
@@ -220,7 +220,7 @@ class OwnSlots:
         """
         if slot.holder in self._seen:
             return False
-        if len(self._seen_order) == REMEMBERED:
+        if len(self._seen_order) == MAX_USED_SLOTS:
             self._seen.discard(self._seen_order[0])
         self._seen_order.append(slot.holder)
         self._seen.add(slot.holder)

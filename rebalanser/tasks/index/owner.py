@@ -55,7 +55,7 @@ from rebalanser.tasks.model import (
 from rebalanser.tasks.rules import FailedDependency, fails
 
 _NEW: Final = State()
-REMEMBERED: Final = 65_536
+MAX_CLOSED: Final = 65_536
 """Maximum number of closed tasks whose revision is kept, so that late news of them change nothing."""
 
 
@@ -442,7 +442,7 @@ class Owner:
         """Close a task; True if its limit now has room for a task that it held back."""
         has_room = self._drop(task)
         self._closed[task] = revision
-        if len(self._closed) > REMEMBERED:
+        if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
         return has_room
 

@@ -36,7 +36,7 @@ from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, ru
 
 LEASE_S: Final = 5.0
 """Seconds after which the slots of a worker that was killed are gone."""
-KEEPS: Final = 3
+RENEWALS_PER_LEASE: Final = 3
 """Renewals per lease TTL."""
 
 
@@ -277,7 +277,7 @@ class Offering:
             yield KeepLease(self.lease)
         except LeaseNotFound:
             self._lease_ended()
-        self._keep_at = now + self._lease_s / KEEPS
+        self._keep_at = now + self._lease_s / RENEWALS_PER_LEASE
 
     def _withdraw(self, holders: Collection[str] | None) -> SlotScript[None]:
         used: Sequence[UsedSlot] = yield WithdrawSlots(holders)
@@ -290,7 +290,7 @@ class Offering:
     def _publish(self, count: int, ahead: int, used: Sequence[UsedSlot]) -> SlotScript[None]:
         """Publish ``count`` slots with new holders, the last ``ahead`` of them ahead; delete used ones."""
         if self.lease is None:
-            self._keep_at = self._now() + self._lease_s / KEEPS
+            self._keep_at = self._now() + self._lease_s / RENEWALS_PER_LEASE
             self.lease = yield GrantLease()
         assert self.lease is not None
         slots = [self._slot(self.lease, ahead=number >= count - ahead) for number in range(count)]

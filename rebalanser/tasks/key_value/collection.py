@@ -51,8 +51,11 @@ from rebalanser.tasks.key_value.values import (
 from rebalanser.tasks.model import TaskId
 
 TASKS_AT_ONCE: Final = 50
+"""Maximum number of tasks that one transaction marks, deletes or restores."""
 LISTED_AT_ONCE: Final = 50
+"""Maximum number of dependents or updates that one range reads."""
 RECORDS_AT_ONCE: Final = 10
+"""Maximum number of unfinished collections that a new one finishes first."""
 
 Replaced: TypeAlias = tuple[KeyValue, bytes]
 """An item as it is, and its new value."""
@@ -299,10 +302,10 @@ def _groups(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
         yield group
 
 
-KEYS_OF_A_TASK: Final = 3
-"""Keys of each task that are always deleted."""
-LOOKED_AT: Final = 50
-"""Updates or dependents of a task from which it is not collected in one transaction."""
+KEYS_PER_TASK: Final = 3
+"""Minimum number of keys that are deleted for each task."""
+MAX_LISTED: Final = 50
+"""Number of updates or dependents of a task that are too many to collect it in one transaction."""
 
 
 class CollectStep(Step):
@@ -318,7 +321,7 @@ class CollectStep(Step):
         self._asked: set[Get] = set()
         self._last_keys: dict[TaskId, str] = {}
         """Keys that name the last tasks of these tasks' unique keys, once they are known."""
-        self._fits = KEYS_OF_A_TASK * len(write.tasks) <= max_operations
+        self._fits = KEYS_PER_TASK * len(write.tasks) <= max_operations
         record = Collection(
             Phase.RESTORING, [(partition, task) for task, (partition, _) in write.tasks.items()]
         )
@@ -344,7 +347,7 @@ class CollectStep(Step):
             return Otherwise.READ
         if max(len(guards), len(deletions)) > self._max_operations:
             return Otherwise.ALONE
-        if any(len(items) >= LOOKED_AT for items in self._listed(found)):
+        if any(len(items) >= MAX_LISTED for items in self._listed(found)):
             return Otherwise.ALONE
         return Transaction(tuple(guards), tuple(deletions))
 
@@ -360,8 +363,8 @@ class CollectStep(Step):
         for task, (partition, _) in self._write.tasks.items():
             yield Get(self.keys.state(partition, task))
             yield Get(self.keys.news(task))
-            yield Range(self.keys.dependents(task), limit=LOOKED_AT)
-            yield Range(self.keys.log(task), limit=LOOKED_AT)
+            yield Range(self.keys.dependents(task), limit=MAX_LISTED)
+            yield Range(self.keys.log(task), limit=MAX_LISTED)
 
     def _listed(self, found: Found) -> Iterator[Sequence[object]]:
         for task in self._write.tasks:

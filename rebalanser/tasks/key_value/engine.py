@@ -60,9 +60,9 @@ from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, limits_of
 from rebalanser.tasks.key_value.values import dump_definition, load_definition, load_rate
 from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
 
-BESIDE_A_COLLECTION: Final = 2
+COLLECTION_OVERHEAD: Final = 2
 """Operations of the transaction in which a collection is nested: itself, and the witness."""
-IN_FLIGHT: Final = 2
+MAX_IN_FLIGHT: Final = 2
 """Maximum calls of ``apply`` at the same time: while one batch is in flight, the next one is encoded.
 
 That gains nothing with one member on the same host, and half as much again with 10 ms to each answer.
@@ -109,7 +109,7 @@ class KeyValueEngine(Engine, SharesSlots):
             shared_between_hosts=capabilities.shared_between_hosts,
             durable=_durability(capabilities),
             unsafe_reasons=capabilities.unsafe_reasons,
-            max_in_flight=IN_FLIGHT if capabilities.shared_between_hosts else 1,
+            max_in_flight=MAX_IN_FLIGHT if capabilities.shared_between_hosts else 1,
         )
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
@@ -359,7 +359,7 @@ class KeyValueEngine(Engine, SharesSlots):
             case TakeOver():
                 return TakeOverStep(write, self._keys_of(write.queue), self._epochs)
             case Collect():
-                longest = self._registry.capabilities.max_operations - BESIDE_A_COLLECTION
+                longest = self._registry.capabilities.max_operations - COLLECTION_OVERHEAD
                 return CollectStep(write, self._keys_of(write.queue), self._limits, longest)
 
 

@@ -191,9 +191,9 @@ class SkipStep(Step):
         return Applied(outcome.revision) if outcome.succeeded else None
 
 
-FEW: Final = 16
+MAX_GUARDED: Final = 16
 """Maximum dependencies of one task that have a guard each."""
-FEW_OF_ALL: Final = 8
+MAX_GUARDED_TOGETHER: Final = 8
 """Maximum dependencies of tasks that are added together that have a guard each."""
 
 
@@ -270,7 +270,7 @@ class EnqueueStep(Step):
             self._puts += (self._last.put,)
         if self.entry is not None:
             self._puts += (self.entry.count(),)
-        if len(self._after) <= FEW:
+        if len(self._after) <= MAX_GUARDED:
             self.news = tuple(map(keys.news, self._after))
             self._puts += tuple(Put(keys.dependent(task, self._id), b"") for task in self._after)
 
@@ -312,7 +312,7 @@ class EnqueueStep(Step):
 
     def wanted(self) -> Sequence[Read]:
         """Return reads of the outbox's tally, the last task of its key, its dependencies and their marks."""
-        if len(self._after) > FEW:
+        if len(self._after) > MAX_GUARDED:
             return ()
         tally: tuple[Get, ...] = () if self.entry is None else (Get(self.entry.key),)
         if self._last is not None:
@@ -324,7 +324,7 @@ class EnqueueStep(Step):
 
     def plan(self, found: Found) -> Planned:
         """Put the task if its id is free and all dependencies still exist."""
-        if len(self._after) > FEW:
+        if len(self._after) > MAX_GUARDED:
             return Otherwise.ALONE
         refusal = self._refused_by_tally(found.items)
         if refusal is not None:
@@ -473,7 +473,7 @@ class EnqueueAllStep(Step):
         if marks:
             self.mark = load_mark(marks[0])
             return None
-        if len(needed) <= FEW_OF_ALL:
+        if len(needed) <= MAX_GUARDED_TOGETHER:
             guards, puts = self._guards(outer, items), [Put(self.keys.news(task), b"") for task in needed]
         else:
             found = self._witness_guards(call, outer)

@@ -70,7 +70,7 @@ class StateSink:
         return entry.stored
 
 
-COUNTED: Final = 10_000
+MAX_COUNTED: Final = 10_000
 """Maximum number of tasks of a partition that are read to count those of a limit."""
 STATES_AT_ONCE: Final = 500
 """Maximum states that one range reads."""
@@ -164,13 +164,13 @@ def page(
 def running(
     call: EngineCall, keys: QueueKeys, limits: Collection[LimitId], partitions: int
 ) -> dict[LimitId, int]:
-    """Count the claimed tasks of limits, but for those in partitions of more than :data:`COUNTED` tasks."""
+    """Count the claimed tasks of limits, without partitions of more than :data:`MAX_COUNTED` tasks."""
     wanted: dict[int, list[LimitId]] = {}
     for limit in limits if partitions else ():
         wanted.setdefault(ids.place_of_limit(limit, partitions), []).append(limit)
     counts: Counter[LimitId] = Counter()
     for partition, of_partition in wanted.items():
-        found = page(call, keys, [partition], None, None, COUNTED)
+        found = page(call, keys, [partition], None, None, MAX_COUNTED)
         if found.next is None:
             claimed = (each for each in found.items if each.state.status is Status.CLAIMED)
             counted = Counter(each.head.limit for each in claimed if each.head.is_limited)

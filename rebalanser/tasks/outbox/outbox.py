@@ -68,7 +68,7 @@ from rebalanser.tasks.outbox.spool import (
 )
 from rebalanser.tasks.results import with_others
 
-BATCH: Final = 60
+MAX_BATCH: Final = 60
 """Maximum entries in one request."""
 _log = get_logger()
 
@@ -92,7 +92,7 @@ class Forwarding:
         Raises:
             RebalanserError: the engine is away. A retry forwards no entry twice.
         """
-        entries = self._spool.first(BATCH)
+        entries = self._spool.first(MAX_BATCH)
         if not entries:
             return False
         head = entries[0]

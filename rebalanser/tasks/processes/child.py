@@ -122,7 +122,7 @@ class NumberedAnswer:
     error: RebalanserError | None = None
 
 
-PATIENCE_S: Final = 1.0
+ANSWER_TIMEOUT_S: Final = 1.0
 """Maximum seconds to wait for the worker to extend a claim; a paused worker does not."""
 
 
@@ -146,7 +146,7 @@ class ChildClaim(Claim):
     def deadline(self) -> float:
         """See :attr:`Claim.deadline`; the last known one if the worker does not answer."""
         with contextlib.suppress(TimeoutError):
-            self._deadline = float(self._request(DeadlineRequest(), PATIENCE_S))
+            self._deadline = float(self._request(DeadlineRequest(), ANSWER_TIMEOUT_S))
         return self._deadline
 
     def still_mine(self) -> bool:

@@ -25,7 +25,7 @@ from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
 from rebalanser.tasks.writes.pending import PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
 
-NAME: Final = "writer"
+LOOP_NAME: Final = "writer"
 """Name of all loops of a batcher, which share their failures: each may write for another."""
 
 ResultT = TypeVar("ResultT")
@@ -49,7 +49,7 @@ class WriteBatcher:
         self._more = threading.Condition()
         self._batches = Batches(max_in_flight)
         self._is_inherited = False
-        self._loops = [Loop(NAME, self._step, errors) for _ in range(max_in_flight)]
+        self._loops = [Loop(LOOP_NAME, self._step, errors) for _ in range(max_in_flight)]
         for loop in self._loops:
             loop.start()
 
@@ -143,7 +143,7 @@ class WriteBatcher:
         except Exception as error:
             self._loops[0].failed(error)
         else:
-            self._errors.worked(NAME)
+            self._errors.worked(LOOP_NAME)
 
     def _step(self) -> bool:
         batch: list[PendingWrite[object]] = []

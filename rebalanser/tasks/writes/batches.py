@@ -34,10 +34,11 @@ from rebalanser.tasks.writes.script import (
 )
 
 MAX_BATCH: Final = 512
+"""Maximum pending writes of one batch."""
 MAX_ROUNDS: Final = 50
 """Maximum rounds of writing a batch and reading it back before its pending writes fail."""
-QUICK_LOSSES: Final = 3
-"""Maximum lost answers that are retried whatever the time: a broken connection is replaced at once."""
+MAX_QUICK_RETRIES: Final = 3
+"""Lost answers that are retried even after the timeout, as a broken connection is replaced at once."""
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.5
 
@@ -166,7 +167,7 @@ class Settlement:
                 pending_writes = [pending for pending in pending_writes if not pending.settled]
             if pending_writes and newly_lost is not None:
                 losses += 1
-                if losses > QUICK_LOSSES and self._now() >= gives_up_at:
+                if losses > MAX_QUICK_RETRIES and self._now() >= gives_up_at:
                     break
                 yield Sleep(delay.after(0.0))
         if pending_writes:

@@ -422,7 +422,7 @@ class PoolWorker(Process):
             raise Violation("SK-23", f"{self.name} begins a task, and the queue is paused")
         if waited_s > LATE_S:
             self.world.oracle.counts["begun late"] += 1
-        if self.world.is_quiet and waited_s > execution.BEGINS_S + 2 * LATE_S:
+        if self.world.is_quiet and waited_s > execution.AHEAD_WAIT_S + 2 * LATE_S:
             raise Violation("SK-20", f"{self.name} begins what it has claimed {waited_s:.3f} s ahead")
 
     def _work(self, held: Try[PoolClaim]) -> Script:
