@@ -31,7 +31,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
-from rebalanser.tasks.ids import is_flake
+from rebalanser.tasks.ids import is_task_id
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
@@ -358,7 +358,7 @@ def _result(text: str) -> tuple[str, Source]:
     field, _, ids = text.partition("=")
     if not field or not ids:
         raise InvalidTask(f"--result {text!r} is no FIELD=ID, nor FIELD=ID,ID")
-    if wrong := [each for each in ids.split(",") if each and not is_flake(each)]:
+    if wrong := [each for each in ids.split(",") if each and not is_task_id(each)]:
         raise InvalidTask(
             f"--result {text!r}: {wrong[0]!r} is no id of a task, which has 40 hexadecimal digits"
         )

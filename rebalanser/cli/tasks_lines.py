@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.ids import born_at, is_flake
+from rebalanser.tasks.ids import created_at, is_task_id
 from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.status import QueueStatus
@@ -35,8 +35,8 @@ def task_line(task: TaskDocument, wall: float) -> str:
 def shown(task: FullTaskDocument, wall: float) -> Iterator[str]:
     """Return a task in several lines; ``wall`` is seconds since 1970."""
     yield task_line(task, wall)
-    if is_flake(task.id):
-        yield f"enqueued: {_time(born_at(task.id))}, by the clock of the host that made the id"
+    if is_task_id(task.id):
+        yield f"enqueued: {_time(created_at(task.id))}, by the clock of the host that made the id"
     if task.due:
         yield f"waits until: {_time(task.due)}"
     if task.timeout_s is not None:

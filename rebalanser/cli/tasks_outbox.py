@@ -15,7 +15,7 @@ from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import printable
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.documents import SpoolDocument, SpooledDocument
-from rebalanser.tasks.ids import born_at, is_flake
+from rebalanser.tasks.ids import created_at, is_task_id
 from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 
 TIMEOUT_S: Final = 10.0
@@ -76,9 +76,10 @@ def _show(face: Face, spool: Spool, *, forget_refused: bool) -> None:
 
 def _lines(task: SpooledDocument) -> Iterator[str]:
     """Return a task in one or two lines."""
-    born = ""
-    if is_flake(task.id):
-        born = f", of {datetime.fromtimestamp(born_at(task.id), UTC).isoformat(sep=' ', timespec='seconds')}"
-    yield f"{task.id} {printable(task.name)}: {task.status}{born}"
+    created = ""
+    if is_task_id(task.id):
+        at = datetime.fromtimestamp(created_at(task.id), UTC)
+        created = f", of {at.isoformat(sep=' ', timespec='seconds')}"
+    yield f"{task.id} {printable(task.name)}: {task.status}{created}"
     if task.reason:
         yield f"  {task.kind}: {printable(task.reason)}"

@@ -15,7 +15,7 @@ from typing import Final
 
 from rebalanser.errors import InternalError
 from rebalanser.tasks.engine import Engine
-from rebalanser.tasks.ids import is_flake, place_of
+from rebalanser.tasks.ids import is_task_id, partition_of_task
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, Stored, TaskId, Update
 
 PAGE: Final = 500
@@ -29,7 +29,7 @@ MAX_CYCLES: Final = 100
 class StoreFault(StrEnum):
     """Fault of a store."""
 
-    NO_FLAKE = "no_flake"
+    INVALID_ID = "invalid_id"
     """The id is invalid (SK-1)."""
     WRONG_PARTITION = "wrong_partition"
     """The task is in another partition than its id gives (SK-2)."""
@@ -106,9 +106,9 @@ class Check:
 
     def _of_task(self, stored: Stored) -> Iterator[Finding]:
         task = stored.head.id
-        if not is_flake(task):
-            yield Finding(StoreFault.NO_FLAKE, task, "the id is no flake")
-        elif stored.partition != (right := place_of(stored.head, self.partitions)):
+        if not is_task_id(task):
+            yield Finding(StoreFault.INVALID_ID, task, "the id has not the format of a task id")
+        elif stored.partition != (right := partition_of_task(stored.head, self.partitions)):
             yield Finding(StoreFault.WRONG_PARTITION, task, f"it lies in {stored.partition}, not in {right}")
         for what in contradictions(stored):
             yield Finding(StoreFault.CONTRADICTION, task, what)

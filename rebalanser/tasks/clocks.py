@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from rebalanser.tasks.ids import born_at, is_flake
+from rebalanser.tasks.ids import created_at, is_task_id
 from rebalanser.tasks.model import ClaimState, Head, RateMark, TaskId, rate_of
 
 _MIN_GARBAGE: Final = 64
@@ -78,8 +78,8 @@ class Timers:
             heapq.heapify(self._heap)
 
 
-PAUSE_S: Final = 0.001
-"""Seconds between two reads, for each claim that is read."""
+READ_PAUSE_S: Final = 0.001
+"""Seconds between two reads of claims, for each claim that is read."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -149,7 +149,7 @@ class ForeignTerms(Generic[KeyT]):
                 self._known[key] = known
             else:
                 self._known[key] = (claim, over_at(claim, now, "", buffer_s))
-        self._look_at = now + PAUSE_S * len(claims)
+        self._look_at = now + READ_PAUSE_S * len(claims)
         return [key for key, (_, at) in self._known.items() if at <= now]
 
     def next_over(self) -> float | None:
@@ -158,14 +158,16 @@ class ForeignTerms(Generic[KeyT]):
         return min(times, default=None)
 
 
-LIMIT_S: Final = 30.0
-"""Maximum seconds between two clocks, without a warning."""
-SPREAD_S: Final = 5.0
-SPAN_S: Final = 30.0
-SILENCE_S: Final = 600.0
-"""Minimum seconds between two warnings of one host."""
+MAX_SKEW_S: Final = 30.0
+"""Maximum seconds between two clocks without a warning."""
+MAX_SPREAD_S: Final = 5.0
+"""Maximum seconds by which the delays of a process's ids differ if its clock is behind."""
+MIN_SPAN_S: Final = 30.0
+"""Minimum seconds between two late ids of a process whose clock is reported as behind."""
+WARNING_INTERVAL_S: Final = 600.0
+"""Minimum seconds between two warnings about one host."""
 MAX_HOSTS: Final = 1024
-"""Maximum number of processes, and of hosts, that are remembered: the latest."""
+"""Maximum number of processes, and of hosts, that are remembered."""
 _HOST_AT: Final = 24
 _PROCESS_AT: Final = 36
 
@@ -173,7 +175,7 @@ ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
-class FarClock:
+class SkewedClock:
     """A host whose clock is ``ahead_s`` seconds ahead of this one's, or behind where that is negative.
 
     ``host`` is its 12 digits in the ids that it makes, such as ``task``, and ``process`` the 4 digits of the
@@ -188,15 +190,15 @@ class FarClock:
 
 @dataclass(slots=True)
 class _Late:
-    """Ids of one process that came equally late, since the first of them."""
+    """Ids of one process that were equally late, and the time of the first."""
 
-    born_first: float
+    first_created: float
     least_s: float
     most_s: float
 
 
 @dataclass(slots=True)
-class FarClocks:
+class ClockSkewDetector:
     """Finds hosts whose clocks are off, by the ids of the tasks that this process sees.
 
     For one thread at a time. ``now`` is seconds of a monotonic clock, ``wall`` seconds since 1970.
@@ -205,36 +207,39 @@ class FarClocks:
     _late: OrderedDict[str, _Late] = field(default_factory=OrderedDict)
     _reported_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
-    def saw(self, task: TaskId, now: float, wall: float, *, is_new: bool) -> FarClock | None:
+    def check(self, task: TaskId, now: float, wall: float, *, is_new: bool) -> SkewedClock | None:
         """Look at the id of a task that was read or, if ``is_new``, reported by a watch just now.
 
         Returns the host to warn of; None if there is none, or it was returned lately.
         """
-        if not is_flake(task):
+        if not is_task_id(task):
             return None
         host, process = task[_HOST_AT:_PROCESS_AT], task[_PROCESS_AT:]
-        born = born_at(task)
-        late_s = wall - born
+        created = created_at(task)
+        late_s = wall - created
         if late_s >= 0:
-            late_s = self._behind_s(host + process, born, late_s) if is_new else 0.0
-        if abs(late_s) <= LIMIT_S or now - self._reported_at.get(host, -SILENCE_S) < SILENCE_S:
+            late_s = self._behind_s(host + process, created, late_s) if is_new else 0.0
+        if (
+            abs(late_s) <= MAX_SKEW_S
+            or now - self._reported_at.get(host, -WARNING_INTERVAL_S) < WARNING_INTERVAL_S
+        ):
             return None
         _keep(self._reported_at, host, now)
-        return FarClock(task, host, process, -late_s)
+        return SkewedClock(task, host, process, -late_s)
 
-    def _behind_s(self, maker: str, born: float, late_s: float) -> float:
+    def _behind_s(self, maker: str, created: float, late_s: float) -> float:
         """Return the seconds that the clock of an id is known to be behind."""
-        if late_s <= LIMIT_S:
+        if late_s <= MAX_SKEW_S:
             self._late.pop(maker, None)
             return 0.0
-        known = self._late.get(maker, _Late(born, late_s, late_s))
+        known = self._late.get(maker, _Late(created, late_s, late_s))
         least_s, most_s = min(known.least_s, late_s), max(known.most_s, late_s)
-        if most_s - least_s > SPREAD_S:
-            known = _Late(born, late_s, late_s)
+        if most_s - least_s > MAX_SPREAD_S:
+            known = _Late(created, late_s, late_s)
         else:
-            known = _Late(min(known.born_first, born), least_s, most_s)
+            known = _Late(min(known.first_created, created), least_s, most_s)
         _keep(self._late, maker, known)
-        return known.least_s if born - known.born_first >= SPAN_S else 0.0
+        return known.least_s if created - known.first_created >= MIN_SPAN_S else 0.0
 
 
 def _keep(kept: OrderedDict[str, ValueT], key: str, value: ValueT) -> None:

@@ -26,7 +26,7 @@ _MAX_COUNTER: Final = 2**32 - 1
 _MS_DIGITS: Final = 16
 _FIRST_S: Final = 1_577_836_800.0
 """The year 2020: an id with an earlier time was not made by a clock."""
-_FLAKE: Final = re.compile(f"[0-9a-f]{{{ID_DIGITS}}}")
+_TASK_ID: Final = re.compile(f"[0-9a-f]{{{ID_DIGITS}}}")
 
 
 class Generator:
@@ -77,12 +77,12 @@ class Generator:
         return self._ms + 1
 
 
-def is_flake(text: str) -> bool:
+def is_task_id(text: str) -> bool:
     """True if the text has the format of an id."""
-    return _FLAKE.fullmatch(text) is not None
+    return _TASK_ID.fullmatch(text) is not None
 
 
-def born_at(task: TaskId) -> float:
+def created_at(task: TaskId) -> float:
     """Return when an id was made, in seconds since 1970, by the clock of its host."""
     return int(task[:_MS_DIGITS], 16) / 1000
 
@@ -92,29 +92,33 @@ def ready_since(task: TaskId, due: float, wall: float) -> float:
 
     Never later than ``wall``. Ids with an impossible time are ignored.
     """
-    born = born_at(task)
-    return min(wall, max(born if born >= _FIRST_S else wall, due))
+    created = created_at(task)
+    return min(wall, max(created if created >= _FIRST_S else wall, due))
 
 
-def first_of(wall: float) -> TaskId:
+def lowest_id_at(wall: float) -> TaskId:
     """Return the lowest id of a time, in seconds since 1970."""
     return f"{max(0, int(wall * 1000)):0{_MS_DIGITS}x}".ljust(ID_DIGITS, "0")
 
 
-def place_of(head: Head, partitions: int) -> int:
+def partition_of_task(head: Head, partitions: int) -> int:
     """Return the partition of a task (SK-2): by its id, or by its limit if it has one.
 
     So all tasks of one limit have one owner, which knows those that are claimed (SK-23).
     """
-    return place_of_limit(head.limit, partitions) if head.is_limited else partition_of(head.id, partitions)
+    return (
+        partition_of_limit(head.limit, partitions)
+        if head.is_limited
+        else partition_of_id(head.id, partitions)
+    )
 
 
-def place_of_limit(limit: LimitId, partitions: int) -> int:
+def partition_of_limit(limit: LimitId, partitions: int) -> int:
     """Return the partition of all tasks of a limit."""
     return zlib.crc32("\0".join(limit).encode()) % partitions
 
 
-def partition_of(task: TaskId, partitions: int) -> int:
+def partition_of_id(task: TaskId, partitions: int) -> int:
     """Return the partition of an id, counted from 0 (SK-2). It never changes.
 
     It is the CRC-32 (of zlib, gzip and PNG) of the id's 20 bytes, modulo the number of partitions.

@@ -78,7 +78,7 @@ class OpenQueue(ABC):
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
         self._schedules: list[Schedule] = []
-        self._flakes_folder = (state_folder or folders.state_folder()) / "flakes"
+        self._ids_folder = (state_folder or folders.state_folder()) / "flakes"
         self._engine_url, self._opener = load_engine(url)
         self._outbox_folder = outbox
         self._count_on(clock)
@@ -135,7 +135,7 @@ class OpenQueue(ABC):
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
         if clock is None:
-            self._ids = IdSource(self._flakes_folder)
+            self._ids = IdSource(self._ids_folder)
         else:
             self._ids = IdSource(None, lambda: int(clock.wall() * 1000))
 

@@ -14,7 +14,7 @@ from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.clocks import room_at
 from rebalanser.tasks.functions import is_seconds, refuse_no_id
-from rebalanser.tasks.ids import born_at, first_of
+from rebalanser.tasks.ids import created_at, lowest_id_at
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pause
@@ -82,7 +82,7 @@ class Operator(OpenQueue):
                 self.name, self._timeout_s, statuses=statuses, after=after, limit=page, at_least=at_least
             )
             for each in found.items:
-                if born_at(each.head.id) > before:
+                if created_at(each.head.id) > before:
                     return
                 if name is None or each.head.name == name:
                     yield each
@@ -117,7 +117,7 @@ class Operator(OpenQueue):
         self._enqueued_before(older_than_s)
         now, back_s = self._clock.wall() - older_than_s, FIRST_LOOK_BACK_S
         while True:
-            first = first_of(now - back_s)
+            first = lowest_id_at(now - back_s)
             tasks = self.tasks(statuses, after=first, name=name, older_than_s=older_than_s)
             found = deque(tasks, maxlen=limit)
             if len(found) == limit or back_s >= now:
@@ -275,7 +275,7 @@ class Operator(OpenQueue):
             return (
                 stored.state.status in statuses
                 and (name is None or head.name == name)
-                and born_at(head.id) <= before
+                and created_at(head.id) <= before
             )
 
         steps = collect(self.context, self.tasks, may_go, None if archive is None else TaskArchive(archive))

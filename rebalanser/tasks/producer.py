@@ -32,7 +32,7 @@ from rebalanser.tasks.functions import (
     task_name,
     task_options,
 )
-from rebalanser.tasks.ids import born_at, place_of
+from rebalanser.tasks.ids import created_at, partition_of_task
 from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
@@ -354,13 +354,13 @@ class Producer(OpenQueue):
         if options.task_id is not None:
             self._refuse_far_future(options.task_id)
         due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
-        partition = UNPLACED if self._outbox_folder else place_of(head, self.partition_count)
+        partition = UNPLACED if self._outbox_folder else partition_of_task(head, self.partition_count)
         return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
 
     def _refuse_far_future(self, task: TaskId) -> None:
         """Check that the time in a given id is not far ahead of the clock and of the ids made here."""
-        ahead_s = born_at(task) - self._clock.wall()
-        if ahead_s > FAR_FUTURE_S and born_at(task) - born_at(self._ids.next()) > FAR_FUTURE_S:
+        ahead_s = created_at(task) - self._clock.wall()
+        if ahead_s > FAR_FUTURE_S and created_at(task) - created_at(self._ids.next()) > FAR_FUTURE_S:
             raise InvalidTask(
                 f"the id {task} has a time {ahead_s / FAR_FUTURE_S:.0f} years ahead, so that its task "
                 "would never be collected; ids come from new_id(), not from elsewhere such as a hash"

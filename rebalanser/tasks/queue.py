@@ -26,7 +26,7 @@ from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.execution.inline import InlineWorker
 from rebalanser.tasks.execution.worker import SharedConcurrency, TaskWorker
 from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_seconds
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import Measurement
@@ -281,7 +281,9 @@ class Queue(Producer, Operator):
             raise
         self._group, self._worker, self._source, self._bodies = group, worker, source, bodies
         self._start_sweeper()
-        self._ticker = self._made_ticker(lambda task: source.owns(partition_of(task, self.partition_count)))
+        self._ticker = self._made_ticker(
+            lambda task: source.owns(partition_of_id(task, self.partition_count))
+        )
         self._ticker.start()
         self._note = WorkerNote(self.context, self._label, concurrency, lambda: worker.running)
         self._note.start()

@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -47,9 +47,12 @@ from rebalanser.folders import make_file
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Applied, Collect, Note
-from rebalanser.tasks.ids import born_at
+from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
+
+StoredAt: TypeAlias = tuple[int, int]
+"""Partition and revision of a task."""
 
 
 class Components:
@@ -60,7 +63,7 @@ class Components:
 
     def __init__(self) -> None:
         self._parents: dict[TaskId, TaskId] = {}
-        self._closed: dict[TaskId, tuple[int, int]] = {}
+        self._closed: dict[TaskId, StoredAt] = {}
         self._kept: set[TaskId] = set()
 
     def add(self, stored: Stored, *, keep: bool = False) -> None:
@@ -73,13 +76,13 @@ class Components:
         for needed in stored.head.after:
             self._join(task, needed)
 
-    def collectable(self) -> Iterator[dict[TaskId, tuple[int, int]]]:
+    def collectable(self) -> Iterator[dict[TaskId, StoredAt]]:
         """Iterate over the components of which no task is kept: the partition and revision of each task.
 
         A dependency that was not added does not exist. If its dependent is closed, it was collected before.
         """
         kept = {self._root(task) for task in self._kept}
-        groups: dict[TaskId, dict[TaskId, tuple[int, int]]] = {}
+        groups: dict[TaskId, dict[TaskId, StoredAt]] = {}
         for task, where in self._closed.items():
             root = self._root(task)
             if root not in kept:
@@ -101,8 +104,6 @@ class Components:
 
 TASKS_AT_ONCE: Final = 500
 """Default number of tasks that a collection reads or deletes at once."""
-Place = tuple[int, int]
-"""Partition and revision of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def collect(
             components.add(stored, keep=stored.head.id not in going)
         undone |= _undone(each for each in page if each.head.id in going and each.head.id in connected)
         alone = [each for each in page if each.head.id in going and each.head.id not in connected]
-        yield _delete(context, [_place_of(each) for each in alone], _undone(alone), archive)
+        yield _delete(context, [_lone_component(each) for each in alone], _undone(alone), archive)
     for parts in _filled(components.collectable(), at_once):
         yield _delete(context, parts, undone, archive)
 
@@ -169,9 +170,9 @@ def _pages(tasks: Iterator[Stored], size: int) -> Iterator[list[Stored]]:
         yield page
 
 
-def _filled(parts: Iterator[dict[TaskId, Place]], size: int) -> Iterator[list[dict[TaskId, Place]]]:
+def _filled(parts: Iterator[dict[TaskId, StoredAt]], size: int) -> Iterator[list[dict[TaskId, StoredAt]]]:
     """Group components in lists of about ``size`` tasks; a larger one is alone."""
-    filled: list[dict[TaskId, Place]] = []
+    filled: list[dict[TaskId, StoredAt]] = []
     tasks = 0
     for part in parts:
         if filled and tasks + len(part) > size:
@@ -187,7 +188,8 @@ def _undone(tasks: Iterable[Stored]) -> dict[TaskId, Status]:
     return {each.head.id: each.state.status for each in tasks if each.state.status in CLOSED_UNDONE}
 
 
-def _place_of(stored: Stored) -> dict[TaskId, Place]:
+def _lone_component(stored: Stored) -> dict[TaskId, StoredAt]:
+    """Return the component of a task without dependencies and dependents."""
     return {stored.head.id: (stored.partition, stored.revision)}
 
 
@@ -237,7 +239,7 @@ def _as_text(value: object) -> str:
 
 def _delete(
     context: Context,
-    parts: Sequence[dict[TaskId, Place]],
+    parts: Sequence[dict[TaskId, StoredAt]],
     undone: Mapping[TaskId, Status],
     archive: TaskArchive | None,
 ) -> Collected:
@@ -491,15 +493,15 @@ class Sweeper:
         before = now - max(retention.shortest_s, MIN_AGE_S)
 
         def old() -> Iterator[Stored]:
-            return takewhile(lambda stored: born_at(stored.head.id) <= before, self._tasks())
+            return takewhile(lambda stored: created_at(stored.head.id) <= before, self._tasks())
 
         def may_go(stored: Stored) -> bool:
             kept_s, closed_at = retention.seconds(stored.state.status), marks.closed_at(stored.revision)
             if kept_s is None or closed_at is None or now - closed_at < kept_s:
                 return False
-            if stored.head.unique_key and now < born_at(stored.head.id) + stored.head.unique_for_s:
+            if stored.head.unique_key and now < created_at(stored.head.id) + stored.head.unique_for_s:
                 return False
-            return all(born_at(task) <= before for task in stored.head.after)
+            return all(created_at(task) <= before for task in stored.head.after)
 
         return collect(self._context, old, may_go, at_once=TASKS_PER_STEP)
 

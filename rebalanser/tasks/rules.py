@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from rebalanser.tasks.ids import born_at
+from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.model import (
     CLOSED_UNDONE,
     OPEN,
@@ -113,7 +113,7 @@ def is_duplicate(task: TaskId, other: TaskId, unique_for_s: float, status: Statu
     when it was enqueued, whatever its ``status``; None if that is not known to be open. Times are those of
     the ids, so that enqueueing a task again gives the same answer.
     """
-    return status in OPEN or born_at(task) < born_at(other) + unique_for_s
+    return status in OPEN or created_at(task) < created_at(other) + unique_for_s
 
 
 def claim(

@@ -56,7 +56,7 @@ from rebalanser.tasks.engine import (
     WantsStatuses,
     Write,
 )
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.model import (
     HIGHEST_PRIORITY,
     ID_DIGITS,
@@ -222,7 +222,7 @@ def make(
     dependencies = tuple(task_id(dependency) for dependency in after)
     head = replace(Head(task_id(number), queue, "send", after=dependencies), **fields)  # type: ignore[arg-type]
     return Enqueue(
-        Task(head, payload), partition_of(head.id, PARTITIONS), state or State(), waits_for_unknown
+        Task(head, payload), partition_of_id(head.id, PARTITIONS), state or State(), waits_for_unknown
     )
 
 
@@ -1610,7 +1610,9 @@ class EngineSuite:
             **{name: number + 1 for number, name in enumerate(AWKWARD_NAMES)},
         }
         writes = [
-            replace(make(number, queue=name, name=name), partition=partition_of(task_id(number), number + 1))
+            replace(
+                make(number, queue=name, name=name), partition=partition_of_id(task_id(number), number + 1)
+            )
             for number, name in enumerate(AWKWARD_NAMES)
         ]
         revisions = applied(engine, *writes)

@@ -51,7 +51,7 @@ from rebalanser.tasks.execution.worker import FIRST_THREADS
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
 from rebalanser.tasks.writes.pending import PendingMove
@@ -783,7 +783,7 @@ def test_all_that_is_complete_can_be_collected_whatever_its_id(stage: Stage) -> 
             replace(
                 made,
                 task=replace(made.task, head=replace(made.task.head, id="f" * 40)),
-                partition=partition_of("f" * 40, 2),
+                partition=partition_of_id("f" * 40, 2),
             )
         ]
     )

@@ -13,7 +13,7 @@ from rebalanser.errors import InvalidArgument, QuotaExceeded, RegistryUnavailabl
 from rebalanser.tasks import AsyncQueue, Queue, Retention, Status, rules
 from rebalanser.tasks.engine import Applied, Move
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.ids import first_of
+from rebalanser.tasks.ids import lowest_id_at
 from rebalanser.tasks.model import AfterFailure, State, Stored, TaskId, Term
 from rebalanser.tasks.retention import (
     DELAY_RATIO,
@@ -57,7 +57,7 @@ class Stage:
         name: str = "send",
         unique_for_s: float | None = None,
     ) -> TaskId:
-        made_at = first_of(self.clock.wall())
+        made_at = lowest_id_at(self.clock.wall())
         task = f"{made_at[:16]}{next(self._ids):024x}"
         options = EnqueueOptions(
             after=tuple(after), task_id=task, after_failure=after_failure, unique_for_s=unique_for_s
@@ -202,10 +202,10 @@ def test_a_young_task_keeps_what_it_is_connected_to(stage: Stage) -> None:
     hour = Retention(completed_s=3600.0, dead_s=3600.0, cancelled_s=3600.0)
     sweeper = stage.sweeper(hour)
     old = stage.enqueue(Status.COMPLETED)
-    coming = f"{first_of(stage.clock.wall() + 7200.0)[:16]}{'f' * 24}"
+    coming = f"{lowest_id_at(stage.clock.wall() + 7200.0)[:16]}{'f' * 24}"
     broken = stage.enqueue(Status.CANCELLED)
     options = EnqueueOptions(after=(coming, broken), waits_for_unknown=True)
-    early = f"{first_of(stage.clock.wall())[:16]}{'e' * 24}"
+    early = f"{lowest_id_at(stage.clock.wall())[:16]}{'e' * 24}"
     options = options.model_copy(update={"task_id": early})
     stage.queue.commit([stage.queue.made_raw("send", b"{}", options)])
     stage.queue.cancel(early)

@@ -22,7 +22,7 @@ from rebalanser_sqlite import store
 from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.tasks.engine import Collect, Enqueue, EnqueueAll, Epoch, Move, TakeOver, Write
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -48,7 +48,7 @@ def task_id(number: int) -> str:
 def enqueue(number: int, *, after: tuple[int, ...] = ()) -> Enqueue:
     task = task_id(number)
     head = Head(task, QUEUE, "send", after=tuple(map(task_id, after)))
-    return Enqueue(Task(head, bytes([number]) * 3000), partition_of(task, PARTITIONS))
+    return Enqueue(Task(head, bytes([number]) * 3000), partition_of_id(task, PARTITIONS))
 
 
 def move(of: Stored, status: Status, *, updates: int = 0, result: bytes | None = None) -> Move:

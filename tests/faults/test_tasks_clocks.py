@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser.tasks import Status
-from rebalanser.tasks.clocks import LIMIT_S
+from rebalanser.tasks.clocks import MAX_SKEW_S
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.queue_process import CLAIM_TTL_S
 from tests.faults.queue_stage import Stage
@@ -51,7 +51,7 @@ def test_clocks_an_hour_apart_break_no_claim_and_are_warned_about(stage: Stage) 
 
     for worker, ahead_s in ((right, HOUR_S), (behind, 2 * HOUR_S)):
         (warning,) = worker.logged("clock_far_off")
-        assert (warning["level"], warning["limit_s"]) == ("warning", LIMIT_S)
+        assert (warning["level"], warning["limit_s"]) == ("warning", MAX_SKEW_S)
         assert warning["ahead_s"] == pytest.approx(ahead_s, abs=120.0)
         assert warning["host"] == ids[0][24:36]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser.tasks import Status
-from rebalanser.tasks.ids import born_at
+from rebalanser.tasks.ids import created_at
 from rebalanser.testing.waiting import wait_until
 from tests.faults.queue_stage import Stage
 
@@ -31,7 +31,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
 
 def ticks(stage: Stage) -> list[int]:
     """The ticks whose tasks are in the store, in seconds since 1970."""
-    return [int(born_at(each.head.id)) for each in stage.queue.tasks() if each.head.name == "tick"]
+    return [int(created_at(each.head.id)) for each in stage.queue.tasks() if each.head.name == "tick"]
 
 
 def has_no_gap(found: list[int]) -> bool:

@@ -16,7 +16,7 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution.decisions import Execution
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index import claiming, dependencies
 from rebalanser.tasks.index import owner as owner_module
 from rebalanser.tasks.index.claiming import Claiming, OwnedIndex, PendingClaim
@@ -83,7 +83,7 @@ def _gaps_are_skipped(_: Any) -> Any:
 
 
 def _by_its_id(_: Any) -> Any:
-    return lambda head, partitions: partition_of(head.id, partitions)
+    return lambda head, partitions: partition_of_id(head.id, partitions)
 
 
 def _only_in_its_time(original: Callable[..., bool]) -> Any:
@@ -325,7 +325,7 @@ MUTANTS = (
     Mutant(
         "place of limited tasks",
         "all tasks of one limit lie in one partition",
-        (Switch(producing, "place_of", _by_its_id),),  # type: ignore[arg-type]
+        (Switch(producing, "partition_of_task", _by_its_id),),  # type: ignore[arg-type]
         frozenset({"SK-23"}),
     ),
     Mutant(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import OutcomeUnknown
-from rebalanser.tasks.clocks import PAUSE_S, ForeignTerms
+from rebalanser.tasks.clocks import READ_PAUSE_S, ForeignTerms
 from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery, ClaimsFromIndex
 from rebalanser.tasks.execution.claim_source import IndexClaims
 from rebalanser.tasks.index.claiming import MAX_CLAIMS
@@ -208,7 +208,7 @@ def test_many_claims_of_other_clocks_are_read_seldom() -> None:
     many = {number: claim() for number in range(2000)}
     terms.learn(many, 10.0, 3.0)
     assert terms.next_over() == 43.0
-    again_at = 10.0 + 2000 * PAUSE_S
+    again_at = 10.0 + 2000 * READ_PAUSE_S
     assert terms.skips(math.nextafter(again_at, 0.0))
     assert terms.next_over() == again_at, "one that came meanwhile is to be known soon"
     assert not terms.skips(again_at)

@@ -6,7 +6,15 @@ import itertools
 
 import pytest
 
-from rebalanser.tasks.clocks import LIMIT_S, MAX_HOSTS, SILENCE_S, SPAN_S, SPREAD_S, FarClock, FarClocks
+from rebalanser.tasks.clocks import (
+    MAX_HOSTS,
+    MAX_SKEW_S,
+    MAX_SPREAD_S,
+    MIN_SPAN_S,
+    WARNING_INTERVAL_S,
+    ClockSkewDetector,
+    SkewedClock,
+)
 
 NOON = 1_800_000_000.0
 _counter = itertools.count()
@@ -20,16 +28,16 @@ class Stand:
     """What one process is told, and what it says of it."""
 
     def __init__(self) -> None:
-        self.clocks = FarClocks()
+        self.clocks = ClockSkewDetector()
 
     def told(self, at: float, late_s: float, host: int = 1) -> float | None:
         """Tell of a new task ``at`` seconds after noon; by how much its host is said to be ahead."""
-        return self._ahead_s(self.clocks.saw(flake(NOON + at - late_s, host), at, NOON + at, is_new=True))
+        return self._ahead_s(self.clocks.check(flake(NOON + at - late_s, host), at, NOON + at, is_new=True))
 
     def read(self, at: float, late_s: float) -> float | None:
-        return self._ahead_s(self.clocks.saw(flake(NOON + at - late_s), at, NOON + at, is_new=False))
+        return self._ahead_s(self.clocks.check(flake(NOON + at - late_s), at, NOON + at, is_new=False))
 
-    def _ahead_s(self, found: FarClock | None) -> float | None:
+    def _ahead_s(self, found: SkewedClock | None) -> float | None:
         return None if found is None else round(found.ahead_s, 3)
 
 
@@ -37,16 +45,19 @@ class Stand:
 def test_an_id_from_the_future_is_of_a_clock_that_is_ahead() -> None:
     assert Stand().told(0, -3600) == 3600
     assert Stand().read(0, -3600) == 3600
-    assert Stand().told(0, -LIMIT_S + 1) is None
+    assert Stand().told(0, -MAX_SKEW_S + 1) is None
     task = flake(NOON + 3600, host=0xABC, process=7)
-    found = FarClocks().saw(task, 0, NOON, is_new=True)
-    assert found == FarClock(task, f"{0xABC:012x}", "0007", 3600.0)
+    found = ClockSkewDetector().check(task, 0, NOON, is_new=True)
+    assert found == SkewedClock(task, f"{0xABC:012x}", "0007", 3600.0)
 
 
 @pytest.mark.rule("SK-18")
 def test_a_host_is_told_of_once_in_a_while() -> None:
     stand = Stand()
-    found = [stand.told(at, -3600) for at in (0, 1, SILENCE_S - 1, SILENCE_S, SILENCE_S + 1)]
+    found = [
+        stand.told(at, -3600)
+        for at in (0, 1, WARNING_INTERVAL_S - 1, WARNING_INTERVAL_S, WARNING_INTERVAL_S + 1)
+    ]
     assert found == [3600, None, None, 3600, None]
     assert stand.told(2, -3600, host=9) == 3600, "another host"
 
@@ -54,9 +65,9 @@ def test_a_host_is_told_of_once_in_a_while() -> None:
 @pytest.mark.rule("SK-18")
 def test_ids_that_come_late_by_the_same_time_again_and_again_are_of_a_clock_that_is_behind() -> None:
     stand = Stand()
-    found = [stand.told(at, 3600 + jitter) for at, jitter in ((0, 0), (10, 1), (20, SPREAD_S - 1))]
+    found = [stand.told(at, 3600 + jitter) for at, jitter in ((0, 0), (10, 1), (20, MAX_SPREAD_S - 1))]
     assert found == [None] * 3
-    assert stand.told(SPAN_S + SPREAD_S, 3600) == -3600
+    assert stand.told(MIN_SPAN_S + MAX_SPREAD_S, 3600) == -3600
 
 
 @pytest.mark.rule("SK-18")
@@ -67,7 +78,7 @@ def test_ids_that_come_late_by_the_same_time_again_and_again_are_of_a_clock_that
         [3600.0 - 59 * second for second in range(60)],  # a backlog that is worked off
         [3600.0 if second % 2 else 0.1 for second in range(120)],  # ids made beforehand among others
         [0.5 * second for second in range(120)],  # an engine that becomes slower and slower
-        [LIMIT_S - 1] * 120,
+        [MAX_SKEW_S - 1] * 120,
     ],
 )
 def test_ids_that_only_come_late_prove_nothing(late_s: list[float]) -> None:
@@ -82,7 +93,7 @@ def test_what_is_read_and_not_told_says_nothing_of_a_clock_that_is_behind() -> N
 
 
 def test_what_is_no_flake_says_nothing() -> None:
-    assert FarClocks().saw("no flake", 0, NOON, is_new=True) is None
+    assert ClockSkewDetector().check("no flake", 0, NOON, is_new=True) is None
 
 
 def test_no_more_than_so_many_hosts_are_kept_in_mind() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks import id_files
 from rebalanser.tasks.id_files import RESERVE_MS, IdSource, host_bits, take_slot
-from rebalanser.tasks.ids import MAX_HOST, MAX_PROCESS, Generator, born_at, is_flake, partition_of
+from rebalanser.tasks.ids import MAX_HOST, MAX_PROCESS, Generator, created_at, is_task_id, partition_of_id
 from rebalanser.testing.waiting import PATIENCE_S
 
 KNOWN_CRC = 0x9186B227
@@ -43,13 +43,13 @@ def test_an_id_is_milliseconds_counter_host_and_process() -> None:
 
 
 def test_when_an_id_was_made_is_told_in_seconds() -> None:
-    assert born_at(Generator(Wall(1_700_000_000_123), 1, 2).next()) == 1_700_000_000.123
+    assert created_at(Generator(Wall(1_700_000_000_123), 1, 2).next()) == 1_700_000_000.123
 
 
 def test_what_is_no_id_is_seen() -> None:
-    assert is_flake(Generator(Wall(5), 1, 2).next())
+    assert is_task_id(Generator(Wall(5), 1, 2).next())
     for text in ("", "0" * 39, "0" * 41, "g" * 40, "A" * 40, "0" * 40 + "\n"):
-        assert not is_flake(text)
+        assert not is_task_id(text)
 
 
 def test_host_and_process_must_fit() -> None:
@@ -125,12 +125,12 @@ def test_a_partition_is_the_crc_of_the_bytes_and_spreads_evenly() -> None:
         ids += [flakes.next() for _ in range(40)]
         wall.ms += 7
     for partitions in (1, 2, 7, 16, 60):
-        counts = Counter(partition_of(each, partitions) for each in ids)
+        counts = Counter(partition_of_id(each, partitions) for each in ids)
         assert set(counts) == set(range(partitions))
         mean = len(ids) / partitions
         assert max(counts.values()) < mean + 5 * mean**0.5 + 1
     known = "0123456789abcdef" * 2 + "01234567"
-    assert partition_of(known, 1 << 32) == zlib.crc32(bytes.fromhex(known)) == KNOWN_CRC
+    assert partition_of_id(known, 1 << 32) == zlib.crc32(bytes.fromhex(known)) == KNOWN_CRC
 
 
 @pytest.mark.rule("SK-1")

@@ -24,7 +24,7 @@ from rebalanser.errors import (
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
 from rebalanser.tasks.claim import LOG_PAGE
 from rebalanser.tasks.execution.inline import SHORTEST_STEP_S
-from rebalanser.tasks.ids import born_at
+from rebalanser.tasks.ids import created_at
 from rebalanser.testing import FakeClaim, FakeClock
 from rebalanser.testing.claim import MAX_BYTES
 from rebalanser.testing.memory import _SHARED
@@ -252,14 +252,14 @@ def test_ids_of_a_clock_of_a_test_and_of_the_host_do_not_meet(
             def send(claim: Claim) -> None: ...
 
             first = send.enqueue()
-            assert abs(born_at(first) - wall) < 1
+            assert abs(created_at(first) - wall) < 1
             assert queue.run_until_idle() == 1
             assert send.enqueue() == first
             queue.run_until_idle(advance_s=601)
             assert send.enqueue() != first, "its time is over"
             assert len(list(queue.tasks(older_than_s=600))) == 1
     with Queue("mail", "memory://", state_folder=tmp_path) as queue:
-        assert born_at(queue.new_id()) - born_at(before) < 1_000_000
+        assert created_at(queue.new_id()) - created_at(before) < 1_000_000
     assert "clock_far_off" not in caplog.text
 
 

@@ -35,7 +35,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Claim, Queue, TaskFunction
 from rebalanser.tasks.engine import Answer, Collect, Duplicate, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.loops import ErrorKind
 from rebalanser.tasks.model import (
     ClaimState,
@@ -303,7 +303,7 @@ def test_while_the_engine_answers_tasks_are_committed(stage: Stage) -> None:
         assert {each.answer for each in tasks} == {EnqueueAnswer.COMMITTED}
         assert stage.tasks() == sorted(tasks)
         assert queue.get(tasks[2]).state.due > 0
-        assert [queue.get(each).partition for each in tasks] == [partition_of(each, 4) for each in tasks]
+        assert [queue.get(each).partition for each in tasks] == [partition_of_id(each, 4) for each in tasks]
     stage.drained()
 
 
@@ -378,7 +378,7 @@ def test_a_queue_is_made_and_enqueued_to_while_the_engine_is_away(stage: Stage) 
         stage.network.is_cut = False
         stage.drained()
         assert stage.tasks() == [task, second]
-        assert again.get(task).partition == partition_of(task, 4)
+        assert again.get(task).partition == partition_of_id(task, 4)
     assert stage.counts() == (0, 0)
 
 

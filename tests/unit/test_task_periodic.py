@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from rebalanser.errors import InvalidTask, QuotaExceeded, RegistryUnavailable, TaskExists
-from rebalanser.tasks.ids import is_flake
+from rebalanser.tasks.ids import is_task_id
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 
@@ -130,7 +130,7 @@ def test_ids_are_flakes_in_the_order_of_their_ticks() -> None:
     schedule = Schedule("mail", "sweep", "* * * * *")
     ids = [schedule.task_id(int(NOON) + 60 * minute) for minute in range(3)]
     assert ids == sorted(ids)
-    assert all(is_flake(each) for each in ids)
+    assert all(is_task_id(each) for each in ids)
     assert schedule.task_id(0) != Schedule("mail", "other", "* * * * *").task_id(0)
 
 

@@ -29,7 +29,7 @@ from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
-from rebalanser.tasks.ids import place_of
+from rebalanser.tasks.ids import partition_of_task
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.retention import Retention, Sweeper
 from rebalanser.tasks.rules import Held
@@ -517,7 +517,7 @@ def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
     assert "limit: at most 1 of its name with key customer 7 run at once\n" in shown
     (told,) = stage.cli("list", "work", "--json").documents
     assert (told["limit_key"], told["max_running"]) == ("customer 7", 1)
-    assert stage.queue.get(task).partition == place_of(stage.queue.get(task).head, 4)
+    assert stage.queue.get(task).partition == partition_of_task(stage.queue.get(task).head, 4)
     assert faults(stage) == {}
     stage.claim(task)
     assert "held back" not in stage.cli("list", "work").out
@@ -622,7 +622,7 @@ def test_an_id_that_is_none_and_a_wrong_partition_are_found(stage: Stage) -> Non
     right = stage.queue.made_raw("send", b"{}", EnqueueOptions())
     strange = Enqueue(Task(Head("no flake", "work", "send"), b"{}"), 0)
     stage.queue.context.engine.apply([replace(right, partition=(right.partition + 1) % 4), strange], 1.0)
-    assert faults(stage) == {"wrong_partition": {right.task.head.id}, "no_flake": {"no flake"}}
+    assert faults(stage) == {"wrong_partition": {right.task.head.id}, "invalid_id": {"no flake"}}
 
 
 @pytest.mark.rule("SK-12")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser.tasks.engine import Note, Page
-from rebalanser.tasks.ids import is_flake, ready_since
+from rebalanser.tasks.ids import is_task_id, ready_since
 from rebalanser.tasks.model import (
     ID_DIGITS,
     ClaimState,
@@ -212,7 +212,7 @@ class Snapshot:
         rows = (
             (task, self._connection.execute(_TASK, (number, id_bytes(task))).fetchone())
             for task in ids
-            if is_flake(task)
+            if is_task_id(task)
         )
         return {task: stored_of(queue, row) for task, row in rows if row is not None}
 
@@ -222,7 +222,7 @@ class Snapshot:
         rows = (
             (task, self._connection.execute(_PAYLOAD, (number, id_bytes(task))).fetchone())
             for task in ids
-            if is_flake(task)
+            if is_task_id(task)
         )
         return {task: row[0] for task, row in rows if row is not None and row[0] is not None}
 
@@ -263,7 +263,7 @@ class Snapshot:
         self, queue: str, task: TaskId, claim: int | None, first: int, limit: int
     ) -> Sequence[Update]:
         """A task's log."""
-        if not is_flake(task):
+        if not is_task_id(task):
             return []
         key = (self._queue(queue)[0], id_bytes(task))
         rows = (

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.clocks import LIMIT_S, FarClock, FarClocks
+from rebalanser.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimQuery, ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
@@ -153,7 +153,7 @@ class IndexClaims(ClaimSource):
         self._worker = worker
         self._buffer_s = buffer_s
         self._wake = wake
-        self._far_clocks = FarClocks()
+        self._skew_detector = ClockSkewDetector()
         self._holder = secrets.token_hex(8)
         self._claims = itertools.count()
         self._unused: list[str] = []
@@ -254,12 +254,12 @@ class IndexClaims(ClaimSource):
     def _check_clocks(self, claimed: Sequence[Claimed], now: float, wall: float) -> None:
         """Warn of hosts whose ids come from the future; an old id may just have waited for long."""
         for each in claimed:
-            far = self._far_clocks.saw(each.stored.head.id, now, wall, is_new=False)
+            far = self._skew_detector.check(each.stored.head.id, now, wall, is_new=False)
             if far is not None:
-                warn_of_clock(far, self._context.queue, self._worker)
+                warn_of_skewed_clock(far, self._context.queue, self._worker)
 
 
-def warn_of_clock(far: FarClock, queue: str, seen_by: str) -> None:
+def warn_of_skewed_clock(far: SkewedClock, queue: str, seen_by: str) -> None:
     """Log that a host's clock is far off (SK-18)."""
     _log.warning(
         "the clock of a host that makes tasks is far from this one's, and one of them is wrong: "
@@ -270,6 +270,6 @@ def warn_of_clock(far: FarClock, queue: str, seen_by: str) -> None:
         host=far.host,
         process=far.process,
         ahead_s=round(far.ahead_s, 3),
-        limit_s=LIMIT_S,
+        limit_s=MAX_SKEW_S,
         seen_by=seen_by,
     )

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from rebalanser.runtime.clock import Clock
 from rebalanser.tasks import rules
-from rebalanser.tasks.clocks import FarClock, FarClocks
+from rebalanser.tasks.clocks import ClockSkewDetector, SkewedClock
 from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart
 from rebalanser.tasks.index.dependencies import Completions
 from rebalanser.tasks.index.free_slots import FreeSlot, Names
@@ -237,7 +237,7 @@ class IndexNews:
 
     wakes: bool = False
     """True if there may be something to claim."""
-    far_clocks: list[FarClock] = field(default_factory=list)
+    skewed_clocks: list[SkewedClock] = field(default_factory=list)
     set_aside: list[tuple[TaskId, BaseException]] = field(default_factory=list)
     is_paused: bool = False
     """True if a claim was refused because the queue is paused (SK-23)."""
@@ -270,7 +270,7 @@ class OwnedIndex:
         self._new_holder = new_holder
         self._slots = slots
         self._owners: dict[int, Claiming] = {}
-        self._far_clocks = FarClocks()
+        self._skew_detector = ClockSkewDetector()
         self._complete = Completions()
         self._awaited: list[tuple[Owner, Container[TaskId]]] = []
         self._aside: dict[TaskId, float] = {}
@@ -293,7 +293,7 @@ class OwnedIndex:
     def has_news(self) -> bool:
         """True if there is news. May be called from any thread."""
         news = self.news
-        return news.wakes or bool(news.far_clocks or news.set_aside) or news.is_paused
+        return news.wakes or bool(news.skewed_clocks or news.set_aside) or news.is_paused
 
     def take_news(self) -> IndexNews:
         """Return the news since the last call."""
@@ -518,8 +518,8 @@ class OwnedIndex:
         now, wall = self._clock.now(), self._clock.wall()
         for each in tasks:
             if each.partition in self._owners:
-                far = self._far_clocks.saw(each.head.id, now, wall, is_new=are_new)
-                self.news.far_clocks += [] if far is None else [far]
+                far = self._skew_detector.check(each.head.id, now, wall, is_new=are_new)
+                self.news.skewed_clocks += [] if far is None else [far]
 
     def _own_claims(
         self, limit: int, names: Collection[str] | None, worker: str

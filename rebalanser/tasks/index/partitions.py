@@ -15,7 +15,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
-from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_clock
+from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
 from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import OPEN, Stored, TaskId
@@ -394,8 +394,8 @@ class Partitions(ClaimSource):
             self._claims.changed()
         if news.wakes:
             self._wake()
-        for each in news.far_clocks:
-            warn_of_clock(each, self._context.queue, self._worker)
+        for each in news.skewed_clocks:
+            warn_of_skewed_clock(each, self._context.queue, self._worker)
         for task, error in news.set_aside:
             _log.error(
                 "a task can't be claimed and is left aside for a while",

@@ -46,7 +46,7 @@ from rebalanser.tasks.engine import (
     Watch,
     Write,
 )
-from rebalanser.tasks.ids import is_flake
+from rebalanser.tasks.ids import is_task_id
 from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
@@ -157,12 +157,12 @@ class KeyValueEngine(Engine, SharesSlots):
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
         """Read tasks; the result has those that exist."""
-        known = list(filter(is_flake, ids))
+        known = list(filter(is_task_id, ids))
         return reading.read(EngineCall(self._registry, timeout_s, at_least), self._keys_of(queue), known)
 
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
         """Read payloads; the result has those of tasks that exist."""
-        known = list(filter(is_flake, ids))
+        known = list(filter(is_task_id, ids))
         return reading.payloads(EngineCall(self._registry, timeout_s), self._keys_of(queue), known)
 
     def page(
@@ -186,7 +186,7 @@ class KeyValueEngine(Engine, SharesSlots):
         limit: int = 1000,
     ) -> Sequence[Update]:  # fmt: skip
         """Read a task's log by claim and number, of one claim from number ``first`` on or of all (SK-9)."""
-        if not is_flake(task):
+        if not is_task_id(task):
             return []
         call = EngineCall(self._registry, timeout_s)
         return reading.updates(call, self._keys_of(queue), task, claim, first, limit)

@@ -167,7 +167,7 @@ def running(
     """Count the claimed tasks of limits, without partitions of more than :data:`MAX_COUNTED` tasks."""
     wanted: dict[int, list[LimitId]] = {}
     for limit in limits if partitions else ():
-        wanted.setdefault(ids.place_of_limit(limit, partitions), []).append(limit)
+        wanted.setdefault(ids.partition_of_limit(limit, partitions), []).append(limit)
     counts: Counter[LimitId] = Counter()
     for partition, of_partition in wanted.items():
         found = page(call, keys, [partition], None, None, MAX_COUNTED)

@@ -54,7 +54,7 @@ from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Opened, Opening
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
-from rebalanser.tasks.ids import place_of
+from rebalanser.tasks.ids import partition_of_task
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.model import EnqueueAnswer, Head, Task, TaskId
 from rebalanser.tasks.outbox.spool import (
@@ -136,7 +136,7 @@ class Forwarding:
 
     def _send(self, entries: Sequence[SpoolEntry]) -> None:
         identity = self._spool.identity()
-        writes = [placed(each, place_of(each.head, self._partitions), identity) for each in entries]
+        writes = [placed(each, partition_of_task(each.head, self._partitions), identity) for each in entries]
         try:
             answers = self._context.engine.apply(writes, self._context.timeout_s)
         except RequestTooLarge as error:

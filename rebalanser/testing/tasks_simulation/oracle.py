@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rebalanser.errors import OutcomeUnknown
 from rebalanser.tasks.engine import Epoch, Forwarded, Move, Write
-from rebalanser.tasks.ids import born_at
+from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.model import (
     CLOSED_UNDONE,
     OPEN,
@@ -167,7 +167,7 @@ class Oracle:
         self.counts["follows one with its unique key"] += 1
         if last.id not in self._closed_at:
             raise Violation("SK-23", f"{_short(head.id)} is a duplicate of {_short(last.id)}, which is open")
-        if born_at(head.id) < born_at(last.id) + last.unique_for_s:
+        if created_at(head.id) < created_at(last.id) + last.unique_for_s:
             raise Violation("SK-23", f"{_short(head.id)} comes too soon after {_short(last.id)}")
 
     def exists(self, task: TaskId) -> bool:

@@ -25,7 +25,7 @@ from rebalanser.tasks.engine import (
     Tally,
     Unknown,
 )
-from rebalanser.tasks.ids import Generator, partition_of, place_of
+from rebalanser.tasks.ids import Generator, partition_of_id, partition_of_task
 from rebalanser.tasks.model import AfterFailure, Head, State, Task, TaskId
 from rebalanser.tasks.writes.batches import enqueue_together
 from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit
@@ -200,7 +200,7 @@ class Producer(Process):
         most = {"a": 1, "b": 2, "c": 0, "d": 1}[key]
         rate = {"c": "4/s burst 3", "d": "2/s"}.get(key, "")
         head = replace(enqueue.task.head, limit_key=key, max_running=most, rate_limit=rate)
-        partition = place_of(head, self.world.scenario.partitions)
+        partition = partition_of_task(head, self.world.scenario.partitions)
         return replace(enqueue, task=replace(enqueue.task, head=head), partition=partition)
 
     def _unique(self) -> Enqueue:
@@ -238,7 +238,7 @@ class Producer(Process):
         due = self.world.now + random.uniform(0.0, 2.0) if random.random() < 0.2 else 0.0
         return Enqueue(
             Task(head, b"payload of " + task[:24].encode()),
-            partition_of(task, self.world.scenario.partitions),
+            partition_of_id(task, self.world.scenario.partitions),
             State(due=due),
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from rebalanser.errors import RebalanserError
 from rebalanser.tasks.engine import Enqueue, enqueued
-from rebalanser.tasks.ids import partition_of
+from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.model import Head, State, Task, TaskId
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import (
@@ -51,7 +51,7 @@ class SimulatedTicker:
         process.spawn(self._run())
 
     def _is_mine(self, task: TaskId) -> bool:
-        return partition_of(task, self._world.scenario.partitions) in self._process.index
+        return partition_of_id(task, self._world.scenario.partitions) in self._process.index
 
     def _run(self) -> Script:
         while self._world.is_ticking:
@@ -87,7 +87,7 @@ class SimulatedTicker:
         self._world.oracle.counts["ticks"] += 1
         key = "tick" if self._world.is_without_overlap else ""
         head = Head(task, QUEUE, name, unique_key=key)
-        enqueue = Enqueue(Task(head, b""), partition_of(task, self._world.scenario.partitions), State())
+        enqueue = Enqueue(Task(head, b""), partition_of_id(task, self._world.scenario.partitions), State())
         answer = yield from self._writer.written(PendingEnqueue(enqueue))
         if enqueued(enqueue, answer) != task:
             self._world.oracle.counts["ticks left out"] += 1
