@@ -191,7 +191,7 @@ def enqueue(
     with opened(face, queue, create=create, outbox=outbox) as tasks:
         if outbox is None:
             _warn_of_name(tasks, name)
-        made = tasks.made_raw(
+        made = tasks.build_raw_enqueue(
             name,
             payload,
             options,

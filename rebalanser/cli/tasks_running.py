@@ -36,7 +36,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks.aio.queue import AsyncQueue, AsyncQueues
 from rebalanser.tasks.functions import NO_OPTIONS
-from rebalanser.tasks.metrics import Measured, QueueCollector
+from rebalanser.tasks.metrics import Measurable, QueueCollector
 from rebalanser.tasks.model import EnqueueAnswer, Enqueued
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.queue import BodyPlace, Queue, Queues
@@ -164,7 +164,7 @@ async def _run(
 
 
 @contextmanager
-def metrics_served(queues: Sequence[Measured], host: str, port: int | None) -> Iterator[None]:
+def metrics_served(queues: Sequence[Measurable], host: str, port: int | None) -> Iterator[None]:
     """Serve the metrics of the process that works on queues, if there is a port for that.
 
     Raises:
@@ -251,7 +251,7 @@ def trigger(
         (task,) = asyncio.run(_enqueued(queue, name))
     else:
         with queue:
-            (task,) = queue.commit([queue.made(queue.functions[name], (), {})])
+            (task,) = queue.commit([queue.build_enqueue(queue.functions[name], (), {})])
     lines = (task, task.answer) if task.answer is EnqueueAnswer.DUPLICATE else (task,)
     face.answer({"queue": queue.name, "id": task, "answer": task.answer}, *lines)
 

@@ -22,9 +22,9 @@ LOG_PAGE: Final = 100
 def read_log(
     page: Callable[[int | None, int], Sequence[Update]], claims: int, claim: int | None = None
 ) -> Iterator[Update]:
-    """The updates of one claim, or of the first ``claims``, the earliest first (SK-9).
+    """Iterate over the updates of one claim, or of the first ``claims``, the earliest first (SK-9).
 
-    ``page`` reads some, of one claim from a number on or of all from the first; none where there are no more.
+    ``page`` reads some, of one claim from a number on or of all from the first; none if there are no more.
     """
     found = page(claim, 0)
     while found:
@@ -38,7 +38,7 @@ def read_log(
 
 
 def check_content(what: str, content: object, max_bytes: int) -> bytes:
-    """The content of an update or a result, as it is to be stored: checked before anything is queued.
+    """Check the content of an update or a result before it is queued; return it as bytes.
 
     Raises:
         InvalidArgument: it is no bytes.
@@ -53,7 +53,7 @@ def check_content(what: str, content: object, max_bytes: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ClaimFacts:
     """Constant facts of a claim; :class:`Claim` explains the fields."""
 
     task_id: TaskId
@@ -71,7 +71,7 @@ class Claim(ABC):
     claim of a task (SK-6).
     """
 
-    def __init__(self, facts: Facts, stop_requested: threading.Event) -> None:
+    def __init__(self, facts: ClaimFacts, stop_requested: threading.Event) -> None:
         self.task_id = facts.task_id
         """The task's id."""
         self.queue = facts.queue

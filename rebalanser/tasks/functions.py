@@ -34,7 +34,7 @@ from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId, rate_of
-from rebalanser.tasks.results import Filled, has_result, source_of, sources_in, tasks_of, with_sources
+from rebalanser.tasks.results import FilledPayload, has_result, source_of, sources_in, tasks_of, with_sources
 
 MAX_SECONDS: Final = 315_576_000.0
 """Maximum of a delay, a pause and a time limit: ten years. Threads can't wait much longer."""
@@ -116,7 +116,7 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
 RateLimit = Annotated[str, AfterValidator(_check_rate)]
 MaxRunning = Annotated[int, Field(ge=1, le=MAX_RUNNING)]
-Errors = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
+ErrorTypes = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
 Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
 
 
@@ -131,7 +131,7 @@ class TaskOptions(BaseModel):
     """Maximum number of retries, after tries that failed or whose worker died."""
     timeout_s: PositiveSeconds | None = None
     """Maximum seconds of one try; None for no limit."""
-    retry_on: Errors | None = None
+    retry_on: ErrorTypes | None = None
     """Exceptions after which a task is retried; after any other it is dead at once. None for all."""
     backoff_s: PositiveSeconds | Callable[[int], float] = 1.0
     """Seconds before the first retry, doubled each time; or a function of the number of failures."""
@@ -479,7 +479,7 @@ class TaskBody:
         except Exception:  # there is no hint, or none that pydantic knows: each has an error of its own
             return None
 
-    def arguments(self, payload: bytes, got: Filled | None = None) -> dict[str, Any]:
+    def arguments(self, payload: bytes, got: FilledPayload | None = None) -> dict[str, Any]:
         """Parse the arguments of a payload, by name; ``got`` says which of them are results.
 
         Raises:
@@ -510,7 +510,7 @@ def plain_value(name: str, result: bytes) -> Any:
     """Parse the result of a task of a function as plain JSON.
 
     Raises:
-        InvalidTask: it is none, as a client in another language may have sent it.
+        InvalidTask: it is no JSON, as a client in another language may have sent it.
     """
     try:
         return from_json(result)
@@ -542,8 +542,8 @@ def is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < math.inf
 
 
-def refuse_no_id(task: object) -> None:
-    """Refuse what can't be the id of a task.
+def require_id(task: object) -> None:
+    """Check that a value can be the id of a task.
 
     Raises:
         InvalidArgument: it is not text.
@@ -552,8 +552,8 @@ def refuse_no_id(task: object) -> None:
         raise InvalidArgument(f"the task is {task!r}: give the id of one task, as enqueue returns it")
 
 
-def refuse_no_claim(name: str, claim: object) -> None:
-    """Refuse to call a function with an argument of its task where its claim is due.
+def require_claim(name: str, claim: object) -> None:
+    """Check that the first argument of a direct call may be a claim.
 
     Raises:
         InvalidArgument: ``claim`` is a value of JSON.
@@ -584,7 +584,7 @@ def pairs_of(name: str, calls: Iterable[object]) -> Iterator[tuple[Sequence[Any]
 
 
 def task_name(function: Callable[..., Any], name: str | None) -> str:
-    """The name under which a function is to be registered: its own, unless ``name`` is another.
+    """Return the name under which to register a function: its own, unless ``name`` is given.
 
     Raises:
         InvalidHandlers: it is registered already, or has no name.
@@ -603,14 +603,14 @@ def task_name(function: Callable[..., Any], name: str | None) -> str:
     return own
 
 
-def refuse_no_expression(expression: object) -> None:
-    """Refuse ``periodic`` without a cron expression, as in ``@tasks.periodic`` with no parentheses."""
+def require_expression(expression: object) -> None:
+    """Check that ``periodic`` got a cron expression, unlike ``@tasks.periodic`` without parentheses."""
     if not isinstance(expression, str):
         raise InvalidHandlers('periodic needs a cron expression, such as @tasks.periodic("*/15 * * * *")')
 
 
-def refuse_required(function: Callable[..., Any], name: str) -> None:
-    """Refuse a periodic function that needs arguments, as a schedule passes none.
+def require_defaults(function: Callable[..., Any], name: str) -> None:
+    """Check that a periodic function needs no arguments, as a schedule passes none.
 
     Raises:
         InvalidHandlers: a parameter has no default.

@@ -203,7 +203,7 @@ class Measurement:
     """
 
 
-class Measured(Protocol):
+class Measurable(Protocol):
     """A :class:`~rebalanser.tasks.Queue` or :class:`~rebalanser.tasks.AsyncQueue`."""
 
     def measure(self) -> Measurement:
@@ -219,7 +219,7 @@ class QueueCollector:
         MissingExtra: ``prometheus_client`` is not installed.
     """
 
-    def __init__(self, *queues: Measured) -> None:
+    def __init__(self, *queues: Measurable) -> None:
         try:
             from prometheus_client import metrics_core  # noqa: PLC0415 - an extra
         except ImportError as error:

@@ -22,7 +22,7 @@ from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, Opened, Opening, TaskHistory, load_engine
 from rebalanser.tasks.execution.middleware import Middleware
-from rebalanser.tasks.functions import TaskBody, is_seconds, refuse_no_id
+from rebalanser.tasks.functions import TaskBody, is_seconds, require_id
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
@@ -219,7 +219,7 @@ class OpenQueue(ABC):
             UnusableStore: the store has not seen that revision.
             RegistryUnavailable: the engine did not answer in time.
         """
-        refuse_no_id(task)
+        require_id(task)
         found = self.context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")

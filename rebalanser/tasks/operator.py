@@ -13,7 +13,7 @@ from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.clocks import room_at
-from rebalanser.tasks.functions import is_seconds, refuse_no_id
+from rebalanser.tasks.functions import is_seconds, require_id
 from rebalanser.tasks.ids import created_at, lowest_id_at
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
@@ -42,7 +42,7 @@ class Operator(OpenQueue):
         Raises:
             UnknownTask: there is none of this id.
         """
-        refuse_no_id(task)
+        require_id(task)
         found = self.context.engine.payloads(self.name, [task], self._timeout_s)
         if task not in found:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
@@ -242,7 +242,7 @@ class Operator(OpenQueue):
     def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
         changed, rest = 0, iter(tasks)
         while batch := list(islice(rest, CHANGED_AT_ONCE)):
-            _refuse_no_tasks(batch)
+            _require_tasks(batch)
             pending_writes = [PendingMove(stored, rule) for stored in batch]
             self.context.batcher.write_all(pending_writes)
             changed += sum(not isinstance(pending.future.result(), Refused) for pending in pending_writes)
@@ -286,7 +286,7 @@ class Operator(OpenQueue):
         return RetentionRecord.of(self.context.engine.note(self.name, self._timeout_s))
 
 
-def _refuse_no_tasks(given: Iterable[object]) -> None:
+def _require_tasks(given: Iterable[object]) -> None:
     for each in given:
         if not isinstance(each, Stored):
             raise InvalidArgument(f"{each!r} is not a task: give what tasks() or get(ID) returns")

@@ -25,10 +25,10 @@ from rebalanser.tasks.functions import (
     chosen_options,
     dependencies,
     pairs_of,
-    refuse_no_claim,
-    refuse_no_expression,
-    refuse_required,
     register_body,
+    require_claim,
+    require_defaults,
+    require_expression,
     task_name,
     task_options,
 )
@@ -37,7 +37,7 @@ from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status,
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.results import PlannedCall, in_order, refuse_too_many
+from rebalanser.tasks.results import PlannedCall, refuse_too_many, sort_by_dependency
 from rebalanser.tasks.writes.batches import enqueue_together
 from rebalanser.tasks.writes.pending import PendingEnqueue
 from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit, run_script
@@ -75,7 +75,7 @@ class TaskFunction(Generic[P, R]):
         Raises:
             InvalidArgument: ``claim`` is an argument of the task instead.
         """
-        refuse_no_claim(self.name, claim)
+        require_claim(self.name, claim)
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
@@ -125,10 +125,10 @@ class TaskFunction(Generic[P, R]):
 
         Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued.
         """
-        made = self._queue.made
+        build = self._queue.build_enqueue
         return self._queue.commit(
             [
-                made(self.body, tuple(arguments), named, self._options)
+                build(self.body, tuple(arguments), named, self._options)
                 for arguments, named in pairs_of(self.name, calls)
             ]
         )
@@ -170,7 +170,7 @@ class Call(PlannedCall[R]):
         return enqueued
 
 
-class Registers(Protocol):
+class TaskDecorator(Protocol):
     """The decorator that registers a function as a task."""
 
     @overload
@@ -194,7 +194,7 @@ class Producer(OpenQueue):
     def task(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
 
     @overload
-    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> Registers: ...
+    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> TaskDecorator: ...
 
     def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
@@ -229,7 +229,7 @@ class Producer(OpenQueue):
         jitter_s: float = 0.0,
         overlap: bool = True,
         **options: Unpack[GivenTaskOptions],
-    ) -> Registers:
+    ) -> TaskDecorator:
         """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
 
         The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
@@ -246,31 +246,31 @@ class Producer(OpenQueue):
             InvalidTask: the expression or the time zone is none, or an option is out of range.
             InvalidHandlers: as :meth:`task`.
         """
-        refuse_no_expression(expression)
+        require_expression(expression)
         register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
 
         def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
-            refuse_required(function, schedule.name)
+            require_defaults(function, schedule.name)
             registered = register(function)
             self._schedules.append(schedule)
             return registered
 
-        return cast("Registers", scheduled)
+        return cast("TaskDecorator", scheduled)
 
     def adopt(self, functions: dict[str, TaskBody], schedules: list[Schedule]) -> None:
         """Work with functions and schedules that are registered elsewhere, also later, instead of its own."""
         self.functions = functions
         self._schedules = schedules
 
-    def made(
+    def build_enqueue(
         self,
         body: TaskBody,
         arguments: tuple[Any, ...],
         named: Mapping[str, Any],
         options: EnqueueOptions = NO_OPTIONS,
     ) -> Enqueue:
-        """A task of a function, from a call; raises InvalidTask where it can't be one."""
+        """Return the write that enqueues a call; raises InvalidTask if its arguments don't fit."""
         payload = body.payload(arguments, named)
         unique_key, unique_for_s = options.unique(body.options.unique_for_s, payload)
         task_id = options.task_id or self._ids.next()
@@ -289,7 +289,7 @@ class Producer(OpenQueue):
         )
         return self._placed(head, payload, options)
 
-    def made_raw(
+    def build_raw_enqueue(
         self,
         name: str,
         payload: bytes,
@@ -302,7 +302,7 @@ class Producer(OpenQueue):
         rate_limit: str | None = None,
         rate_limit_per_key: str | None = None,
     ) -> Enqueue:
-        """A task of a function that is registered elsewhere, with its payload as it is to be stored.
+        """Return the write that enqueues a task of a function of another process, with its payload as JSON.
 
         Raises:
             InvalidName: the function's name can't be stored.
@@ -375,13 +375,14 @@ class Producer(OpenQueue):
 
         Raises what :meth:`Call.enqueue` does.
         """
-        self.enqueue_ordered(in_order(calls, self))
+        self.enqueue_ordered(sort_by_dependency(calls, self))
         return [call.enqueued for call in calls if call.enqueued is not None]
 
     def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]]) -> None:
         """Enqueue calls, all or none, each of which comes after those whose results it gets."""
         made = [
-            self.made(call.body, call.arguments, call.named, call.options(self._ids.next)) for call in calls
+            self.build_enqueue(call.body, call.arguments, call.named, call.options(self._ids.next))
+            for call in calls
         ]
         for call, done in zip(calls, self.commit(made, together=len(made) > 1), strict=True):
             call.enqueued = done

@@ -249,7 +249,7 @@ class Queue(Producer, Operator):
 
     def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
         """:meth:`start`, with somebody else who calls the bodies, and places that it shares with others."""
-        refuse_no_concurrency(concurrency)
+        require_concurrency(concurrency)
         self._refuse_second_start()
         caller.open()
         try:
@@ -447,7 +447,9 @@ class Queue(Producer, Operator):
     def _enqueue_tick(self, name: str, task: TaskId, delay_s: float) -> None:
         if self.context.read([task]):  # by another process: where no partition is owned, all of them do it
             return
-        self.commit([self.made(self.functions[name], (), {}, EnqueueOptions(task_id=task, delay_s=delay_s))])
+        self.commit(
+            [self.build_enqueue(self.functions[name], (), {}, EnqueueOptions(task_id=task, delay_s=delay_s))]
+        )
 
     def _add_partitions(self) -> None:
         with Admin(group_name(self.name), self._url, settings=self._settings) as admin:
@@ -520,7 +522,7 @@ class Queues:
             raise
 
 
-def refuse_no_concurrency(concurrency: object) -> None:
+def require_concurrency(concurrency: object) -> None:
     """Check that a worker can run this number of tasks at a time.
 
     Raises:

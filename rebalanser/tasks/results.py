@@ -97,7 +97,7 @@ class PlannedCall(Generic[R_co]):
         return f"<call of {self.body.name!r}, {self.id or 'without an id'}>"
 
 
-def in_order(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCall[Any]]:
+def sort_by_dependency(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCall[Any]]:
     """Sort calls, and the calls that they need, by dependency; skip those that are enqueued.
 
     Raises:
@@ -219,8 +219,8 @@ def without_sources(payload: bytes) -> bytes:
     return to_json({name: value for name, value in content.items() if name != KEY})
 
 
-def with_others(payload: bytes, others: Mapping[TaskId, TaskId]) -> bytes:
-    """A payload that gets the results of these ``others`` instead, each of the task that is its key."""
+def redirect_sources(payload: bytes, others: Mapping[TaskId, TaskId]) -> bytes:
+    """Replace the tasks whose results a payload gets: the keys of ``others`` by their values."""
     sources = sources_in(payload)
     if others.keys().isdisjoint(tasks_of(sources)):
         return payload
@@ -240,7 +240,7 @@ def tasks_of(sources: Mapping[str, Source]) -> tuple[TaskId, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledPayload:
     """A payload with the results in their places."""
 
     payload: bytes
@@ -259,7 +259,9 @@ class Filled:
         return ", ".join([hint, *(f"and task {task} is {self.without_result[task]}" for task in undone[:3])])
 
 
-def filled(head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]) -> Filled:
+def fill_results(
+    head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mapping[TaskId, Stored]]
+) -> FilledPayload:
     """Read the results that a payload gets, and fill them in.
 
     With ``after_failure="run"`` the result of a dead or cancelled task is null.
@@ -271,7 +273,7 @@ def filled(head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mappin
     """
     sources = sources_in(payload)
     if not sources:
-        return Filled(payload, {}, {})
+        return FilledPayload(payload, {}, {})
     tasks = tasks_of(sources)
     unawaited = [task for task in tasks if task not in head.after]
     if unawaited:
@@ -294,7 +296,7 @@ def filled(head: Head, payload: bytes, read: Callable[[Sequence[TaskId]], Mappin
         name: results[source] if isinstance(source, str) else _list(results[task] for task in source)
         for name, source in sources.items()
     }
-    return Filled(_object(got, without_sources(payload)), sources, without)
+    return FilledPayload(_object(got, without_sources(payload)), sources, without)
 
 
 def _result(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 from rebalanser.errors import Fenced
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
-from rebalanser.tasks.claim import LOG_PAGE, Claim, Facts, check_content
+from rebalanser.tasks.claim import LOG_PAGE, Claim, ClaimFacts, check_content
 from rebalanser.tasks.model import ID_DIGITS, Update
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class FakeClaim(Claim):
         queue: str = "tasks",
     ) -> None:
         failed = len(earlier) if failures is None else failures
-        super().__init__(Facts(task_id, queue, name, len(earlier), failed, token), StopRequest())
+        super().__init__(ClaimFacts(task_id, queue, name, len(earlier), failed, token), StopRequest())
         self._log = [
             Update(claim, sequence, content)
             for claim, contents in enumerate(earlier)

@@ -285,7 +285,9 @@ def test_a_bad_task_ends_its_own_try_and_nothing_else(stage: Stage) -> None:
     bad = {queue.task(retries=0)(function).name: told for function, told in BAD.items()}
     arguments = {"strange_argument": b'{"currency": "CHF"}'}
     before = stage.enqueue()
-    made = [queue.made_raw(name, arguments.get(name, b"{}"), EnqueueOptions(), retries=0) for name in bad]
+    made = [
+        queue.build_raw_enqueue(name, arguments.get(name, b"{}"), EnqueueOptions(), retries=0) for name in bad
+    ]
     tasks = queue.commit(made)
     after = stage.enqueue()
     queue.start(concurrency=4)
@@ -764,7 +766,7 @@ def test_a_body_reads_all_that_was_written_before_it(stage: Stage, monkeypatch: 
 @pytest.mark.rule("SK-15")
 def test_a_task_that_is_due_in_the_far_future_stops_no_worker(stage: Stage) -> None:
     """As an earlier version took it: no thread can wait for so long."""
-    made = stage.queue.made_raw("good", b'{"number": 1}', EnqueueOptions())
+    made = stage.queue.build_raw_enqueue("good", b'{"number": 1}', EnqueueOptions())
     (late,) = stage.queue.commit([replace(made, state=State(due=1e300))])
     tasks = stage.enqueue()
     stage.queue.start(concurrency=2)
@@ -777,7 +779,7 @@ def test_a_task_that_is_due_in_the_far_future_stops_no_worker(stage: Stage) -> N
 @pytest.mark.rule("SK-14")
 def test_all_that_is_complete_can_be_collected_whatever_its_id(stage: Stage) -> None:
     """Also what an earlier version took with an id of the far future."""
-    made = stage.queue.made_raw("good", b'{"number": 0}', EnqueueOptions(), retries=0)
+    made = stage.queue.build_raw_enqueue("good", b'{"number": 0}', EnqueueOptions(), retries=0)
     (late,) = stage.queue.commit(
         [
             replace(

@@ -80,7 +80,7 @@ class Stage:
         from rebalanser.tasks.functions import EnqueueOptions
 
         options = EnqueueOptions(key=key)
-        (task,) = queue.commit([queue.made(queue.functions[function], arguments, {}, options)])
+        (task,) = queue.commit([queue.build_enqueue(queue.functions[function], arguments, {}, options)])
         return task
 
     def start(self) -> None:
@@ -196,7 +196,9 @@ def test_no_more_start_than_a_rate_allows_also_after_a_restart(stage: Stage) -> 
 def test_a_task_without_a_key_has_no_limit(stage: Stage) -> None:
     stage.gates["x"] = threading.Event()
     queue = stage.queues[0]
-    tasks = [queue.commit([queue.made(queue.functions["bill"], ("none", "x"), {})])[0] for _ in range(3)]
+    tasks = [
+        queue.commit([queue.build_enqueue(queue.functions["bill"], ("none", "x"), {})])[0] for _ in range(3)
+    ]
     stage.start()
     wait_until(lambda: stage.running["none"] == 3)
     assert queue.get(tasks[0]).head.max_running == 0

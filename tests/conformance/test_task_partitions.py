@@ -68,7 +68,7 @@ class Stage:
         """Enqueue a task that lies in a partition, or in any."""
         options = EnqueueOptions(after=after, after_failure=after_failure)
         while True:
-            made = self.queue.made_raw("send", b"a payload", options)
+            made = self.queue.build_raw_enqueue("send", b"a payload", options)
             if partition in (None, made.partition):
                 (task,) = self.queue.commit([made])
                 return task
@@ -216,7 +216,7 @@ def test_a_ready_task_is_claimed_behind_any_number_of_unknown_dependencies(
         stage.queue.cancel(each)
     for number in range(5):
         stage.enqueue(partition=0, after=(dead[number],))
-        made = stage.queue.made_raw(
+        made = stage.queue.build_raw_enqueue(
             "send", b"", EnqueueOptions(after=(f"{number:040x}",), waits_for_unknown=True)
         )
         stage.queue.commit([made])
@@ -289,7 +289,7 @@ def test_no_limited_task_is_claimed_while_the_rest_is_read(
     """One that is claimed since before may come on the last page."""
     monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 1)
     options = [EnqueueOptions(key="k", priority=number) for number in range(4)]
-    made = [stage.queue.made_raw("send", b"", each, max_running_per_key=1) for each in options]
+    made = [stage.queue.build_raw_enqueue("send", b"", each, max_running_per_key=1) for each in options]
     *waiting, last = stage.queue.commit(made)
     stage.take(made[0].partition)
     (claimed,) = stage.claims()
@@ -738,7 +738,7 @@ class Shop:
 
     def enqueue(self, name: str, count: int = 1) -> list[TaskId]:
         queue = self.queues[0]
-        return queue.commit([queue.made(queue.functions[name], (), {}) for _ in range(count)])
+        return queue.commit([queue.build_enqueue(queue.functions[name], (), {}) for _ in range(count)])
 
     def start(self) -> tuple[Queue, Queue]:
         """Both work, and own a partition each; the busy one, with a slow body, and the idle one."""

@@ -76,7 +76,7 @@ class Shop:
 
 
 def enqueue(queue: Queue, name: str, count: int = 1) -> list[TaskId]:
-    return queue.commit([queue.made(queue.functions[name], (), {}) for _ in range(count)])
+    return queue.commit([queue.build_enqueue(queue.functions[name], (), {}) for _ in range(count)])
 
 
 def statuses(queue: Queue) -> dict[Status, int]:
@@ -452,7 +452,7 @@ def test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn(tmp_path: Path
             stack.callback(source.close)
         owning, offering = sources
         owning.take([SimpleNamespace(resource="0", token=1)])  # type: ignore[list-item]
-        (task,) = owner.commit([owner.made_raw("send", b"{}", EnqueueOptions())])
+        (task,) = owner.commit([owner.build_raw_enqueue("send", b"{}", EnqueueOptions())])
         assert offering.claim(0, ["send"]) == []
         offering.offer(1, 1, ["send"])
 

@@ -61,7 +61,7 @@ class Shop:
 
     def enqueue(self, number: int, count: int = 1) -> list[TaskId]:
         queue = self.queues[number]
-        return queue.commit([queue.made(queue.functions["send"], (), {}) for _ in range(count)])
+        return queue.commit([queue.build_enqueue(queue.functions["send"], (), {}) for _ in range(count)])
 
     def begin(self, count: int) -> list[str]:
         """The queues of the next bodies that begin."""

@@ -268,10 +268,10 @@ def test_a_payload_that_names_a_task_waits_for_it(stage: Stage) -> None:
     """Also one of another language, which names it by itself."""
     first = stage.count.enqueue("abc")
     payload = b'{"$results": {"number": "%b"}}' % first.encode()
-    made = stage.queue.made_raw("double", payload, EnqueueOptions())
+    made = stage.queue.build_raw_enqueue("double", payload, EnqueueOptions())
     assert made.task.head.after == (first,)
     with pytest.raises(InvalidTask, match="names no tasks"):
-        stage.queue.made_raw("double", b'{"$results": {"number": 7}}', EnqueueOptions())
+        stage.queue.build_raw_enqueue("double", b'{"$results": {"number": 7}}', EnqueueOptions())
     (last,) = stage.queue.commit([made])
     hidden = replace(made, task=Task(replace(made.task.head, id=stage.queue.new_id(), after=()), payload))
     (alone,) = stage.queue.commit([hidden])

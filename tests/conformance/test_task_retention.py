@@ -62,7 +62,7 @@ class Stage:
         options = EnqueueOptions(
             after=tuple(after), task_id=task, after_failure=after_failure, unique_for_s=unique_for_s
         )
-        self.queue.commit([self.queue.made_raw(name, b"{}", options, retries=0)])
+        self.queue.commit([self.queue.build_raw_enqueue(name, b"{}", options, retries=0)])
         self.close(task, status)
         return task
 
@@ -207,7 +207,7 @@ def test_a_young_task_keeps_what_it_is_connected_to(stage: Stage) -> None:
     options = EnqueueOptions(after=(coming, broken), waits_for_unknown=True)
     early = f"{lowest_id_at(stage.clock.wall())[:16]}{'e' * 24}"
     options = options.model_copy(update={"task_id": early})
-    stage.queue.commit([stage.queue.made_raw("send", b"{}", options)])
+    stage.queue.commit([stage.queue.build_raw_enqueue("send", b"{}", options)])
     stage.queue.cancel(early)
     stage.live(3000.0, sweeper)
     young = stage.enqueue(after=[old])

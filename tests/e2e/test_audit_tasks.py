@@ -94,7 +94,9 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
         doomed = worker("doomed")
         payload = json.dumps({"to": UPDATES}).encode()
-        options = [queue.made_raw("count", payload, EnqueueOptions(), retries=10) for _ in range(TASKS)]
+        options = [
+            queue.build_raw_enqueue("count", payload, EnqueueOptions(), retries=10) for _ in range(TASKS)
+        ]
         queue.commit(options)
         wait_until(lambda: len(claims_of(history, SkuldKind.UPDATED)) >= 2, "it works on two tasks")
         [(killed, _), *_] = claims_of(history, SkuldKind.CLAIMED)

@@ -65,7 +65,7 @@ def produce(url: str, folder: Path) -> None:
     with (folder / "answered").open("w", buffering=1) as answers, closing(opened(url, folder)) as queue:
         for call in CALLS:
             made = [
-                queue.made_raw("send", b"{}", EnqueueOptions(task_id=task_id(number), after=after))
+                queue.build_raw_enqueue("send", b"{}", EnqueueOptions(task_id=task_id(number), after=after))
                 for number, after in call
             ]
             try:

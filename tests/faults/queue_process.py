@@ -90,7 +90,7 @@ class Host:
         """Enqueue calls of the functions; the tasks' ids."""
         functions = self.queue.functions
         made = [
-            self.queue.made(functions[name], tuple(given), {}, EnqueueOptions(**options))
+            self.queue.build_enqueue(functions[name], tuple(given), {}, EnqueueOptions(**options))
             for name, given, options in calls
         ]
         return self.queue.commit(made)

@@ -43,7 +43,7 @@ class Stage:
 
     def made(self, name: str, **options: Any) -> Enqueue:
         """A task of a function that no worker has."""
-        return self.queue.made_raw(name, b"{}", EnqueueOptions(**options))
+        return self.queue.build_raw_enqueue(name, b"{}", EnqueueOptions(**options))
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """What was told so far."""

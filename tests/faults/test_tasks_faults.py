@@ -72,7 +72,7 @@ class Stage:
     def enqueue(self, function: str, *calls: tuple[Any, ...]) -> list[str]:
         """Enqueue calls of a function of the host application."""
         body = self.queue.functions[function]
-        return self.queue.commit([self.queue.made(body, call, {}) for call in calls])
+        return self.queue.commit([self.queue.build_enqueue(body, call, {}) for call in calls])
 
     def statuses(self) -> dict[Status, int]:
         return {status: count for status, count in self.queue.count().items() if count}
@@ -184,7 +184,7 @@ def _is_dead(stage: Stage, task: str) -> bool:
 @pytest.mark.rule("SK-15")
 def test_a_payload_that_no_worker_can_read_is_a_dead_letter_at_once(stage: Stage) -> None:
     body = stage.queue.functions["add"]
-    made = stage.queue.made(body, (1, 2), {})
+    made = stage.queue.build_enqueue(body, (1, 2), {})
     poisoned = type(made)(type(made.task)(made.task.head, b"\xff no JSON"), made.partition)
     (task,) = stage.queue.commit([poisoned])
     (good,) = stage.enqueue("add", (1, 2))

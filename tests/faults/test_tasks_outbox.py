@@ -185,7 +185,7 @@ def test_tasks_are_enqueued_while_the_engine_is_away_and_forwarded_when_it_is_ba
         )
 
     def enqueue(queue: Queue, number: int) -> EnqueueAnswer:
-        made = queue.made_raw("send", b"{}", EnqueueOptions(task_id=task_id(number)))
+        made = queue.build_raw_enqueue("send", b"{}", EnqueueOptions(task_id=task_id(number)))
         (enqueued,) = queue.commit([made])
         return enqueued.answer
 

@@ -73,7 +73,7 @@ class Stage:
     def enqueue(self, function: str, *arguments: Any, **named: Any) -> str:
         """Enqueue a call of a function of the worker."""
         body = self.queue.functions[function]
-        (task,) = self.queue.commit([self.queue.made(body, arguments, named)])
+        (task,) = self.queue.commit([self.queue.build_enqueue(body, arguments, named)])
         return task
 
     def _end_helpers(self) -> None:
@@ -242,7 +242,7 @@ def test_the_command_line_runs_bodies_in_processes_of_a_queue_that_they_import(t
         ) as queue,
     ):
         try:
-            made = queue.made_raw("where", b"{}", EnqueueOptions())
+            made = queue.build_raw_enqueue("where", b"{}", EnqueueOptions())
             (task,) = queue.commit([made])
             place = queue.wait(task, PATIENCE_S)
             assert place != worker.pid

@@ -60,7 +60,7 @@ def test_wherever_the_worker_is_killed_output_and_completion_are_both_there_or_n
     host = Host(path, path.parent / "here", NEVER)
     with closing(host.queue) as queue:
         send = queue.functions["send"]
-        (task,) = queue.commit([queue.made(send, ("a@example.org",), {})])
+        (task,) = queue.commit([queue.build_enqueue(send, ("a@example.org",), {})])
         killed_before = killed_at = 0
         while queue.get(task).state.status is not Status.COMPLETED:
             assert outputs(path) == []
@@ -72,7 +72,7 @@ def test_wherever_the_worker_is_killed_output_and_completion_are_both_there_or_n
         assert queue.get(task).state.result == b'"sent"'
         assert killed_before >= 4, "at BEGIN, INSERT, what complete_in does, COMMIT, and after it"
 
-        (other,) = queue.commit([queue.made(send, ("b@example.org",), {})])
+        (other,) = queue.commit([queue.build_enqueue(send, ("b@example.org",), {})])
         with working(path, NEVER):
             assert queue.wait(other, PATIENCE_S) == "sent"
         assert sorted(outputs(path)) == sorted([task, other]), "what was complete was not done again"

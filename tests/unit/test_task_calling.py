@@ -30,7 +30,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
 from rebalanser.tasks.aio.loop_caller import BodySupervisor
-from rebalanser.tasks.claim import Facts, read_log
+from rebalanser.tasks.claim import ClaimFacts, read_log
 from rebalanser.tasks.execution.bodies import BodyWaits, Job, ThreadCaller
 from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
@@ -62,7 +62,7 @@ from rebalanser.testing.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-FACTS = Facts("0" * 40, "mail", "send", 3, 2, 77)
+FACTS = ClaimFacts("0" * 40, "mail", "send", 3, 2, 77)
 FOREVER_S = 3600.0
 
 

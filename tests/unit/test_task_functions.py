@@ -55,7 +55,7 @@ from rebalanser.tasks.functions import (
 )
 from rebalanser.tasks.http.messages import Failure, NewTask
 from rebalanser.tasks.model import AfterFailure, Head, State, Status, Stored
-from rebalanser.tasks.results import Filled, filled, sources_in, with_sources, without_sources
+from rebalanser.tasks.results import FilledPayload, fill_results, sources_in, with_sources, without_sources
 from rebalanser.tasks.waiting import value_of
 from rebalanser.testing import FakeClock
 
@@ -729,11 +729,11 @@ def test_a_name_that_no_function_here_has_is_warned_about_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Queue("mail", "memory://misspelt", state_folder=tmp_path) as queue:
-        queue.made_raw("sned", b"{}", EnqueueOptions())
+        queue.build_raw_enqueue("sned", b"{}", EnqueueOptions())
         assert not caplog.records, "a queue without functions only enqueues"
         queue.task(send)
         for name in ("send", "sned", "sned"):
-            queue.made_raw(name, b"{}", EnqueueOptions())
+            queue.build_raw_enqueue(name, b"{}", EnqueueOptions())
     (told,) = [each.getMessage() for each in caplog.records]
     assert "sned" in told
     assert "send" in told
@@ -862,24 +862,24 @@ def test_a_payload_is_filled_with_results_as_they_are_stored() -> None:
         }
         return {task: Stored(replace(head, id=task), states[task], 1, 0) for task in ids if task in states}
 
-    got = filled(head, payload, read)
+    got = fill_results(head, payload, read)
     assert got.payload == '{"one":{"n": 1.10},"all":[null,{"n": 1.10}],"a":"é"}'.encode()
     assert dict(got.without_result) == {second: "cancelled"}
-    assert filled(head, b'{"a": 1}', read).payload == b'{"a": 1}'
-    assert filled(head, b'["$results"]', read).payload == b'["$results"]'
-    assert filled(head, b'"$results" is no JSON', read).payload == b'"$results" is no JSON'
+    assert fill_results(head, b'{"a": 1}', read).payload == b'{"a": 1}'
+    assert fill_results(head, b'["$results"]', read).payload == b'["$results"]'
+    assert fill_results(head, b'"$results" is no JSON', read).payload == b'"$results" is no JSON'
     waiting = replace(head, after_failure=AfterFailure.WAIT)
     with pytest.raises(InvalidTask, match=f"result of task {second} is missing: it is cancelled"):
-        filled(waiting, payload, read)
+        fill_results(waiting, payload, read)
     gone = replace(head, after=(*head.after, strange))
     with pytest.raises(InvalidTask, match=f"result of task {strange} is missing: there is no such task"):
-        filled(gone, with_sources(b"{}", {"one": strange}), read)
+        fill_results(gone, with_sources(b"{}", {"one": strange}), read)
 
 
 @pytest.mark.rule("SK-5", "SK-21")
 def test_a_worker_of_another_version_leaves_a_task_with_results_to_others() -> None:
     """As it may be that another one has the parameter."""
     registered = TaskBody(report, "report", TaskOptions())
-    got = Filled(b'{"sum":5}', {"sum": "0" * 40}, {})
+    got = FilledPayload(b'{"sum":5}', {"sum": "0" * 40}, {})
     with pytest.raises(OtherArguments, match=r"total: is missing; sum: is no argument of it"):
         registered.arguments(got.payload, got)

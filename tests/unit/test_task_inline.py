@@ -158,7 +158,7 @@ def test_queues_at_one_store_in_memory_take_turns(tmp_path: Path) -> None:
             queue.task("send")(lambda claim, name=name: ran.append(name))  # type: ignore[misc]
         for _ in range(3):
             for name, queue in (("one", one), ("two", two)):
-                two.commit([two.made(two.functions["send"], (), {})])
+                two.commit([two.build_enqueue(two.functions["send"], (), {})])
                 assert queue.run_until_idle() == 1, name
     assert ran == ["one", "two"] * 3
 
@@ -168,7 +168,7 @@ def test_a_queue_of_a_url_in_memory_is_alone_and_ends_with_its_store(tmp_path: P
     with Queue("memory://", state_folder=tmp_path) as one, Queue("memory://", state_folder=tmp_path) as two:
         for queue in (one, two):
             queue.task("send")(lambda claim: None)
-        one.commit([one.made(one.functions["send"], (), {})])
+        one.commit([one.build_enqueue(one.functions["send"], (), {})])
         assert one.name == two.name == "tasks"
         assert two.run_until_idle() == 0
         assert one.run_until_idle() == 1

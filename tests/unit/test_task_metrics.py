@@ -106,7 +106,7 @@ def test_a_store_that_is_away_costs_a_scrape_only_the_age(
 
 @pytest.mark.rule("SK-12")
 def test_a_worker_knows_the_oldest_task_that_it_can_not_run(queue: Queue) -> None:
-    queue.commit([queue.made_raw("unknown", b"{}", EnqueueOptions())])
+    queue.commit([queue.build_raw_enqueue("unknown", b"{}", EnqueueOptions())])
     queue.start()
     wait_until(lambda: (queue.measure().oldest_ready_s or 0.0) > 0.0)
     queue.stop()
@@ -163,7 +163,7 @@ def test_a_run_is_in_the_bucket_of_its_bound() -> None:
 def test_several_queues_are_in_one_scrape_with_each_family_once(queue: Queue, tmp_path: Path) -> None:
     with Queue("other", "memory://", state_folder=tmp_path) as other:
         for each in (queue, other):
-            each.commit([each.made_raw("send", b"{}", EnqueueOptions())])
+            each.commit([each.build_raw_enqueue("send", b"{}", EnqueueOptions())])
         registry = CollectorRegistry()
         registry.register(QueueCollector(queue, other))
         text = generate_latest(registry).decode()

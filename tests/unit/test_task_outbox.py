@@ -310,7 +310,7 @@ def test_while_the_engine_answers_tasks_are_committed(stage: Stage) -> None:
 @pytest.mark.rule("SK-4")
 def test_without_an_outbox_the_answer_is_always_committed(tmp_path: Path) -> None:
     with Queue(QUEUE, "memory://no-outbox", partitions=1, state_folder=tmp_path) as queue:
-        (task,) = queue.commit([queue.made_raw("send", b"{}", EnqueueOptions())])
+        (task,) = queue.commit([queue.build_raw_enqueue("send", b"{}", EnqueueOptions())])
         assert task.answer is EnqueueAnswer.COMMITTED
 
 

@@ -206,7 +206,7 @@ def test_the_reason_why_a_task_can_not_be_read_is_bounded(tasks: Queue) -> None:
     def send(claim: Claim) -> None: ...
 
     named = b'{"%s": 1}' % (b"x" * 10_000)
-    (task,) = tasks.commit([tasks.made_raw("send", named, EnqueueOptions())])
+    (task,) = tasks.commit([tasks.build_raw_enqueue("send", named, EnqueueOptions())])
     tasks.run_until_idle()
     error = tasks.get(task).state.error
     assert len(error) <= MAX_ERROR

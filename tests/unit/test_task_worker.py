@@ -38,7 +38,7 @@ from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, Err
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.results import Filled
+from rebalanser.tasks.results import FilledPayload
 from rebalanser.tasks.rules import Held
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing import FakeClock
@@ -342,8 +342,8 @@ class Unread:
         self.held = Held(number, "holder")
         self.left: Any = None
 
-    def filled(self, head: Head, payload: bytes) -> Filled:
-        return Filled(payload, {}, {})
+    def fill_results(self, head: Head, payload: bytes) -> FilledPayload:
+        return FilledPayload(payload, {}, {})
 
     def settle(self, rule: Any) -> Future[Any]:
         head = Head(self.task_id, "work", "send")
@@ -357,7 +357,7 @@ class Unread:
 class WithoutResults(Unread):
     """A claim of a task whose results can't be read, as the engine is away."""
 
-    def filled(self, head: Head, payload: bytes) -> Filled:
+    def fill_results(self, head: Head, payload: bytes) -> FilledPayload:
         raise RegistryUnavailable("away")
 
 

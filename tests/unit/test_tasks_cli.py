@@ -65,7 +65,9 @@ class Stage:
         self, *after: str, task_id: str | None = None, retries: int = 0, unknown: bool = False
     ) -> str:
         options = EnqueueOptions(after=after, task_id=task_id, waits_for_unknown=unknown)
-        (task,) = self.queue.commit([self.queue.made_raw("send", b'{"to": "a"}', options, retries=retries)])
+        (task,) = self.queue.commit(
+            [self.queue.build_raw_enqueue("send", b'{"to": "a"}', options, retries=retries)]
+        )
         return task
 
     def write(self, task: str, state: State | rules.Refused, update: Update | None = None) -> None:
@@ -464,7 +466,7 @@ def test_dependencies_that_can_never_be_complete_are_found(stage: Stage) -> None
     a, b = stage.queue.new_id(), stage.queue.new_id()
     engine = stage.queue.context.engine
     for task, needed in ((a, b), (b, a)):
-        made = stage.queue.made_raw(
+        made = stage.queue.build_raw_enqueue(
             "send", b"{}", EnqueueOptions(task_id=task, after=(needed,), waits_for_unknown=True)
         )
         engine.apply([made], 1.0)
@@ -619,7 +621,7 @@ def test_what_runs_or_fails_after_a_failure_says_so(stage: Stage) -> None:
 
 @pytest.mark.rule("SK-1", "SK-2")
 def test_an_id_that_is_none_and_a_wrong_partition_are_found(stage: Stage) -> None:
-    right = stage.queue.made_raw("send", b"{}", EnqueueOptions())
+    right = stage.queue.build_raw_enqueue("send", b"{}", EnqueueOptions())
     strange = Enqueue(Task(Head("no flake", "work", "send"), b"{}"), 0)
     stage.queue.context.engine.apply([replace(right, partition=(right.partition + 1) % 4), strange], 1.0)
     assert faults(stage) == {"wrong_partition": {right.task.head.id}, "invalid_id": {"no flake"}}
@@ -654,7 +656,7 @@ def test_a_count_that_was_changed_in_the_file_is_found(
     path = tmp_path / "tasks.db"
     url = f"sqlite:///{path}"
     with Queue("work", url, partitions=4, state_folder=tmp_path) as queue:
-        queue.commit([queue.made_raw("send", b"{}", EnqueueOptions())])
+        queue.commit([queue.build_raw_enqueue("send", b"{}", EnqueueOptions())])
     with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("INSERT INTO skuld_counts VALUES (1, 0, 1)").rowcount == 1
     assert main(["tasks", "check", "work", "--registry", url]) == 1

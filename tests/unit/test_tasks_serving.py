@@ -547,7 +547,7 @@ def test_tasks_are_listed_by_name_and_age_and_the_newest_first(clocked: tuple[Qu
     made: list[str] = []
     for number in range(7):
         name = "send" if number % 2 else "count"
-        made += queue.commit([queue.made_raw(name, b"{}", EnqueueOptions())])
+        made += queue.commit([queue.build_raw_enqueue(name, b"{}", EnqueueOptions())])
         clock.advance(100.0)
     client = client_of(queue)
     assert ids_of(client.send("GET", f"{TASKS}?name=send")) == made[1::2]
@@ -578,10 +578,10 @@ def test_many_are_cancelled_requeued_and_deleted_after_they_were_counted(
     def counted(status: Status) -> int:
         return queue.count().get(status, 0)
 
-    queue.commit([queue.made_raw("send", b"{}", EnqueueOptions()) for _ in range(1200)])
+    queue.commit([queue.build_raw_enqueue("send", b"{}", EnqueueOptions()) for _ in range(1200)])
     clock.advance(100.0)
-    (other,) = queue.commit([queue.made_raw("count", b"{}", EnqueueOptions())])
-    (after,) = queue.commit([queue.made_raw("count", b"{}", EnqueueOptions(after=(other,)))])
+    (other,) = queue.commit([queue.build_raw_enqueue("count", b"{}", EnqueueOptions())])
+    (after,) = queue.commit([queue.build_raw_enqueue("count", b"{}", EnqueueOptions(after=(other,)))])
     assert ask("cancel", name="send", dry_run=True) == (1200, 0)
     assert counted(Status.WAITING) == 1202
     assert ask("cancel", name="send", older_than_s=101) == (0, 0)

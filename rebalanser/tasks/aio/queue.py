@@ -45,10 +45,10 @@ from rebalanser.tasks.functions import (
     chosen_options,
     is_coroutine_function,
     pairs_of,
-    refuse_no_claim,
-    refuse_no_expression,
-    refuse_required,
     register_body,
+    require_claim,
+    require_defaults,
+    require_expression,
     task_name,
     task_options,
 )
@@ -59,7 +59,7 @@ from rebalanser.tasks.open_queue import DEFAULT_PARTITIONS, IN_MEMORY, name_and_
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_mixed
-from rebalanser.tasks.results import PlannedCall, in_order
+from rebalanser.tasks.results import PlannedCall, sort_by_dependency
 from rebalanser.tasks.retention import Collected, Retention, RetentionRecord
 from rebalanser.tasks.status import QueueStatus
 
@@ -92,7 +92,7 @@ class AsyncTaskFunction(Generic[P, R]):
         Raises:
             InvalidArgument: ``claim`` is an argument of the task instead.
         """
-        refuse_no_claim(self.name, claim)
+        require_claim(self.name, claim)
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> AsyncTaskFunction[P, R]:
@@ -138,7 +138,7 @@ class AsyncCall(PlannedCall[R]):
         return (await cast("AsyncQueue", self.queue).enqueue_all([self]))[0]
 
 
-class AsyncRegisters(Protocol):
+class AsyncTaskDecorator(Protocol):
     """The decorator that registers a function as a task."""
 
     @overload
@@ -239,7 +239,7 @@ class AsyncQueue:
     def task(self, function: Callable[Concatenate[Any, P], R], /) -> AsyncTaskFunction[P, R]: ...
 
     @overload
-    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> AsyncRegisters: ...
+    def task(self, name: str | None = None, **options: Unpack[GivenTaskOptions]) -> AsyncTaskDecorator: ...
 
     def task(self, name: str | Callable[..., Any] | None = None, **options: Unpack[GivenTaskOptions]) -> Any:
         """Register a function for tasks, under its own name or another; ``options`` as in TaskOptions.
@@ -279,19 +279,19 @@ class AsyncQueue:
         jitter_s: float = 0.0,
         overlap: bool = True,
         **options: Unpack[GivenTaskOptions],
-    ) -> AsyncRegisters:
+    ) -> AsyncTaskDecorator:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
-        refuse_no_expression(expression)
+        require_expression(expression)
         register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
 
         def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
-            refuse_required(function, schedule.name)
+            require_defaults(function, schedule.name)
             registered = register(function)
             self._schedules.append(schedule)
             return registered
 
-        return cast("AsyncRegisters", scheduled)
+        return cast("AsyncTaskDecorator", scheduled)
 
     @contextlib.asynccontextmanager
     async def in_memory(self, clock: Clock | None = None) -> AsyncIterator[Self]:
@@ -330,7 +330,7 @@ class AsyncQueue:
         def enqueue() -> list[Enqueued[Any]]:
             return queue.commit(
                 [
-                    queue.made(body, tuple(arguments), named, options)
+                    queue.build_enqueue(body, tuple(arguments), named, options)
                     for arguments, named in pairs_of(body.name, calls)
                 ]
             )
@@ -340,7 +340,7 @@ class AsyncQueue:
     async def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; as :meth:`Queue.enqueue_all`."""
         queue = await self._opened()
-        await self._threads.run(queue.enqueue_ordered, in_order(calls, self))
+        await self._threads.run(queue.enqueue_ordered, sort_by_dependency(calls, self))
         return [call.enqueued for call in calls if call.enqueued is not None]
 
     @property

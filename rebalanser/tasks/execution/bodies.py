@@ -217,7 +217,7 @@ class Bodies:
         """
         body = self._functions[claim.name]
         try:
-            got = claim.filled(head, payload)
+            got = claim.fill_results(head, payload)
             payload = got.payload
             arguments = body.arguments(payload, got)
         except OtherArguments as error:

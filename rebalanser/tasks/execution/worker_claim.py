@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.owned import StopRequest
-from rebalanser.tasks.claim import Claim, Facts
+from rebalanser.tasks.claim import Claim, ClaimFacts
 from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import Head, Status, Stored, Update
-from rebalanser.tasks.results import Filled, filled
+from rebalanser.tasks.results import FilledPayload, fill_results
 from rebalanser.tasks.rules import Decision, Held, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 
@@ -50,7 +50,8 @@ class WorkerClaim(Claim):
     def __init__(self, stored: Stored, held: Held, deadline: float, context: Context) -> None:
         head, state = stored.head, stored.state
         super().__init__(
-            Facts(head.id, head.queue, head.name, held.number, state.failures, stored.revision), StopRequest()
+            ClaimFacts(head.id, head.queue, head.name, held.number, state.failures, stored.revision),
+            StopRequest(),
         )
         self._context = context
         self._life = ClaimLife(stored, held, deadline)
@@ -159,9 +160,9 @@ class WorkerClaim(Claim):
         with self._lock:
             self._life.learn(stored)
 
-    def filled(self, head: Head, payload: bytes) -> Filled:
-        """Return the payload with the results that it gets; see :func:`~rebalanser.tasks.results.filled`."""
-        return filled(head, payload, self._context.read)
+    def fill_results(self, head: Head, payload: bytes) -> FilledPayload:
+        """Fill in the results that a payload gets; see :func:`~rebalanser.tasks.results.fill_results`."""
+        return fill_results(head, payload, self._context.read)
 
     def learn_status(self, status: Status, revision: int) -> None:
         """Take the status of the task at a revision, from a watch: the claim may be over."""

@@ -21,7 +21,7 @@ from rebalanser.tasks.http.problems import TOO_MANY, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.results import MAX_RESULTS_BYTES, filled
+from rebalanser.tasks.results import MAX_RESULTS_BYTES, fill_results
 from rebalanser.tasks.writes.pending import PendingMove
 
 SHORTEST_PAUSE_S: Final = 0.001
@@ -273,7 +273,7 @@ class Dispenser:
         if head.id not in payloads:
             return InternalError("the task's payload is not in the store")
         try:
-            return filled(head, payloads[head.id], self._context.read).payload
+            return fill_results(head, payloads[head.id], self._context.read).payload
         except InvalidTask as error:
             return error
 

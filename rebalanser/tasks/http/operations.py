@@ -45,7 +45,7 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
         unique_for_s=task.unique_for_s,
         key=task.key,
     )
-    return queue.made_raw(
+    return queue.build_raw_enqueue(
         task.name,
         with_sources(task.payload.content(), task.results),
         options,

@@ -66,7 +66,7 @@ from rebalanser.tasks.outbox.spool import (
     forwarded,
     placed,
 )
-from rebalanser.tasks.results import with_others
+from rebalanser.tasks.results import redirect_sources
 
 MAX_BATCH: Final = 60
 """Maximum entries in one request."""
@@ -235,7 +235,7 @@ class Forwarding:
 def _redirected(entry: SpoolEntry, duplicates: Mapping[TaskId, TaskId]) -> SpoolEntry:
     task = entry.enqueue.task
     after = tuple(dict.fromkeys(duplicates.get(each, each) for each in task.head.after))
-    changed = Task(replace(task.head, after=after), with_others(task.payload, duplicates))
+    changed = Task(replace(task.head, after=after), redirect_sources(task.payload, duplicates))
     return replace(entry, enqueue=replace(entry.enqueue, task=changed))
 
 

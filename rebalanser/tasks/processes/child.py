@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
 from rebalanser.errors import InvalidState, RebalanserError, RequestTooLarge
-from rebalanser.tasks.claim import Claim, Facts, check_content
+from rebalanser.tasks.claim import Claim, ClaimFacts, check_content
 from rebalanser.tasks.execution.outcomes import GiveUp, Raised, Returned, raised, returned, summary_of
 from rebalanser.tasks.functions import TaskBody, body_at
 from rebalanser.tasks.model import Update
@@ -51,7 +51,7 @@ class RunBody:
     ``max_bytes`` is the limit of an update, of a result, and of an error that is sent back.
     """
 
-    facts: Facts
+    facts: ClaimFacts
     deadline: float
     payload: bytes
     max_bytes: int
@@ -136,7 +136,7 @@ class SendRequest(Protocol):
 class ChildClaim(Claim):
     """A claim that another process holds."""
 
-    def __init__(self, facts: Facts, deadline: float, request: SendRequest, max_bytes: int) -> None:
+    def __init__(self, facts: ClaimFacts, deadline: float, request: SendRequest, max_bytes: int) -> None:
         super().__init__(facts, threading.Event())
         self._max_bytes = max_bytes
         self._deadline = deadline
