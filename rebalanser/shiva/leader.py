@@ -295,6 +295,8 @@ class Leader:
         elif isinstance(event.record, KeptCommand):
             self._restand(event.record.start, command)
         else:
+            if isinstance(command.record, StopCommand):
+                self._publisher.commanded(event.at.offset, self._now)
             self._follow(command)
             self._forget_other_starts(command.record.application)
 
@@ -304,6 +306,7 @@ class Leader:
         if not self._caught_up:
             self._worker_commands[worker] = event
             return
+        self._publisher.commanded(event.at.offset, self._now)
         self._forget_earlier_set_aside(f"worker:{worker}", event.at.offset)
         if not self._board.has_room_for(worker, cordon):
             reason = f"{MAX_CORDONS} workers are cordoned: uncordon those that are no more"

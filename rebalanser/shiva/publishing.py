@@ -21,6 +21,8 @@ class Publisher:
         self._options = options
         self._issued_at: float | None = None
         self._changed_at: float | None = None
+        self._commanded = -1
+        """The offset of the last command that a document must take into account."""
 
     @property
     def newest(self) -> AssignmentDocument | None:
@@ -37,6 +39,14 @@ class Publisher:
         if self._changed_at is None:
             self._changed_at = now
 
+    def commanded(self, offset: int, now: float) -> None:
+        """Publish that the command at ``offset`` was read, even if it changes nothing (SH-18).
+
+        The client of the second of two stops waits for that.
+        """
+        self._commanded = offset
+        self.changed(now)
+
     def due_at(self, applications: int) -> float | None:
         """When (monotonic seconds) a document of so many applications is due; None while none is."""
         if self._changed_at is None or self.under_way is not None:
@@ -49,8 +59,8 @@ class Publisher:
     def issue(self, document: AssignmentDocument, now: float) -> bool:
         """Whether this is worth publishing: something is new in it beside what was read.
 
-        The first document of a term always is, as it says who leads now (SH-20). What is worth publishing is
-        under way from now on.
+        The first document of a term always is, as it says who leads now (SH-20), and so is one that a client
+        waits for. What is worth publishing is under way from now on.
         """
         self._changed_at = None
         if self._is_known(document):
@@ -63,6 +73,7 @@ class Publisher:
         known = self.document
         return (
             known is not None
+            and known.consumed >= self._commanded
             and document.epoch.term == known.epoch.term
             and document.deadline_s == known.deadline_s
             and document.round_s == known.round_s

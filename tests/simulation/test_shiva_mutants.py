@@ -13,6 +13,7 @@ import pytest
 
 from rebalanser.shiva.keeping import Keeper
 from rebalanser.shiva.placing import Board
+from rebalanser.shiva.publishing import Publisher
 from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.shiva.worker import Worker
@@ -196,6 +197,13 @@ MUTANTS = (
         "a cordoned worker gets nothing further, and a drained one has nothing",
         (Switch(Board, "_cordoned", always(frozenset())),),
         frozenset({"SH-26"}),
+        "absences",
+    ),
+    Mutant(
+        "commands answered",
+        "a command that changes nothing is taken into account by a document all the same",
+        (Switch(Publisher, "commanded", always(None)),),
+        frozenset({"SH-18"}),
         "absences",
     ),
     Mutant(

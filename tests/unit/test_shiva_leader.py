@@ -1758,6 +1758,31 @@ def test_a_stop_of_what_is_unknown_changes_nothing(rig: Rig) -> None:
     assert rig.news == []
 
 
+@pytest.mark.rule("SH-18", "SH-26")
+def test_a_command_that_changes_nothing_is_answered_by_a_document(rig: Rig) -> None:
+    """Its client waits for a document that takes it into account."""
+    running(rig, "w1", "w2")
+    rig.stop(A)
+    rig.settle()
+    rig.pong("w1")
+    rig.pong("w2")
+    rig.settle()
+    assert A not in rig.document.applications
+    for repeat in (
+        lambda: rig.stop(A, "stop-2"),
+        lambda: rig.cordon("w2", None),
+        lambda: rig.cordon("w2", None, "order-2"),
+    ):
+        said = _content(rig.document)
+        offset = rig.at().offset
+        repeat()
+        assert rig.settle().consumed == offset + 1
+        assert _content(rig.document) == said
+    settled = rig.document
+    rig.keep_company(60, "w1", "w2")
+    assert rig.document is settled
+
+
 def test_the_ordering_contract_is_held() -> None:
     """A pair that is not in the contract is a broken invariant."""
     rig = Rig()

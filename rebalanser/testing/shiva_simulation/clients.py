@@ -119,6 +119,8 @@ class Clients:
     def _append(self, key: str, value: Value) -> None:
         world = self._world
         record = world.broker.append(world.now, Write(world.broker.command, key, value, size_bytes(value)))
+        if isinstance(value, StopCommand | WorkerCommand):
+            world.oracle.awaited(record.offset)
         if isinstance(value, WorkerCommand):
             world.oracle.cordoned(value)
             if world.trace:

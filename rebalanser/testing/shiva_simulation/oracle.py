@@ -40,6 +40,8 @@ class Oracle:
         self._effective: dict[ApplicationId, StartCommand | StopCommand] = {}
         """The last one that no leader had a reason to refuse."""
         self._cordons: dict[str, Cordon] = {}
+        self._to_answer = -1
+        """The offset of the last command whose client waits for a document that has read it."""
         self.running: dict[ApplicationId, list[ApplicationProcess]] = defaultdict(list)
         self.refusable: set[CommandId] = set()
         """Start commands that a leader may refuse."""
@@ -63,6 +65,10 @@ class Oracle:
             self._effective[command.application] = command
         if isinstance(command, StartCommand):
             self._started[command.command] = command
+
+    def awaited(self, offset: int) -> None:
+        """A client waits for the effect of its command at this offset, which may change nothing."""
+        self._to_answer = offset
 
     def cordoned(self, command: WorkerCommand) -> None:
         """A command about a worker stands on COMMAND."""
@@ -189,6 +195,7 @@ class Oracle:
             or self._processes_unsettled(document)
             or self._loads_unsettled(document)
             or self._cordons_unsettled(document)
+            or self._unanswered(document)
             or self._files_lost(document)
             or self._budget_exceeded(document)
         )
@@ -296,6 +303,11 @@ class Oracle:
                 return f"SH-26: {application} is on {entry.worker}, which is drained"
             if entry.kept_for is not None:
                 return f"SH-26: {application} is kept for {entry.kept_for}"
+        return None
+
+    def _unanswered(self, document: AssignmentDocument) -> str | None:
+        if document.consumed < self._to_answer:
+            return f"SH-18: no document has read the command at {self._to_answer}, for which a client waits"
         return None
 
     def _files_lost(self, document: AssignmentDocument) -> str | None:

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from rebalanser.shiva.messages import FactKind
+from rebalanser.shiva.types import ApplicationId
 from rebalanser.testing.shiva_simulation.chaos import Chaos
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.scenario import ANYTHING, PROFILES, Profile
@@ -85,6 +86,7 @@ def _run(world: World) -> None:
     heal(world)
     settle(world)
     stay(world)
+    stop_in_vain(world)
     if world.random.random() < 0.5:
         change_leader(world)
 
@@ -137,6 +139,12 @@ def stay(world: World, for_s: float = STAYS_FOR_S) -> None:
             raise Violation("SH-8", f"{name} changed although all was well: {before[name]} -> {after[name]}")
     if world.oracle.documents - documents > world.kept - kept + len(left):
         raise Violation("SH-8", "a document was published although all was well")
+
+
+def stop_in_vain(world: World) -> None:
+    """Stop what is not there: the client waits for a document that has read its command (SH-18)."""
+    world.clients.stop(ApplicationId("t", "c", "never"))
+    settle(world)
 
 
 def _told_and_running(world: World) -> dict[str, object]:
