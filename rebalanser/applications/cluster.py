@@ -180,8 +180,12 @@ class Cluster(ABC):
         cordon: Cordon | None,
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
+        command: CommandId = "",
     ) -> None:
         """Wait until a worker is cordoned, or drained and runs nothing any more, or, with None, is neither.
+
+        ``command`` is what :meth:`cordon` returned: until a leader has read it, an earlier one counts for
+        nothing.
 
         Raises:
             NotSettled: not within ``timeout_s``; the message says what it still has.

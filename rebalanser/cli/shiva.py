@@ -549,7 +549,7 @@ def _cordon(face: Face, worker: str, cordon: Cordon | None, timeout_s: float | N
     with _opened(face) as opened:
         command = opened.cordon(worker, cordon)
         if timeout_s is not None:
-            opened.wait_cordoned(worker, cordon, timeout_s)
+            opened.wait_cordoned(worker, cordon, timeout_s, command=command)
     face.answer(
         {"worker": worker, "command": command, "cordon": state, "settled": timeout_s is not None},
         f"{worker} is {state}" if timeout_s is not None else f"{worker}: commanded to be {state}",

@@ -116,7 +116,8 @@ def _set_aside(status: ClusterStatus) -> Iterator[str]:
     told = {(f"cmd:{each.application}", each.reason) for each in status.applications}
     others = [each for each in status.set_aside if (each.key, each.reason) not in told]
     for each in others[-MOST_SET_ASIDE:]:
-        yield f"set aside: record {each.offset} of {each.key!r}: {each.reason}"
+        place = f"record {each.offset} of " if each.offset >= 0 else ""
+        yield f"set aside: {place}{each.key!r}: {each.reason}"
 
 
 def plain(status: ClusterStatus) -> list[str]:

@@ -68,6 +68,10 @@ _CONTROL_KEYS: Final = ("ping", "pong:")
 _ASKED_TO_STOP: Final = "asked to stop"
 
 
+def _is_of_control(record: SetAside) -> bool:
+    return record.offset == _NOTHING_READ or record.key.startswith(_CONTROL_KEYS)
+
+
 class Leader:
     """One term of one leader, from its take-over until it steps down.
 
@@ -250,7 +254,9 @@ class Leader:
     ) -> None:
         self._require_term()
         if isinstance(event, Unreadable) and event.on_control:
-            self._put_aside(SetAside(event.at.offset, event.key, event.reason[:MAX_REASON_CHARS]))
+            # Kept apart by its offset from a record of COMMAND that bears the same key.
+            offset = event.at.offset if event.key.startswith(_CONTROL_KEYS) else _NOTHING_READ
+            self._put_aside(SetAside(offset, event.key, event.reason[:MAX_REASON_CHARS]))
             return
         self._consumed = max(self._consumed, event.at.offset)
         self._shelf.read(event.at)
@@ -448,7 +454,7 @@ class Leader:
 
     def _put_aside(self, record: SetAside) -> None:
         """Show a record that was not carried out; the same complaint of one source is shown once (SH-16)."""
-        periodic = record.key.startswith(_CONTROL_KEYS)
+        periodic = _is_of_control(record)
         for known in self._set_aside:
             same = known.reason == record.reason if periodic else known.offset == record.offset
             if same and known.key == record.key:
@@ -486,11 +492,7 @@ class Leader:
             record
             for record, at in self._set_aside.items()
             if self._now - at
-            > (
-                self._options.permission_s
-                if record.key.startswith(_CONTROL_KEYS)
-                else self._options.set_aside_s
-            )
+            > (self._options.permission_s if _is_of_control(record) else self._options.set_aside_s)
         )
 
     def _pong_came(self, pong: Pong) -> None:

@@ -248,5 +248,6 @@ class SetAside:
     """A record or command that was not carried out: where it stands, and why (SH-16)."""
 
     offset: int
+    """On COMMAND, or for a leader's ping or a worker's pong on CONTROL; -1 for anything else of CONTROL."""
     key: str
     reason: str

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.shiva.cluster import KafkaCluster
 from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 
-from rebalanser.errors import ApplicationFailed, Superseded
+from rebalanser.applications import TopicNames
+from rebalanser.errors import ApplicationFailed, NotSettled, Superseded
+from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.records import AssignmentDocument
 from rebalanser.shiva.types import (
     ApplicationEntry,
@@ -21,6 +26,7 @@ from rebalanser.shiva.types import (
     Leaving,
     Mode,
     SetAside,
+    WorkerEntry,
 )
 
 WEB = ApplicationId("t", "c", "web")
@@ -85,6 +91,16 @@ def test_a_later_command_is_told() -> None:
         effect().has_come(document(ApplicationState.RUNNING, command="later"))
 
 
+@pytest.mark.rule("SH-18")
+@pytest.mark.parametrize("later", ["", "mine", "another"])
+def test_a_start_that_a_later_command_stopped_has_not_come(later: str) -> None:
+    start = Effect(WEB, "mine", OFFSET, starts=True)
+    stopped = document(ApplicationState.STOPPING if later else None, command=later)
+    assert not start.has_come(replace(stopped, consumed=OFFSET - 1))
+    with pytest.raises(Superseded, match="a later command has stopped t/c/web"):
+        start.has_come(stopped)
+
+
 @pytest.mark.rule("SH-16", "SH-18")
 def test_a_command_that_was_set_aside_has_failed() -> None:
     aside = SetAside(OFFSET, "cmd:t/c/web", "its parts are missing")
@@ -110,6 +126,12 @@ class TestCordons:
         assert told == "no leader has taken up the command for w1 yet"
         assert not_cordoned_yet(self.with_entry(Cordon.DRAINED), "w1", None) == told
 
+    def test_an_uncordon_that_no_leader_has_read_is_not_the_end_of_an_earlier_drain(self) -> None:
+        behind = replace(self.with_entry(None), consumed=OFFSET - 1)
+        told = not_cordoned_yet(behind, "w1", None, OFFSET)
+        assert told == "no leader has taken up the command for w1 yet"
+        assert not not_cordoned_yet(self.with_entry(None), "w1", None, OFFSET)
+
     def test_a_drained_worker_is_empty_once_it_has_stopped_what_it_had(self) -> None:
         named = self.with_entry(Cordon.DRAINED, worker="w1")
         left = Leaving("w1", Incarnation("folder", 1), Epoch(1, 1))
@@ -120,3 +142,29 @@ class TestCordons:
     def test_a_cordoned_worker_keeps_what_it_has(self) -> None:
         assert not not_cordoned_yet(self.with_entry(Cordon.CORDONED, worker="w1"), "w1", Cordon.CORDONED)
         assert not not_cordoned_yet(self.with_entry(None, worker="w1"), "w1", None)
+
+
+@pytest.mark.rule("SH-18", "SH-26")
+def test_a_cluster_knows_its_own_commands_until_a_leader_has_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is sent: the appends and the documents are given."""
+    connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
+    cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+    read = [document(ApplicationState.RUNNING, command="earlier", consumed=OFFSET - 1), document()]
+    known = replace(read[0], workers={"w1": WorkerEntry(Incarnation("folder", 1))})
+    monkeypatch.setattr(cluster, "read", lambda _timeout_s: known)
+    monkeypatch.setattr(cluster, "documents", lambda _timeout_s: iter(read))
+    monkeypatch.setattr(cluster, "_append", lambda _key, _value: OFFSET)
+    with closing(cluster):
+        stopped = cluster.stop(WEB)
+        assert cluster.wait(WEB, stopped, 1.0) is None
+        monkeypatch.setattr(cluster, "_last_commanded", lambda *_: None)
+        restarted = cluster.restart(WEB)
+        with pytest.raises(Superseded):
+            cluster.wait(WEB, restarted, 1.0)
+        uncordoned = cluster.cordon("w1", None)
+        cluster.wait_cordoned("w1", None, 1.0, command=uncordoned)
+        del read[1]
+        with pytest.raises(NotSettled, match="no leader has taken up"):
+            cluster.wait_cordoned("w1", None, 1.0, command=uncordoned)

@@ -2212,3 +2212,15 @@ def test_an_offset_of_control_is_never_taken_for_one_of_command(rig: Rig, key: s
     document = rig.settle()
     assert [each.key for each in document.set_aside] == [key]
     assert document.consumed < 10**9
+    assert [fact.revision for fact in rig.facts(FactKind.RECORD_SET_ASIDE)] == [None]
+
+
+@pytest.mark.rule("SH-16", "SH-20")
+def test_a_foreign_key_on_control_is_shown_once_and_never_as_a_command(rig: Rig) -> None:
+    running(rig, "w1")
+    command = rig.at().offset
+    for offset in range(command - 2, command + 3):
+        rig.feed(Unreadable(Standing(offset, rig.wall_ms, 10), "cmd:tenant/channel/a", "no", on_control=True))
+    assert rig.settle().set_aside == (SetAside(-1, "cmd:tenant/channel/a", "no"),)
+    rig.keep_company(OPTIONS.permission_s + 2 * OPTIONS.round_s, "w1")
+    assert rig.document.set_aside == ()

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +74,17 @@ MAX_REMEMBERED: Final = 1000
 """The commands of this connection whose effect can be waited for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Where a command of this connection stands, and whether it is a start."""
+
+    offset: int | None
+    starts: bool
+
+
+_UNKNOWN: Final = _Sent(None, starts=False)
+
+
 class KafkaCluster(Cluster):
     """One connection to a cluster whose broker has answered once."""
 
@@ -84,7 +95,7 @@ class KafkaCluster(Cluster):
         self._topics = names.of(connection.cluster)
         self._writer = LogWriter(connection, delivery_timeout_s=timeout_s)
         self._ensured = False
-        self._offsets: OrderedDict[CommandId, int] = OrderedDict()
+        self._sent: OrderedDict[CommandId, _Sent] = OrderedDict()
 
     @property
     def identity(self) -> str:
@@ -211,12 +222,14 @@ class KafkaCluster(Cluster):
         cordon: Cordon | None,
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
+        command: CommandId = "",
     ) -> None:
         """Wait until a worker is cordoned, or drained and empty, or, with None, is neither."""
+        offset = self._sent.get(command, _UNKNOWN).offset
         standing = "no leader has published anything yet"
         for document in self.documents(timeout_s):
             on_document(document)
-            standing = not_cordoned_yet(document, worker, cordon)
+            standing = not_cordoned_yet(document, worker, cordon, offset)
             if not standing:
                 return
         raise NotSettled(f"not within {timeout_s:g} s: {standing}")
@@ -228,9 +241,9 @@ class KafkaCluster(Cluster):
 
     def _append_command(self, command: StartCommand | StopCommand | WorkerCommand) -> CommandId:
         offset = self._append(key_of(command), encode(command))
-        self._offsets[command.command] = offset
-        if len(self._offsets) > MAX_REMEMBERED:
-            self._offsets.popitem(last=False)
+        self._sent[command.command] = _Sent(offset, isinstance(command, StartCommand))
+        if len(self._sent) > MAX_REMEMBERED:
+            self._sent.popitem(last=False)
         return command.command
 
     def _ensure_topics(self) -> None:
@@ -300,7 +313,8 @@ class KafkaCluster(Cluster):
         on_document: OnDocument = lambda _document: None,
     ) -> ApplicationEntry | None:
         """Wait for the effect of a command: until it runs or finished, or, after a stop, is gone (None)."""
-        effect = Effect(application, command, self._offsets.get(command))
+        sent = self._sent.get(command, _UNKNOWN)
+        effect = Effect(application, command, sent.offset, starts=sent.starts)
         for document in self.documents(timeout_s):
             on_document(document)
             if effect.has_come(document):

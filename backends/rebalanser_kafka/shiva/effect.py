@@ -21,9 +21,15 @@ _SHOWN: Final = 5
 """Workers where an application failed, or applications that a worker still has, that a sentence names."""
 
 
-def not_cordoned_yet(document: AssignmentDocument, worker: WorkerId, cordon: Cordon | None) -> str:
-    """Why a command about a worker has had no effect yet, for people; empty once it has (SH-26)."""
-    if document.cordons.get(worker) is not cordon:
+def not_cordoned_yet(
+    document: AssignmentDocument, worker: WorkerId, cordon: Cordon | None, offset: int | None = None
+) -> str:
+    """Why a command about a worker has had no effect yet, for people; empty once it has (SH-26).
+
+    ``offset`` is where it stands on COMMAND, if known.
+    """
+    unread = offset is not None and document.consumed < offset
+    if unread or document.cordons.get(worker) is not cordon:
         return f"no leader has taken up the command for {worker} yet"
     if cordon is not Cordon.DRAINED:
         return ""
@@ -37,12 +43,18 @@ def not_cordoned_yet(document: AssignmentDocument, worker: WorkerId, cordon: Cor
 
 
 class Effect:
-    """Follows one command through the documents. ``offset`` is where it stands on COMMAND, if known."""
+    """Follows one command through the documents.
 
-    def __init__(self, application: ApplicationId, command: CommandId, offset: int | None) -> None:
+    ``offset`` is where it stands on COMMAND, and ``starts`` tells a start from a stop, where they are known.
+    """
+
+    def __init__(
+        self, application: ApplicationId, command: CommandId, offset: int | None, *, starts: bool = False
+    ) -> None:
         self._application = application
         self._command = command
         self._offset = offset
+        self._starts = starts
         self.entry: ApplicationEntry | None = None
         """The application in the last document that was looked at; None where that does not name it."""
         self.standing = "no leader has published anything yet"
@@ -60,6 +72,9 @@ class Effect:
         self._refuse_set_aside(document)
         if self._offset is not None and document.consumed < self._offset:
             return False
+        stopping = self.entry is not None and self.entry.state is ApplicationState.STOPPING
+        if self._starts and (self.entry is None or stopping):
+            raise Superseded(f"a later command has stopped {self._application}")
         if self.entry is None:
             return True
         if self.entry.command != self._command:
