@@ -48,6 +48,8 @@ OWN_HANDS_S: Final = 1.0
 """So long after the stop timeout this process kills by itself: the guardian may have been stopped."""
 EAGER_INTERVAL_S: Final = 1.0
 """Seconds between checks of a process that has not passed any, at most, within its grace period."""
+_NOWHERE: Final = Output(path=os.devnull, file_bytes=0, files=1)
+"""Output of a check: by it the guardian's keeper knows the check, and kills what outlives the guardian."""
 _LOOK_S: Final = 0.1
 _STATUS_LINE_BYTES: Final = 1024
 _HTTP_PORT: Final = 80
@@ -315,13 +317,14 @@ class ApplicationProcesses:
         if running.job.deadline is not None:
             deadline = min(deadline, running.job.deadline)
         job = replace(
-            running.job, command=check.exec or (), stop_limit_s=0.0, deadline=deadline, lock=None, output=None
+            running.job,
+            command=check.exec or (),
+            stop_limit_s=0.0,
+            deadline=deadline,
+            lock=None,
+            output=_NOWHERE,
         )
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            return running.guarded.start(job, hear, (nowhere, nowhere))
-        finally:
-            os.close(nowhere)
+        return running.guarded.start(job, hear)
 
     def _check_ended(self, key: tuple[ApplicationId, int], running: _Running) -> None:
         """Report the exit of the process if it waited for the end of this check."""

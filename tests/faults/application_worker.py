@@ -13,7 +13,7 @@ from rebalanser.applications.data_folder import DataFolder
 from rebalanser.applications.manifest import Manifest
 from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.shiva.messages import ProcessStarted
+from rebalanser.shiva.messages import ProcessExited, ProcessStarted
 from rebalanser.shiva.types import ApplicationId
 
 
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
             if isinstance(event, ProcessStarted):
                 pid = processes.running[event.application, event.run]
                 tell("started", application=name, run=event.run, pid=pid)
-            else:
+            elif isinstance(event, ProcessExited):
                 tell("exited", application=name, run=event.run, code=event.code, error=event.error)
 
         processes = ApplicationProcesses(data, "worker-1", hear)

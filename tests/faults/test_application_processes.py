@@ -186,9 +186,11 @@ class Worker:
         application: ApplicationId = APP,
         stop_timeout_s: float = 5.0,
         lasts_s: float | None = None,
+        check: HealthCheck | None = None,
     ) -> None:
         assert self.process.stdin is not None
-        written = json.loads(manifest(script, stop_timeout_s).model_dump_json())
+        made = manifest(script, stop_timeout_s).model_copy(update={"health_check": check})
+        written = json.loads(made.model_dump_json())
         order = {"run": run, "application": str(application), "manifest": written, "lasts_s": lasts_s}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
@@ -273,6 +275,26 @@ def test_a_silent_descendant_does_not_outlive_a_worker_and_its_guardian_that_are
         worker.kill()
         wait_until(lambda: not holders(tmp_path, "2011"), "its descendant is gone")
         assert not members(started["pid"])
+
+
+@pytest.mark.rule("SH-17", "SH-23")
+def test_a_silent_child_of_a_check_does_not_outlive_a_worker_and_its_guardian_that_are_killed_at_once(
+    tmp_path: Path,
+) -> None:
+    sign = tmp_path / "group"
+    script = f"sleep 2013 & echo $$ > {sign}.new; mv {sign}.new {sign}; exec sleep 2014"
+    check = HealthCheck(exec=("sh", "-c", script), timeout_s=PATIENCE_S)
+    with working(tmp_path) as worker:
+        worker.start(1, "exec sleep 2000", check=check)
+        worker.wait_for(1, "started")
+        wait_until(sign.exists, "a check is under way")
+        group = int(sign.read_text())
+        wait_until(lambda: runs_program(group, "2014"), "it runs")
+        assert worker.keeper
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        os.kill(worker.guardian, signal.SIGKILL)
+        worker.kill()
+        wait_until(lambda: not members(group), "its child is gone")
 
 
 @pytest.mark.rule("SH-17", "SH-13")

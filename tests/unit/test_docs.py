@@ -128,6 +128,8 @@ def test_the_unit_of_a_worker_leaves_its_children_to_the_guardian() -> None:
     """Any other KillMode kills guardian and applications at once when the worker has crashed."""
     unit = (ROOT / "docs" / "shiva.md").read_text().partition("```ini\n")[2].partition("```")[0]
     assert {"KillMode=process", "OOMPolicy=continue"} <= set(unit.splitlines())
+    guide = (ROOT / "docs" / "deployment.md").read_text()
+    assert "For `rebalanser run` write `KillMode=process` instead." in guide
 
 
 def test_every_claimed_rule_has_a_test() -> None:
