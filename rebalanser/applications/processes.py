@@ -8,7 +8,8 @@ Each application is one command in a process group of its own, under the worker'
   its stop timeout before and SIGKILL at the deadline. One of mode ``available`` has none and runs on, and so
   does the keeping of its output (SH-14).
 - The guardian dies: everything that it started is killed, and the next start begins a new guardian.
-- A process with a health check has a thread that carries it out. A check that is a command runs under the
+- A process with a health check has a thread that carries it out; where there is none to be had it is stopped,
+  and started again as after any exit. A check that is a command runs under the
   guardian, too, and ends with the process: the exit is told once both have ended (SH-23).
 
 Nothing is decided here: when to start again, to back off or to give up is the business of
@@ -142,7 +143,7 @@ class ApplicationProcesses:
             running.last_resort = threading.Timer(patience_s, running.guarded.kill, (running.number,))
             running.last_resort.name = "rebalanser-last-resort"
             running.last_resort.daemon = True
-            running.last_resort.start()
+            _begin(running.last_resort)
 
     def extend(self, application: ApplicationId, run: int, deadline: float) -> None:
         """Let a process that has a deadline run until ``deadline``, if that is later."""
@@ -248,9 +249,11 @@ class ApplicationProcesses:
         self._tell(event)
         if isinstance(outcome, Started) and health_check is not None:
             arguments = key, running, health_check
-            threading.Thread(
+            checking = threading.Thread(
                 target=self._check_health, args=arguments, name="rebalanser-health", daemon=True
-            ).start()
+            )
+            if not _begin(checking):
+                running.guarded.stop(running.number, self._clock.now() + running.job.stop_limit_s)
 
     def _check_health(self, key: tuple[ApplicationId, int], running: _Running, check: HealthCheck) -> None:
         """Check a process until it ends, in a thread of its own."""
@@ -277,7 +280,7 @@ class ApplicationProcesses:
             return self._command_failure(key, running, check)
         except TimeoutError:
             return f"no answer within {check.timeout_s:g} s"
-        except (OSError, RebalanserError) as error:
+        except (OSError, ValueError, RebalanserError) as error:  # a ValueError: the host is no name
             return str(error)
 
     def _command_failure(self, key: tuple[ApplicationId, int], running: _Running, check: HealthCheck) -> str:
@@ -335,6 +338,16 @@ class ApplicationProcesses:
                 return
             del self._running[key]
         self._tell(event)
+
+
+def _begin(thread: threading.Thread) -> bool:
+    """Start a thread. Return False on a host at its limit of threads, which stops nothing else."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.error("%s: %s", thread.name, error)
+        return False
+    return True
 
 
 def _connect(url: str, timeout_s: float) -> socket.socket:

@@ -155,7 +155,7 @@ def status_of(
             "epoch": str(document.epoch),
             "workers": list(workers.values()),
             "applications": [
-                _application(application, entry, workers.get(entry.worker or ""))
+                _application(application, entry, workers.get(entry.worker or ""), status.stale)
                 for application, entry in sorted(document.applications.items())
             ],
             "set_aside": [
@@ -198,15 +198,19 @@ def _worker(
 
 
 def _application(
-    application: ApplicationId, entry: ApplicationEntry, worker: WorkerStatus | None
+    application: ApplicationId, entry: ApplicationEntry, worker: WorkerStatus | None, unled: bool
 ) -> ApplicationStatus:
-    unknown = entry.state is ApplicationState.RUNNING and worker is not None and worker.stale
+    """Return what is known of an application; a worker that hears no leader may have stopped it (SH-14)."""
+    silent = worker is not None and worker.stale
+    unknown = entry.state is ApplicationState.RUNNING and (silent or unled)
     return ApplicationStatus(
         application=str(application),
         state=UNKNOWN if unknown else entry.state,
         worker=entry.worker,
         leaving=entry.leaving.worker if entry.leaving else None,
-        reason=f"it ran when {entry.worker} was last heard" if unknown else entry.reason,
+        reason=f"it ran when {entry.worker if silent else 'a leader'} was last heard"
+        if unknown
+        else entry.reason,
         mode=entry.mode,
         tags=sorted(entry.tags),
         command=entry.command,

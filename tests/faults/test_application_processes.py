@@ -427,6 +427,35 @@ def test_a_check_that_takes_too_long_or_cannot_run_fails(
     assert error_of_check(bench).startswith(error)
 
 
+@pytest.mark.rule("SH-23")
+@pytest.mark.parametrize("where", [{"tcp": "a..b:80"}, {"http": f"http://{'x' * 64}/"}])
+def test_a_check_of_a_host_that_is_no_name_fails_each_time(bench: Bench, where: dict[str, str]) -> None:
+    bench.start(1, checked("sleep 2000", **where))
+    bench.started(1)
+    assert all("label" in error_of_check(bench) for _ in range(2))
+
+
+@pytest.mark.rule("SH-17", "SH-23")
+def test_at_the_limit_of_threads_a_process_that_cannot_be_checked_ends_and_nothing_else_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name in {"rebalanser-health", "rebalanser-last-resort"}:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    bench.start(1, manifest("sleep 2000"), OTHER)
+    bench.started(1, OTHER)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    bench.start(1, checked("sleep 2000", tcp="127.0.0.1:1"))
+    bench.started(1)
+    assert bench.exited(1).code == -signal.SIGTERM
+    bench.processes.stop(OTHER, 1)
+    assert bench.exited(1, OTHER).code == -signal.SIGTERM
+
+
 @pytest.mark.rule("SH-13", "SH-23")
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_a_process_has_ended_once_its_check_has(bench: Bench, tmp_path: Path, by_itself: bool) -> None:

@@ -130,6 +130,12 @@ class TestAges:
         ]
         assert not status.settled
 
+    def test_a_worker_without_a_leader_may_have_stopped_what_it_ran(self) -> None:
+        """What is exclusive has ended by then, which its worker says, and no document."""
+        status = status_of("c", document(), LastHeard(ping(FRESH_S + 1), {"w": pong(20)}))
+        assert plain(status)[2] == "t/c/web: unknown on w, it ran when a leader was last heard"
+        assert "0 of 1 application running" in plain(status)[0]
+
     @pytest.mark.parametrize(
         "heard",
         [

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva import last_records
 from rebalanser_kafka.shiva.last_records import heard_in, newest
 from rebalanser_kafka.shiva.reading import (
     FRAMING_BYTES,
@@ -61,8 +63,9 @@ from rebalanser.shiva.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from rebalanser_kafka.connection import Connection
     from rebalanser_kafka.shiva.wire import Written
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[A-Za-z0-9_-]", fullmatch=True)
@@ -314,6 +317,58 @@ def test_the_age_of_what_was_heard_is_counted_from_when_the_broker_took_it() -> 
     heard = heard_in([*records, read(b"pong:w3", b"poison"), read(b"pong:w1", None)], wall_s=9.5)
     assert heard.ping == (ping, 2.5)
     assert heard.pongs == {"w1": (pong, 1.0), "w2": (late, 0.0)}
+
+
+class _Topic:
+    """CONTROL as a reader finds it, in place of the reader itself."""
+
+    def __init__(self, records: list[LogRecord]) -> None:
+        self.records = records
+        self.read: list[int] = []
+
+    def __call__(self, *_: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def start_offset(self, _timeout_s: float) -> int:
+        return 0
+
+    def end_offset(self, _timeout_s: float) -> int:
+        return len(self.records)
+
+    def records_from(self, _connection: object, _topic: str, start: int, *_: object) -> Iterator[LogRecord]:
+        self.read.append(start)
+        return iter(self.records[start:])
+
+
+@pytest.mark.rule("SH-20")
+@pytest.mark.parametrize("pongs", [0, 4_990, 30_000])
+def test_the_last_ping_is_found_however_many_pongs_came_since(
+    pongs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while thousands of applications start, with rounds of 30 s."""
+    ping, pong = Ping(5, "l", 1, Epoch(5, 1), 30.0), Pong("w1", Incarnation("l", 1), 1, 1, 1, None)
+    early, late, many = (
+        LogRecord(0, at_ms, True, key_of(record).encode(), encode(record))
+        for at_ms, record in ((1_000, ping), (2_000, ping), (3_000, pong))
+    )
+    worker = replace(early, key=b"pong:w2", value=encode(replace(pong, worker="w2")))
+    topic = _Topic([*[many] * 50_000, early, worker, late, *[many] * pongs])
+    monkeypatch.setattr(last_records, "LogReader", topic)
+    monkeypatch.setattr(last_records, "_records", topic.records_from)
+    heard = last_records.last_heard(cast("Connection", None), "control", 60.0)
+    assert heard.ping is not None
+    assert heard.ping[0] == ping
+    assert heard.pongs.keys() >= {"w2"}
+    assert topic.read[0] == len(topic.records) - 5_000
+    assert topic.read[-1] > 0
+    last_records.last_pongs(cast("Connection", None), "control", 60.0)
+    assert topic.read[-1] == topic.read[0]
 
 
 @pytest.mark.rule("SH-17")

@@ -17,12 +17,14 @@ from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import control_record
-from rebalanser_kafka.shiva.wire import NotReadable, decode
+from rebalanser_kafka.shiva.wire import PING_KEY, NotReadable, decode
 
 _TAIL: Final = 16
 """How many offsets before the end are looked at first: a document and its control record take two."""
 _CONTROL_TAIL: Final = 5000
-"""Number of offsets before the end of CONTROL within which the last record of each key is looked for."""
+"""Number of offsets before the end of CONTROL within which the last record of each key is looked for first."""
+_PINGS: Final = 2
+"""Pings that a status looks back for: each worker that lives has answered the last one or the one before."""
 _POLL_S: Final = 0.2
 
 
@@ -77,23 +79,37 @@ def _newest_from(
     return newest(_records(connection, topic, start, end, deadline))
 
 
-def last_of_each_key(connection: Connection, topic: str, timeout_s: float) -> tuple[list[LogRecord], int]:
+def last_of_each_key(
+    connection: Connection, topic: str, timeout_s: float, pings: int = 0
+) -> tuple[list[LogRecord], int]:
     """Read the tail of CONTROL: the last record of each key in it, and where the topic ended.
+
+    The tail has as many ``pings``, if the topic has.
 
     Raises:
         RegistryUnavailable: not within ``timeout_s`` seconds.
         RegistryRefused: there is no such topic.
     """
-    return patiently(partial(_last_of_each_key, connection, topic), timeout_s)
+    return patiently(partial(_last_of_each_key, connection, topic, pings), timeout_s)
 
 
-def _last_of_each_key(connection: Connection, topic: str, timeout_s: float) -> tuple[list[LogRecord], int]:
+def _last_of_each_key(
+    connection: Connection, topic: str, pings: int, timeout_s: float
+) -> tuple[list[LogRecord], int]:
     deadline = time.monotonic() + timeout_s
     with LogReader(connection, topic, "latest") as reader:
         first = reader.start_offset(timeout_s)
         end = reader.end_offset(timeout_s)
-    tail = _records(connection, topic, max(first, end - _CONTROL_TAIL), end, deadline)
-    return list({record.key: record for record in tail}.values()), end
+    length = _CONTROL_TAIL
+    while True:
+        start = max(first, end - length)
+        found, last = 0, {}
+        for record in _records(connection, topic, start, end, deadline):
+            found += record.key == PING_KEY.encode()
+            last[record.key] = record
+        if found >= pings or start == first:
+            return list(last.values()), end
+        length *= 4
 
 
 def last_pongs(connection: Connection, topic: str, timeout_s: float) -> tuple[tuple[Pong, ...], int]:
@@ -108,7 +124,7 @@ def last_heard(connection: Connection, topic: str, timeout_s: float) -> LastHear
 
     A record's age is this host's time of day less the broker's when it took the record, and 0 at least.
     """
-    records, _ = last_of_each_key(connection, topic, timeout_s)
+    records, _ = last_of_each_key(connection, topic, timeout_s, _PINGS)
     return heard_in(records, time.time())
 
 
