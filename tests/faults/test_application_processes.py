@@ -429,7 +429,7 @@ def test_a_check_that_takes_too_long_or_cannot_run_fails(
 
 @pytest.mark.rule("SH-23")
 @pytest.mark.parametrize("where", [{"tcp": "a..b:80"}, {"http": f"http://{'x' * 64}/"}])
-def test_a_check_of_a_host_that_is_no_name_fails_each_time(bench: Bench, where: dict[str, str]) -> None:
+def test_a_check_of_a_host_that_is_no_name_fails_each_time(bench: Bench, where: dict[str, Any]) -> None:
     bench.start(1, checked("sleep 2000", **where))
     bench.started(1)
     assert all("label" in error_of_check(bench) for _ in range(2))

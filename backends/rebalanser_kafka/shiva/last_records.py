@@ -22,7 +22,7 @@ from rebalanser_kafka.shiva.wire import PING_KEY, NotReadable, decode
 _TAIL: Final = 16
 """How many offsets before the end are looked at first: a document and its control record take two."""
 _CONTROL_TAIL: Final = 5000
-"""Number of offsets before the end of CONTROL within which the last record of each key is looked for first."""
+"""Number of offsets before the end of CONTROL in which the last record of each key is looked for first."""
 _PINGS: Final = 2
 """Pings that a status looks back for: each worker that lives has answered the last one or the one before."""
 _POLL_S: Final = 0.2
