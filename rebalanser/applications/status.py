@@ -14,13 +14,14 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
+from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
     Cordon,
     Mode,
+    RunState,
     WorkerEntry,
     WorkerId,
 )
@@ -71,7 +72,10 @@ class ApplicationStatus(BaseModel):
 
     application: str
     state: str
-    """A value of :class:`~rebalanser.shiva.types.ApplicationState`, or ``unknown`` (SH-20)."""
+    """A value of :class:`~rebalanser.shiva.types.ApplicationState`, or ``unknown`` (SH-20).
+
+    What its worker is starting again is ``assigned``, by the last pong.
+    """
     worker: str | None
     """The worker that is to run it."""
     leaving: str | None
@@ -84,6 +88,7 @@ class ApplicationStatus(BaseModel):
     """The id of the start command that it runs by."""
     size_bytes: int
     restarts: int
+    """Of its process on its worker, by the last pong."""
     failed_on: dict[str, str]
     """The workers where it failed, with the reasons."""
 
@@ -155,7 +160,13 @@ def status_of(
             "epoch": str(document.epoch),
             "workers": list(workers.values()),
             "applications": [
-                _application(application, entry, workers.get(entry.worker or ""), status.stale)
+                _application(
+                    application,
+                    entry,
+                    workers.get(entry.worker or ""),
+                    _report_of(application, entry, document, heard),
+                    unled=status.stale,
+                )
                 for application, entry in sorted(document.applications.items())
             ],
             "set_aside": [
@@ -197,24 +208,50 @@ def _worker(
     )
 
 
+def _report_of(
+    application: ApplicationId,
+    entry: ApplicationEntry,
+    document: AssignmentDocument,
+    heard: LastHeard | None,
+) -> RunReport | None:
+    """Find what the last pong of its worker says of the command that the document names it for."""
+    known = document.workers.get(entry.worker or "")
+    pong, _ = heard.pongs.get(entry.worker or "", (None, None)) if heard is not None else (None, None)
+    if known is None or pong is None or pong.incarnation != known.incarnation:
+        return None
+    report = pong.applications.get(application)
+    return report if report is not None and report.command == entry.command else None
+
+
 def _application(
-    application: ApplicationId, entry: ApplicationEntry, worker: WorkerStatus | None, unled: bool
+    application: ApplicationId,
+    entry: ApplicationEntry,
+    worker: WorkerStatus | None,
+    report: RunReport | None,
+    *,
+    unled: bool,
 ) -> ApplicationStatus:
-    """Return what is known of an application; a worker that hears no leader may have stopped it (SH-14)."""
+    """Return what is known of an application; of its restarts only its worker's pongs tell (SH-24).
+
+    A worker that hears no leader may have stopped it (SH-14).
+    """
     silent = worker is not None and worker.stale
     unknown = entry.state is ApplicationState.RUNNING and (silent or unled)
+    state, reason, restarts = entry.state, entry.reason, entry.restarts
+    if report is not None:
+        restarts = report.restarts
+        if report.state is not RunState.RUNNING:
+            state, reason = ApplicationState.ASSIGNED, report.reason or reason
     return ApplicationStatus(
         application=str(application),
-        state=UNKNOWN if unknown else entry.state,
+        state=UNKNOWN if unknown else state,
         worker=entry.worker,
         leaving=entry.leaving.worker if entry.leaving else None,
-        reason=f"it ran when {entry.worker if silent else 'a leader'} was last heard"
-        if unknown
-        else entry.reason,
+        reason=f"it ran when {entry.worker if silent else 'a leader'} was last heard" if unknown else reason,
         mode=entry.mode,
         tags=sorted(entry.tags),
         command=entry.command,
         size_bytes=entry.archive.size_bytes,
-        restarts=entry.restarts,
+        restarts=restarts,
         failed_on=dict(sorted(entry.failed_on.items())),
     )

@@ -32,6 +32,8 @@ MAX_NAMED: Final = 5
 """Cordoned workers that a reason names."""
 MAX_CORDONS: Final = 10_000
 """Workers that may be cordoned or drained at the same time."""
+_RESTARTING: Final = frozenset({RunState.STARTING, RunState.BACKING_OFF, RunState.STOPPING})
+"""States of an application between two processes, or whose process is being replaced, on its worker."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -422,10 +424,20 @@ class Board:
         elif report.state is RunState.FAILED:
             if named or worker not in entry.failed_on:
                 self._failed(application, entry, worker, told or "failed")
-        elif named:
+        elif named and not self._only_restarts(entry, report):
             runs = report.state is RunState.RUNNING
             state = ApplicationState.RUNNING if runs else ApplicationState.ASSIGNED
-            self.put(application, replace(entry, state=state, reason=told, restarts=report.restarts))
+            self.put(application, replace(entry, state=state, reason=told))
+
+    def _only_restarts(self, entry: ApplicationEntry, report: RunReport) -> bool:
+        """True if its worker merely starts its process again: only its pongs tell of that (SH-24).
+
+        Of what has not run yet the document says why its first process has ended.
+        """
+        if report.state not in _RESTARTING:
+            return False
+        first = report.restarts == 0 or (report.restarts == 1 and report.state is RunState.BACKING_OFF)
+        return entry.state is ApplicationState.RUNNING or not first
 
     def _failed(
         self, application: ApplicationId, entry: ApplicationEntry, worker: WorkerId, reason: str

@@ -53,7 +53,7 @@ APPLICATION_STEPS: Final[Mapping[ApplicationState, Mapping[ApplicationState, str
             _S.STOPPING: "stop commanded",
         },
         _S.RUNNING: {
-            _S.ASSIGNED: "its process or its worker starts again, or started anew",
+            _S.ASSIGNED: "its worker starts again or may not run it now, or started anew",
             _S.MOVING: "another worker is to take it",
             _S.WAITING: "failed there, its worker is gone, or none can take it",
             _S.FAILED: "only workers where it failed are left",

@@ -190,6 +190,7 @@ class ApplicationState(StrEnum):
     ASSIGNED = "assigned"
     """A worker is named and has not said yet that it runs."""
     RUNNING = "running"
+    """Its worker has said that it runs. While that one starts it again, only its pongs say so (SH-24)."""
     FINISHED = "finished"
     STOPPING = "stopping"
     """A stop was commanded; its last worker has not said yet that it has stopped."""
@@ -239,6 +240,7 @@ class ApplicationEntry:
     timestamp_ms: int = 0
     """When the record at ``offset`` was written, by Kafka's clock."""
     restarts: int = 0
+    """Of what finished; of what runs, its worker's pongs tell."""
     kept_for: WorkerId | None = None
     """The worker that had it, is away, and gets it back if it returns in time (SH-26)."""
 

@@ -24,7 +24,7 @@ from rebalanser.cli.face import Face
 from rebalanser.cli.shiva import _environment, _started, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
 from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl
-from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
+from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -34,6 +34,7 @@ from rebalanser.shiva.types import (
     Epoch,
     Incarnation,
     Mode,
+    RunState,
     SetAside,
     WorkerEntry,
     check_part,
@@ -81,6 +82,7 @@ class TestFailures:
 
 
 WEB = ApplicationId("t", "c", "web")
+RESTARTED = {WEB: RunReport("a1", RunState.BACKING_OFF, 3, "exit code 1")}
 FRESH_S = 70.0
 """The age up to which a ping or pong counts, with rounds of 30 s."""
 
@@ -106,6 +108,40 @@ def ping(age_s: float, leader: str = "host-2") -> tuple[Ping, float]:
 def pong(age_s: float, **fields: Any) -> tuple[Pong, float]:
     known: dict[str, Any] = {"seen": Epoch(5, 2), "incarnation": Incarnation("folder", 1)}
     return Pong(**{"worker": "w", "sequence": 1, "round": 1, "term": 6, **known, **fields}), age_s
+
+
+@pytest.mark.rule("SH-11")
+class TestRestarts:
+    """What the document leaves to the pongs: what is being started again is not called running."""
+
+    def test_the_last_pong_tells_of_restarts(self) -> None:
+        heard = LastHeard(ping(3.2), {"w": pong(4.0, applications=RESTARTED)})
+        status = status_of("c", document(), heard)
+        assert plain(status)[-1] == "t/c/web: assigned on w, 3 restarts, exit code 1"
+        assert not status.settled
+
+    def test_once_it_runs_again_the_restarts_stay_counted(self) -> None:
+        runs = {WEB: RunReport("a1", RunState.RUNNING, 3)}
+        status = status_of("c", document(), LastHeard(ping(3.2), {"w": pong(4.0, applications=runs)}))
+        assert plain(status)[-1] == "t/c/web: running on w, 3 restarts"
+        assert status.settled
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"incarnation": Incarnation("folder", 2), "applications": RESTARTED},
+            {"applications": {WEB: replace(RESTARTED[WEB], command="a0")}},
+        ],
+        ids=["another process", "another command"],
+    )
+    def test_a_pong_of_something_else_tells_nothing(self, fields: dict[str, Any]) -> None:
+        (web,) = status_of("c", document(), LastHeard(ping(3.2), {"w": pong(4.0, **fields)})).applications
+        assert (web.restarts, web.reason.startswith("exit")) == (0, False)
+
+    def test_a_stale_worker_leaves_it_unknown(self) -> None:
+        old = pong(FRESH_S + 1, applications=RESTARTED)
+        (web,) = status_of("c", document(), LastHeard(ping(3.2), {"w": old})).applications
+        assert web.state == "unknown"
 
 
 @pytest.mark.rule("SH-20")

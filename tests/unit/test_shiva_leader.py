@@ -1350,13 +1350,51 @@ def test_what_finishes_while_no_worker_may_take_it_is_finished(rig: Rig, failed_
 def test_the_document_says_what_workers_say(rig: Rig) -> None:
     """Status is read from the last assignment document alone."""
     running(rig, "w1")
-    rig.pong("w1", {A: RunReport("start-1", RunState.BACKING_OFF, 3, "exit code 1")})
+    rig.pong("w1", {A: RunReport("start-1", RunState.PENDING, 0, "no leader has answered")})
     entry = rig.settle().applications[A]
-    assert (entry.state, entry.restarts, entry.reason) == (ApplicationState.ASSIGNED, 3, "exit code 1")
+    assert (entry.state, entry.reason) == (ApplicationState.ASSIGNED, "no leader has answered")
     rig.pong("w1", {A: RunReport("start-1", RunState.RUNNING, 3)})
     assert rig.settle().applications[A].state is ApplicationState.RUNNING
     rig.pong("w1", {})
     assert rig.settle().applications[A].state is ApplicationState.ASSIGNED
+
+
+@pytest.mark.rule("SH-11")
+def test_restarts_of_what_runs_are_no_change(rig: Rig) -> None:
+    """The log's growth follows changes: a worker's pongs tell how often it starts a process again."""
+    running(rig, "w1")
+    rig.settle()
+    rig.effects.clear()
+    for restarts in range(1, 20):
+        for state in (RunState.STOPPING, RunState.BACKING_OFF, RunState.STARTING, RunState.RUNNING):
+            reason = "" if state is RunState.RUNNING else f"exit code {restarts}"
+            rig.pong("w1", {A: RunReport("start-1", state, restarts, reason)})
+            rig.pass_s(1.5)
+    assert rig.all(PublishDocument) == []
+    assert rig.state(A) is ApplicationState.RUNNING
+    rig.pong("w1", {A: RunReport("start-1", RunState.FAILED, 20, "exit code 1")})
+    assert rig.settle().applications[A].failed_on == {"w1": "exit code 1"}
+
+
+@pytest.mark.rule("SH-11")
+def test_what_never_comes_up_says_why_and_not_with_each_restart(rig: Rig) -> None:
+    running(rig, "w1")
+    rig.start(A, "start-2")
+    rig.settle()
+    rig.pong("w1", {A: RunReport("start-2", RunState.STARTING, 0, "not passed yet")})
+    assert rig.settle().applications[A].reason == "not passed yet"
+    rig.pong("w1", {A: RunReport("start-2", RunState.BACKING_OFF, 1, "failed 3 times")})
+    entry = rig.settle().applications[A]
+    assert (entry.state, entry.reason) == (ApplicationState.ASSIGNED, "failed 3 times")
+    rig.effects.clear()
+    for restarts in range(1, 20):
+        rig.pong("w1", {A: RunReport("start-2", RunState.STARTING, restarts, "not passed yet")})
+        rig.pass_s(1.5)
+        rig.pong("w1", {A: RunReport("start-2", RunState.BACKING_OFF, restarts + 1, "failed 3 times")})
+        rig.pass_s(1.5)
+    assert rig.all(PublishDocument) == []
+    rig.pong("w1", {A: RunReport("start-2", RunState.RUNNING, 20)})
+    assert rig.settle().applications[A].state is ApplicationState.RUNNING
 
 
 @pytest.mark.rule("SH-8")
