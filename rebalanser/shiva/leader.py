@@ -14,6 +14,7 @@ from rebalanser.shiva.membership import Members, Verdict
 from rebalanser.shiva.messages import (
     CaughtUp,
     Deposed,
+    DocumentPassed,
     DocumentRead,
     Fact,
     FactKind,
@@ -250,7 +251,14 @@ class Leader:
 
     def _record_read(
         self,
-        event: StartRead | StopRead | WorkerCommandRead | DocumentRead | LeaderRead | PartRead | Unreadable,
+        event: StartRead
+        | StopRead
+        | WorkerCommandRead
+        | DocumentRead
+        | DocumentPassed
+        | LeaderRead
+        | PartRead
+        | Unreadable,
     ) -> None:
         self._require_term()
         if isinstance(event, Unreadable) and event.on_control:
@@ -272,16 +280,21 @@ class Leader:
             case LeaderRead(at):
                 self._announced = max(self._announced, at.offset)
                 self._give_way_to(at.offset)
+            case DocumentPassed():
+                pass
             case PartRead():
                 self._shelf.part_read(event, self._now)
-            case Unreadable(at, key, reason):
-                record = SetAside(at.offset, key, reason[:MAX_REASON_CHARS])
-                if self._caught_up:
-                    self._put_aside(record)
-                else:
-                    self._unread = [*self._unread, record][-max(1, self._options.max_set_aside) :]
+            case Unreadable():
+                self._unreadable(event)
             case _:
                 assert_never(event)
+
+    def _unreadable(self, event: Unreadable) -> None:
+        record = SetAside(event.at.offset, event.key, event.reason[:MAX_REASON_CHARS])
+        if self._caught_up:
+            self._put_aside(record)
+        else:
+            self._unread = [*self._unread, record][-max(1, self._options.max_set_aside) :]
 
     def _go_on_from(self, document: AssignmentDocument) -> None:
         """COMMAND has the last document, too, should ASSIGNEMENT have lost it; late ones do not count."""

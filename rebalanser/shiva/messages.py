@@ -1,7 +1,8 @@
 """What goes in and out of Shiva's two machines: events and effects.
 
 **The ordering contract.** Effects are carried out in the order of the list, those of one call before those of
-the next. What a machine is told of a topic comes in the order of offsets, each record once. At most one
+the next. What a machine is told of a topic comes in the order of offsets, each record once. Before
+:class:`CaughtUp` a document may come late, but before any later announcement of a leader. At most one
 :class:`PublishDocument` is under way, and it is answered by one :class:`Published` or :class:`Deposed`.
 """
 
@@ -73,6 +74,13 @@ class DocumentRead:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentPassed:
+    """A document on COMMAND was replaced by a later one before it was decoded (SH-24)."""
+
+    at: Standing
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderRead:
     """A leader's announcement was read from COMMAND; its offset is the leader's term."""
 
@@ -121,7 +129,15 @@ class Stop:
 
 
 CommandEvent: TypeAlias = (
-    StartRead | StopRead | WorkerCommandRead | DocumentRead | LeaderRead | PartRead | Unreadable | CaughtUp
+    StartRead
+    | StopRead
+    | WorkerCommandRead
+    | DocumentRead
+    | DocumentPassed
+    | LeaderRead
+    | PartRead
+    | Unreadable
+    | CaughtUp
 )
 
 

@@ -11,6 +11,7 @@ from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.messages import (
     CaughtUp,
     CommandEvent,
+    DocumentPassed,
     DocumentRead,
     ExtendDeadline,
     Fact,
@@ -210,7 +211,7 @@ class Worker:
                 self._set_aside(event.at, event.key, event.reason)
             case CaughtUp():
                 self._has_caught_up(now)
-            case PartRead() | WorkerCommandRead():
+            case PartRead() | WorkerCommandRead() | DocumentPassed():
                 pass
             case _:
                 assert_never(event)

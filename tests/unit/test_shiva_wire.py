@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva import last_records
-from rebalanser_kafka.shiva.last_records import heard_in, newest
+from rebalanser_kafka.shiva import last_records, reading
+from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest
 from rebalanser_kafka.shiva.reading import (
     FRAMING_BYTES,
+    ReplayedCommands,
     command_event,
     control_record,
     output_answer,
@@ -31,9 +33,10 @@ from rebalanser_kafka.shiva.wire import (
     decode_part_key,
     encode,
     key_of,
+    peek_epoch,
 )
 
-from rebalanser.shiva.messages import PartRead, StartRead, Unreadable
+from rebalanser.shiva.messages import CaughtUp, PartRead, StartRead, Unreadable
 from rebalanser.shiva.records import (
     AssignmentDocument,
     Heard,
@@ -61,12 +64,15 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
 )
+from rebalanser.shiva.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rebalanser_kafka.connection import Connection
     from rebalanser_kafka.shiva.wire import Written
+
+    from rebalanser.shiva.messages import CommandEvent
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[A-Za-z0-9_-]", fullmatch=True)
 texts = st.text(max_size=20)
@@ -304,6 +310,129 @@ def test_a_reader_of_status_takes_the_greatest_epoch_wherever_it_stands() -> Non
     assert found is not None
     assert found.epoch == Epoch(9, 1)
     assert newest([document(5, 3)], found) is found
+
+
+@pytest.mark.rule("SH-7")
+@given(records, st.booleans())
+def test_the_epoch_of_a_document_is_found_without_reading_all_of_it(record: Written, packed: bool) -> None:
+    value = encode(record)
+    if packed and value.startswith(b"{"):
+        value = zlib.compress(value)
+    found = peek_epoch(value)
+    assert found == (record.epoch if isinstance(record, AssignmentDocument) else None)
+
+
+def test_what_does_not_begin_as_a_document_has_no_epoch_to_be_found() -> None:
+    value = encode(AssignmentDocument(Epoch(5, 1), "l", 0, 1.0))
+    for other in (b"", b"\x00", b"poison", value[:40], value.replace(b'"format":1', b'"format":9')):
+        assert peek_epoch(other) is None
+
+
+def told(written: list[LeaderAnnouncement | AssignmentDocument], replayed: bool) -> Worker:
+    """A worker that was told what leaders wrote, decoding all of it or as a replay does."""
+    worker, log = Worker("w", Incarnation("l", 1)), ReplayedCommands()
+    events: list[CommandEvent] = []
+    for offset, record in enumerate(written):
+        found = replace(read(key_of(record).encode(), encode(record)), offset=offset)
+        events += log.events(found) if replayed else filter(None, [command_event(found)])
+    assert len(events) + (log._held is not None) == len(written), "each record is told of once"
+    for event in [*events, *log.end(), CaughtUp()]:
+        worker.handle(event, 1.0)
+    return worker
+
+
+@pytest.mark.rule("SH-7")
+@given(
+    st.lists(
+        st.just(LeaderAnnouncement("l"))
+        | st.builds(
+            lambda term, number: AssignmentDocument(Epoch(term, number), "l", 0, 1.0),
+            st.integers(0, 8),
+            st.integers(1, 3),
+        ),
+        max_size=8,
+    )
+)
+def test_a_replay_that_decodes_few_documents_ends_at_the_same_one(
+    written: list[LeaderAnnouncement | AssignmentDocument],
+) -> None:
+    """Announcements, and documents of leaders that are deposed or not, in any order."""
+    assert told(written, replayed=True).seen == told(written, replayed=False).seen
+
+
+def test_of_each_leader_one_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes | None] = []
+
+    def counted(key: bytes | None, value: bytes) -> Written:
+        decoded.append(key)
+        return decode(key, value)
+
+    monkeypatch.setattr(reading, "decode", counted)
+    written: list[LeaderAnnouncement | AssignmentDocument] = []
+    for term in (0, 101):
+        written.append(LeaderAnnouncement("l"))
+        written += [AssignmentDocument(Epoch(term, number), "l", 0, 1.0) for number in range(1, 101)]
+    assert told(written, replayed=True).seen == Epoch(101, 100)
+    assert decoded.count(b"assignement") == 2
+
+
+class Topic:
+    """ASSIGNEMENT as a list, with what was read of it."""
+
+    def __init__(self, *values: bytes) -> None:
+        self.values = list(values)
+        self.read: set[int] = set()
+
+    def reader(self, _connection: object, _topic: str, start: int | str) -> TopicReader:
+        return TopicReader(self, start if isinstance(start, int) else 0)
+
+
+class TopicReader:
+    def __init__(self, topic: Topic, position: int) -> None:
+        self._topic = topic
+        self.position = position
+        self.trouble = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start_offset(self, _timeout_s: float) -> int:
+        return 0
+
+    def end_offset(self, _timeout_s: float) -> int:
+        return len(self._topic.values)
+
+    def poll(self, _timeout_s: float) -> list[LogRecord]:
+        offset = self.position
+        self.position += 1
+        self._topic.read.add(offset)
+        return [LogRecord(offset, 1, True, b"assignement", self._topic.values[offset])]
+
+
+def documents_of(*numbers: int) -> list[bytes]:
+    return [encode(AssignmentDocument(Epoch(5, number), "l", 0, 1.0)) for number in numbers]
+
+
+@pytest.mark.rule("SH-11")
+@pytest.mark.parametrize(
+    ("values", "found", "read_from"),
+    [
+        pytest.param([], None, 0, id="empty"),
+        pytest.param(documents_of(*range(1, 2001)), 2000, 1984, id="the tail is enough"),
+        pytest.param([*documents_of(*range(1, 1901)), *[b"poison"] * 99], 1900, 1487, id="further back"),
+        pytest.param([*documents_of(1), *[b"poison"] * 1999], 1, 0, id="at the very beginning"),
+    ],
+)
+def test_the_last_document_is_found_by_reading_back_from_the_end(
+    monkeypatch: pytest.MonkeyPatch, values: list[bytes], found: int | None, read_from: int
+) -> None:
+    topic = Topic(*values)
+    monkeypatch.setattr(last_records, "LogReader", topic.reader)
+    document, end = last_document(Connection.from_address("127.0.0.1:1", "c"), "c-assignement", 5.0)
+    assert (document and document.epoch.number, end) == (found, len(values))
+    assert min(topic.read, default=0) == read_from
 
 
 @pytest.mark.rule("SH-20")

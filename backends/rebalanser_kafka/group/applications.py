@@ -41,7 +41,7 @@ class RunningApplications:
             RetryLater: it could not be read to its end within ``timeout_s`` seconds.
         """
         try:
-            document = last_document(self._connection, self._topic, timeout_s)
+            document, _ = last_document(self._connection, self._topic, timeout_s)
         except RegistryRefused:
             return None
         return started_applications(document) if document is not None else None
@@ -56,12 +56,11 @@ class RunningApplications:
             RegistryRefused: the cluster has no such topic.
             RetryLater: it could not be read now.
         """
-        with LogReader(self._connection, self._topic, "earliest") as reader:
-            end = reader.end_offset(timeout_s)
-            document = None
+        document, end = last_document(self._connection, self._topic, timeout_s)
+        with LogReader(self._connection, self._topic, end) as reader:
             while goes_on():
                 document = newest(reader.poll(POLL_S), document)
-                if document is not None and reader.position >= end:
+                if document is not None:
                     take(started_applications(document))
 
 

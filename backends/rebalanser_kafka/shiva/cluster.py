@@ -257,8 +257,13 @@ class KafkaCluster(Cluster):
         Raises:
             InvalidSettings: there is none, nor can there be: a topic has several partitions.
         """
+        document, _ = self._read_back(timeout_s)
+        return document
+
+    def _read_back(self, timeout_s: float) -> tuple[AssignmentDocument | None, int]:
+        """The last document, and where ASSIGNEMENT ended; errors as :meth:`read`."""
         try:
-            document = last_document(self._connection, self._topics.assignement, timeout_s)
+            document, end = last_document(self._connection, self._topics.assignement, timeout_s)
         except AccessDenied:
             raise
         except RegistryRefused as error:
@@ -270,7 +275,7 @@ class KafkaCluster(Cluster):
             ) from error
         if document is None:
             shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
-        return document
+        return document, end
 
     def heard(self, timeout_s: float) -> LastHeard:
         """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
@@ -281,11 +286,11 @@ class KafkaCluster(Cluster):
     ) -> Iterator[AssignmentDocument]:
         """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        document = self.read(self._timeout_s)
+        document, end = self._read_back(self._timeout_s)
         if document is not None:
             yield document
         arrived: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
-        follower = Follower(self._connection, self._topics.assignement, "earliest", arrived.put)
+        follower = Follower(self._connection, self._topics.assignement, end, arrived.put)
         follower.begin()
         try:
             while deadline is None or time.monotonic() < deadline:

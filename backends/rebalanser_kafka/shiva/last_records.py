@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -10,16 +11,16 @@ from typing import Final
 from rebalanser.applications.status import LastHeard
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
-from rebalanser.shiva.types import WorkerId
+from rebalanser.shiva.types import Epoch, WorkerId
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import control_record
-from rebalanser_kafka.shiva.wire import PING_KEY, NotReadable, decode
+from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, PING_KEY, NotReadable, decode, peek_epoch
 
-_TAIL: Final = 16
+_TAILS: Final = (16, 512)
 """How many offsets before the end are looked at first: a document and its control record take two."""
 _CONTROL_TAIL: Final = 5000
 """Number of offsets before the end of CONTROL in which the last record of each key is looked for first."""
@@ -42,16 +43,31 @@ def document_in(record: LogRecord) -> AssignmentDocument | None:
 def newest(
     records: Iterable[LogRecord], known: AssignmentDocument | None = None
 ) -> AssignmentDocument | None:
-    """The document of the greatest epoch: a deposed leader's late one does not count (SH-7)."""
-    for record in records:
+    """The document of the greatest epoch: a deposed leader's late one does not count (SH-7).
+
+    Only those are decoded that may be it.
+    """
+    beyond = Epoch(sys.maxsize, 0)
+    found = [
+        (peek_epoch(record.value) or beyond, record)
+        for record in records
+        if record.key == ASSIGNEMENT_KEY.encode() and record.value is not None
+    ]
+    for epoch, record in sorted(found, key=lambda each: each[0], reverse=True):
+        if known is not None and epoch <= known.epoch:
+            break
         document = document_in(record)
         if document is not None and (known is None or document.epoch > known.epoch):
             known = document
     return known
 
 
-def last_document(connection: Connection, topic: str, timeout_s: float) -> AssignmentDocument | None:
-    """Read ASSIGNEMENT to its end; None if it holds no document.
+def last_document(
+    connection: Connection, topic: str, timeout_s: float
+) -> tuple[AssignmentDocument | None, int]:
+    """Read back from the end of ASSIGNEMENT: the last document, if any, and where the topic ended.
+
+    What comes later is found by reading on from there (SH-24).
 
     Raises:
         RegistryUnavailable: not within ``timeout_s`` seconds.
@@ -60,23 +76,20 @@ def last_document(connection: Connection, topic: str, timeout_s: float) -> Assig
     return patiently(partial(_last_document, connection, topic), timeout_s)
 
 
-def _last_document(connection: Connection, topic: str, timeout_s: float) -> AssignmentDocument | None:
+def _last_document(
+    connection: Connection, topic: str, timeout_s: float
+) -> tuple[AssignmentDocument | None, int]:
     deadline = time.monotonic() + timeout_s
     with LogReader(connection, topic, "latest") as reader:
         first = reader.start_offset(timeout_s)
         end = reader.end_offset(timeout_s)
-    if end <= first:
-        return None
-    found = _newest_from(connection, topic, max(first, end - _TAIL), end, deadline)
-    if found is None and end - _TAIL > first:
-        found = _newest_from(connection, topic, first, end, deadline)
-    return found
-
-
-def _newest_from(
-    connection: Connection, topic: str, start: int, end: int, deadline: float
-) -> AssignmentDocument | None:
-    return newest(_records(connection, topic, start, end, deadline))
+    found: AssignmentDocument | None = None
+    start = end
+    for tail in (*_TAILS, end):
+        if found is None and start > first:
+            start = max(first, end - tail)
+            found = newest(_records(connection, topic, start, end, deadline))
+    return found, end
 
 
 def last_of_each_key(

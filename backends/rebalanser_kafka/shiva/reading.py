@@ -7,6 +7,7 @@ from typing import TypeVar, assert_never
 
 from rebalanser.shiva.messages import (
     CommandEvent,
+    DocumentPassed,
     DocumentRead,
     LeaderRead,
     PartRead,
@@ -28,13 +29,23 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
+from rebalanser.shiva.types import Epoch
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.wire import NotReadable, Written, decode, decode_part_key
+from rebalanser_kafka.shiva.wire import (
+    ASSIGNEMENT_KEY,
+    LEADER_KEY,
+    NotReadable,
+    Written,
+    decode,
+    decode_part_key,
+    peek_epoch,
+)
 
 FRAMING_BYTES = 160
 """What a record takes beside key and value where it is alone in a transaction: the header of its batch, its
 own, and the batch with the transaction's end. Retention by size counts them too (SH-15)."""
 _SHOWN_BYTES = 200
+_OF_LEADERS = frozenset({ASSIGNEMENT_KEY.encode(), LEADER_KEY.encode()})
 _OUTPUT_KEYS = (b"output:", b"printed:")
 OutputT = TypeVar("OutputT", OutputRequest, OutputAnswer)
 
@@ -56,6 +67,46 @@ def command_event(record: LogRecord) -> CommandEvent | None:
         return None if record.value is None else _event(at, decode(record.key, record.value))
     except NotReadable as error:
         return unreadable(record, error)
+
+
+class ReplayedCommands:
+    """Makes events of COMMAND's records, and of documents decodes few until all is read that there was.
+
+    A document waits until one with a greater epoch replaces it, or until any other document, an announcement
+    or the end comes: it is then told before that. So a machine judges as if it had read all (SH-7, SH-24).
+    """
+
+    def __init__(self) -> None:
+        self._ended = False
+        self._held: tuple[Epoch, LogRecord] | None = None
+
+    def events(self, record: LogRecord) -> list[CommandEvent]:
+        """What the machine is told now: of this record, of one that waited, or nothing yet."""
+        if self._ended or record.value is None or record.key not in _OF_LEADERS:
+            return _events(record)
+        held, self._held = self._held, None
+        epoch = peek_epoch(record.value)
+        if epoch is None:
+            return [*self._told(held), *_events(record)]
+        self._held = epoch, record
+        if held is not None and held[0] < epoch:
+            return [DocumentPassed(standing(held[1]))]
+        return self._told(held)
+
+    def end(self) -> list[CommandEvent]:
+        """COMMAND has been read to the end that it had at first. What the machine is told before that."""
+        self._ended = True
+        held, self._held = self._held, None
+        return self._told(held)
+
+    @staticmethod
+    def _told(held: tuple[Epoch, LogRecord] | None) -> list[CommandEvent]:
+        return _events(held[1]) if held is not None else []
+
+
+def _events(record: LogRecord) -> list[CommandEvent]:
+    event = command_event(record)
+    return [] if event is None else [event]
 
 
 def output_request(record: LogRecord) -> OutputRequest | None:

