@@ -23,6 +23,7 @@ from rebalanser_sqlite.tasks import (
     writing,
 )
 from rebalanser_sqlite.tasks.change_feed import Follower
+from rebalanser_sqlite.tasks.schema import CHOICES
 
 from rebalanser.errors import (
     InvalidState,
@@ -1218,6 +1219,44 @@ def test_a_task_that_is_requeued_blocks_all_that_were_told_or_were_not(
         assert claim_all(engine) == [1]
     engine.apply([completion(present(engine, 1))], PATIENCE_S)
     assert claim_all(engine) == [*range(10, 10 + MANY)]
+
+
+STATEMENTS_OF_FOURTH_VERSION = (
+    "UPDATE skuld_tasks SET status = 0, failures = 0, due = 0.0, ready = 1, revision = :new WHERE id = :id",
+    """UPDATE skuld_tasks SET blocked = blocked + 1 WHERE number IN
+    (SELECT task FROM skuld_dependents WHERE queue = 1 AND id = :id) AND (:choices >> after_failure) & 1""",
+    """INSERT INTO skuld_changes (revision, queue, task, before, status)
+    SELECT :new, 1, number, 3, 0 FROM skuld_tasks WHERE id = :id""",
+)
+"""The requeue of a dead task by a process that knows nothing of dependents that are told later."""
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.rule("SK-5", "SK-22")
+@pytest.mark.parametrize("end", [Status.COMPLETED, Status.DEAD, Status.CANCELLED])
+@pytest.mark.parametrize("told", [0, 2])
+def test_no_dependent_is_lost_if_a_process_of_the_fourth_version_requeues_meanwhile(
+    engine: SqliteEngine, own: sqlite3.Connection, end: Status, told: int
+) -> None:
+    """The rest of the first end is told after the requeue; all wait for the second end, and none for ever."""
+    fan_out(engine, AfterFailure.RUN)
+    task = present(engine, 1)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(Status.DEAD))], PATIENCE_S)
+    (new,) = own.execute("SELECT max(revision) + 1 FROM skuld_changes").fetchone()
+    choices = 1 << CHOICES.index(AfterFailure.RUN)
+    named = {"new": new, "id": bytes.fromhex(task_id(1)), "choices": choices}
+    with own:
+        for statement in STATEMENTS_OF_FOURTH_VERSION:
+            own.execute(statement, named)
+    for _ in range(told):
+        claimed = engine.claim(replace(claim_request(("a",)), names={"other"}), PATIENCE_S).claimed
+        assert claimed == ()
+    if told == 2:
+        assert claim_all(engine) == [1], "nothing runs before it, though some were ready once"
+    task = present(engine, 1)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, replace(COMPLETED, status=end))], PATIENCE_S)
+    assert claim_all(engine) == [*range(10, 10 + MANY)]
+    assert own.execute("SELECT count(*) FROM skuld_settled").fetchone() == (0,)
 
 
 @pytest.mark.usefixtures("small_steps")

@@ -459,7 +459,7 @@ class Writing:
         if not has_dependents:
             return
         key = (queue, id_bytes(task))
-        if before is not None and before not in OPEN:
+        if before is not None:  # also an open one: a process of schema 4 may have requeued it meanwhile
             while settled := self.cursor.execute(_SETTLED_ONE, key).fetchone():
                 self._tell_next(*settled)
         if blocked:
