@@ -143,6 +143,7 @@ class Claim(ABC):
         Raises:
             Fenced: the claim has ended; roll back.
             InvalidArgument: the result is no bytes.
+            InvalidTask: the result does not fit the function's return type.
             RequestTooLarge: the result is over the engine's limit.
             InvalidState: the queue's engine is not SQLite, or the body runs in a process of its own.
         """

@@ -471,6 +471,15 @@ class TaskBody:
                 f"{self.name}: the result does not fit its type: {problems_of(error)}"
             ) from error
 
+    def refuse_result(self, result: bytes | None) -> None:
+        """Refuse a result that does not fit the function's return type, by which :meth:`value` parses it.
+
+        Raises:
+            InvalidTask: it does not fit; the message says where.
+        """
+        if self._returned is not None:
+            self.value(b"null" if result is None else result)
+
     @cached_property
     def _returned(self) -> TypeAdapter[Any] | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import re
 import signal
@@ -13,9 +14,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import pytest
+from pydantic import AfterValidator
 from pydantic_core import from_json
 
 from rebalanser.errors import (
@@ -56,6 +58,7 @@ from rebalanser.tasks.processes.child import (
     LogRequest,
     RenewalRequest,
     UpdateRequest,
+    Work,
 )
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -94,6 +97,7 @@ class FakeClaim:
         self.deadline = time.monotonic() + lasts_s
         self.held = SimpleNamespace(holder="holder")
         self.task_id, self.queue, self.name = FACTS.task_id, FACTS.queue, FACTS.name
+        self.is_completed_within = False
 
 
 def job_of(function: Any = send, claim: FakeClaim | None = None) -> Job:
@@ -209,6 +213,42 @@ def test_what_is_returned_is_json_or_nothing() -> None:
     outcome = returned(object())
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, GiveUp)
+
+
+def count(claim: Claim, it: Any = "x") -> int:
+    return it  # type: ignore[no-any-return] # the caller chooses
+
+
+def explode(_given: object) -> object:
+    raise RuntimeError("validators do what they like")
+
+
+def test_a_result_that_does_not_fit_the_return_type_fails_the_body() -> None:
+    """Else the task would be complete, and everybody who waits for it would fail."""
+    counting = body_of(count, "count")
+    assert returned(5, counting) == Returned(b"5")
+    assert returned("5", counting) == Returned(b'"5"'), "wait makes 5 of it"
+    for wrong in ("x", None, [5], {"a": 1}):
+        outcome = returned(wrong, counting)
+        assert isinstance(outcome, Raised)
+        assert isinstance(outcome.error, GiveUp)
+        assert str(outcome.error).startswith("count: the result does not fit its type: must be a valid int")
+    assert returned("x", body_of(leave)) == Returned(b'"x"'), "of a function that says it returns None"
+
+    def broken(claim: Claim) -> Annotated[int, AfterValidator(explode)]: ...
+
+    outcome = returned(5, body_of(broken, "broken"))
+    assert isinstance(outcome, Raised)
+    assert "broken: the result can't be checked: RuntimeError(" in str(outcome.error)
+
+
+@pytest.mark.rule("SK-15")
+def test_a_body_in_a_process_is_failed_by_its_result_too() -> None:
+    begun = child._Child(cast("Any", None), {"send": body_of(count)})
+    failed = begun._called(Work(FACTS, math.inf, b"{}", 8000))
+    assert isinstance(failed, Failed)
+    assert "the result does not fit its type" in failed.told
+    assert begun._called(Work(FACTS, math.inf, b'{"it": 5}', 8000)) == Returned(b"5")
 
 
 def test_of_an_error_the_frames_of_the_user_are_kept() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
+import re
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,13 @@ from rebalanser.errors import (
     Fenced,
     InvalidArgument,
     InvalidState,
+    InvalidTask,
     InvalidUrl,
     NotSettled,
     RequestTooLarge,
     TaskFailed,
 )
-from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, Queue, Retry, Status
+from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Queue, Retry, Status
 from rebalanser.tasks.claim import LOG_PAGE
 from rebalanser.tasks.execution.inline import SHORTEST_STEP_S
 from rebalanser.tasks.ids import created_at
@@ -144,6 +148,65 @@ def test_a_failed_task_tells_why_and_stops_no_other(tasks: Queue) -> None:
         assert "rebalanser/tasks/" not in failed.value.error_text
         again = pickle.loads(pickle.dumps(failed.value))
         assert (str(again), vars(again)) == (str(failed.value), vars(failed.value))
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("error", [GiveUp("no such order"), Retry("not yet", delay_s=0.0)])
+def test_the_type_of_an_error_has_the_name_that_users_import(tasks: Queue, error: Exception) -> None:
+    @tasks.task(retries=0)
+    def send(claim: Claim) -> None:
+        raise error
+
+    task = send.enqueue()
+    assert tasks.run_until_idle() == 1
+    name = f"rebalanser.tasks.{type(error).__name__}"
+    with pytest.raises(TaskFailed, match=rf"^task {task} is dead: {re.escape(name)}: {error}$") as failed:
+        tasks.wait(task)
+    assert failed.value.error_type == name
+    assert type(pickle.loads(pickle.dumps(error))) is type(error)
+
+
+WRONG = r"^task \S+ is dead: rebalanser\.tasks\.GiveUp: count: the result does not fit its type: .* \(got 'x'"
+
+
+@pytest.mark.rule("SK-15")
+def test_a_result_of_a_wrong_type_fails_the_task_and_not_the_waiter(tasks: Queue) -> None:
+    @tasks.task(retries=3)
+    def count(claim: Claim) -> int:
+        return "x"  # type: ignore[return-value]
+
+    task = count.enqueue()
+    assert tasks.run_until_idle() == 1
+    assert tasks.count()[Status.DEAD] == 1
+    with pytest.raises(TaskFailed, match=WRONG):
+        tasks.wait(task)
+
+
+@pytest.mark.rule("SK-10")
+def test_a_result_of_a_wrong_type_is_completed_in_no_transaction(clock: FakeClock, tmp_path: Path) -> None:
+    errors: list[BaseException | None] = []
+
+    class Errors(Middleware):
+        def after(self, claim: Claim, error: BaseException | None, /) -> None:
+            errors.append(error)
+
+    url = f"sqlite:///{tmp_path / 'own.db'}"
+    with Queue("mail", url, clock=clock, state_folder=tmp_path, middleware=[Errors()]) as queue:
+
+        @queue.task
+        def count(claim: Claim, result: str) -> int:  # type: ignore[return]
+            connection = sqlite3.connect(tmp_path / "own.db", isolation_level=None)
+            with closing(connection):
+                connection.execute("BEGIN IMMEDIATE")
+                claim.complete_in(connection, result.encode())
+                connection.execute("COMMIT")
+
+        wrong, right = count.enqueue('"x"'), count.enqueue("5")
+        assert queue.run_until_idle() == 2
+        assert queue.wait(right) == 5
+        with pytest.raises(TaskFailed, match=r"InvalidTask: count: the result does not fit its type: "):
+            queue.wait(wrong)
+    assert [type(each) for each in errors] == [InvalidTask, type(None)], "it may return nothing then"
 
 
 @pytest.mark.rule("SK-6")
@@ -304,6 +367,15 @@ async def coroutines_in_a_loop(clock: FakeClock, tmp_path: Path) -> None:
         assert await queue.run_until_idle(advance_s=5.0) == 1
         assert await queue.wait(task) == "a"
         assert [update.content async for update in queue.log(task)] == [b"half"]
+
+        @queue.task
+        async def count(claim: AsyncClaim) -> int:
+            return "x"  # type: ignore[return-value]
+
+        task = await count.enqueue()
+        assert await queue.run_until_idle() == 1
+        with pytest.raises(TaskFailed, match=WRONG):
+            await queue.wait(task)
     assert threads == [threading.get_ident()]
 
 

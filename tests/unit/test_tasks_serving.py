@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.tasks import Queue, Status
+from rebalanser.tasks import Claim, Queue, Status
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.testing import FakeClock
 
@@ -731,6 +731,26 @@ def complete(client: Client, claim: dict[str, Any], result: dict[str, Any] | Non
     path = f"{TASKS}/{claim['task']}/claims/{claim['number']}/complete"
     body = json.dumps({"holder": claim["holder"], "result": result})
     assert client.send("POST", path, body).status == 200
+
+
+@pytest.mark.rule("SK-10", "SK-19")
+def test_a_result_of_a_wrong_type_is_refused_by_a_server_that_has_the_function(
+    queue: Queue, lent: Client
+) -> None:
+    @queue.task
+    def count(claim: Claim) -> int: ...
+
+    lent.send("POST", TASKS, '{"name": "count", "payload": {}}')
+    lent.send("POST", TASKS, '{"name": "elsewhere", "payload": {}}')
+    claims = {queue.get(each["task"]).head.name: each for each in claims_of(lent, 2)}
+    claim = claims["count"]
+    path = f"{TASKS}/{claim['task']}/claims/{claim['number']}/complete"
+    reply = lent.send("POST", path, json.dumps({"holder": claim["holder"], "result": {"value": "x"}}))
+    assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
+    assert reply.json["detail"].startswith("count: the result does not fit its type: ")
+    complete(lent, claim, {"value": 5})
+    complete(lent, claims["elsewhere"], {"value": "x"})
+    assert queue.wait(claim["task"]) == 5
 
 
 @pytest.mark.rule("SK-16", "SK-19")

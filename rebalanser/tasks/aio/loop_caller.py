@@ -17,7 +17,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.execution.bodies import Job, ThreadCaller, cut_of
-from rebalanser.tasks.execution.outcomes import BodyOutcome, Cut, raised, returned
+from rebalanser.tasks.execution.outcomes import BodyOutcome, Cut, raised
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 
@@ -237,7 +237,7 @@ class _Call:
     async def _run(self) -> BodyOutcome:
         claim = AsyncClaim(self._job.claim, self._job.claim.stop_requested, self._threads)
         try:
-            return returned(await self._job.body.function(claim, **self._job.arguments))
+            return self._job.returned(await self._job.body.function(claim, **self._job.arguments))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and a cancellation by the body itself are failures

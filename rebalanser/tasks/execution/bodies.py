@@ -48,6 +48,14 @@ class Job:
     payload: bytes
     arguments: dict[str, Any]
 
+    def returned(self, value: object) -> Outcome:
+        """Return the outcome of the body that returned this, checked by its return type.
+
+        A body that has completed its task in a transaction of its own may return nothing.
+        """
+        is_done = value is None and self.claim.is_completed_within
+        return returned(value, None if is_done else self.body)
+
 
 class Caller(Protocol):
     """Calls bodies. May be used from any thread; as many threads call at a time as bodies may run."""
@@ -83,7 +91,7 @@ class ThreadCaller:
     def call(self, job: Job) -> BodyOutcome:
         """Call a body. A body that tries to exit the process has failed."""
         try:
-            return returned(job.body.call(job.claim, job.arguments))
+            return job.returned(job.body.call(job.claim, job.arguments))
         except BaseException as error:  # if this thread ended, the claim would be renewed for ever
             return raised(error)
 
@@ -215,7 +223,7 @@ class Bodies:
 
         Returns None if it has ended; else a future that is done once it ends in another thread.
         """
-        body = self._functions[claim.name]
+        body = claim.body = self._functions[claim.name]
         try:
             got = claim.fill_results(head, payload)
             payload = got.payload

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 import pydantic
 from pydantic_core import from_json, to_json
 
-from rebalanser.errors import InvalidArgument
-from rebalanser.tasks.functions import MAX_SECONDS
+from rebalanser.errors import InvalidArgument, InvalidTask
+from rebalanser.tasks.functions import MAX_SECONDS, TaskBody
 
 MAX_ERROR: Final = 4000
 """Maximum characters of an error that are stored with a task."""
@@ -24,6 +24,8 @@ MAX_MESSAGE: Final = 1000
 """Maximum characters of the message of an error that is too long to be stored whole."""
 MAX_SUMMARY: Final = 500
 """Maximum characters of an error in one line."""
+PUBLIC: Final = "rebalanser.tasks"
+"""Module from which users import the exceptions of this one; stored errors and ``error_type`` name it."""
 _TYPE_AND_MESSAGE: Final = re.compile(r"([^\W\d][\w.<>]*)(?:: (.*))?")
 _BEFORE_AN_ERROR: Final = re.compile(
     r"^ {0,2}(?:\+ Exception Group )?Traceback \(most recent call last\):\n"
@@ -51,6 +53,8 @@ class Retry(Exception):
         InvalidArgument: ``delay_s`` is no number of seconds from 0 to ten years.
     """
 
+    __module__ = PUBLIC
+
     def __init__(self, message: str = "the task asks to be tried again", *, delay_s: float) -> None:
         super().__init__(message)
         given: object = delay_s
@@ -70,6 +74,8 @@ def _retry(message: str, delay_s: float) -> Retry:
 
 class GiveUp(Exception):
     """Raised by a body: no further try can help. The task is dead, for an operator to look at."""
+
+    __module__ = PUBLIC
 
 
 class BodyLost(Exception):
@@ -174,10 +180,25 @@ def _without_callers(shown: traceback.TracebackException) -> traceback.Traceback
     return shown
 
 
-def returned(value: object) -> Returned | Raised:
-    """Return the outcome of a body that returned this; a value that is no valid JSON fails the task."""
-    if value is None:
-        return Returned(None)
+def returned(value: object, body: TaskBody | None = None) -> Returned | Raised:
+    """Return the outcome of a body that returned this.
+
+    A value that is no valid JSON, or that does not fit the return type of ``body``, fails the task.
+    """
+    outcome = Returned(None) if value is None else _written(value)
+    if body is None or isinstance(outcome, Raised):
+        return outcome
+    try:
+        body.refuse_result(outcome.result)
+    except InvalidTask as error:
+        return raised(GiveUp(str(error)))
+    except Exception as error:  # a validator may raise anything
+        return raised(GiveUp(f"{body.name}: the result can't be checked: {summary_of(error)}"))
+    return outcome
+
+
+def _written(value: object) -> Returned | Raised:
+    """Write a result as JSON."""
     try:
         result = to_json(value)
     except Exception as error:  # whatever a class does when it is serialized

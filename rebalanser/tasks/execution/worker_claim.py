@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from rebalanser.tasks.context import Context
+    from rebalanser.tasks.functions import TaskBody
 
 _GONE: dict[Reason, str] = {
     Reason.SUPERSEDED: "another worker has claimed it since",
@@ -53,6 +54,10 @@ class WorkerClaim(Claim):
             ClaimFacts(head.id, head.queue, head.name, held.number, state.failures, stored.revision),
             StopRequest(),
         )
+        self.body: TaskBody | None = None
+        """Function of the body that runs under it, once known."""
+        self.is_completed_within = False
+        """True once a transaction of the body has completed the task, whether it commits or not."""
         self._context = context
         self._life = ClaimLife(stored, held, deadline)
         self.error_before = state.error
@@ -109,11 +114,14 @@ class WorkerClaim(Claim):
         self._context.refuse_fork()
         if result is not None:
             result = self.check_result(result)
+            if self.body is not None:
+                self.body.refuse_result(result)
         decision = self._context.complete_in(connection, self._life.stored, self.held, result)
         if isinstance(decision, Refused):
             if self.end(decision.reason):
                 self._count(decision)
             raise Fenced(self._message(decision.reason))
+        self.is_completed_within = True
 
     def renew(self) -> bool:
         """See :meth:`Claim.renew`."""

@@ -297,8 +297,18 @@ class ClientClaim:
         return stored
 
     def complete(self, result: bytes | None) -> Stored:
-        """Complete the task for good (SK-10)."""
+        """Complete the task for good (SK-10).
+
+        If this process has the task's function, the result is checked by its return type.
+
+        Raises:
+            InvalidTask: the result does not fit it; nothing was written.
+        """
         result = None if result is None else self._context.check("a result", result)
+        if self._queue.functions:
+            body = self._queue.functions.get(self._queue.get(self._task).head.name)
+            if body is not None:
+                body.refuse_result(result)
         self._claim_history.completing(self._task, self._held)
         stored = self._settled(lambda stored: rules.complete(stored.state, self._held, result), ends=True)
         self._claim_history.completed(stored, self._held, self._token)

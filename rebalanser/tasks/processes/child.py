@@ -248,7 +248,7 @@ class _Child:
         body = self._bodies[claim.name]
         self._claim = claim
         try:
-            outcome = returned(body.call(claim, body.arguments(work.payload)))
+            outcome = returned(body.call(claim, body.arguments(work.payload)), body)
         except BaseException as error:  # SystemExit by the body is a failure too
             outcome = raised(error)
         finally:
