@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import importlib
 import inspect
@@ -10,9 +11,10 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, get_type_hints
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeGuard, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +30,7 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json
 
-from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask
+from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask, RequestTooLarge
 from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
@@ -109,13 +111,15 @@ def plain_message(message: str) -> str:
     return _PYDANTIC.sub("must", message.removeprefix("Value error, "))
 
 
-Id = Annotated[TaskId, AfterValidator(_check_id)]
-Priority = Annotated[int, Field(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
-PositiveSeconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY)]
-RateLimit = Annotated[str, AfterValidator(_check_rate)]
-MaxRunning = Annotated[int, Field(ge=1, le=MAX_RUNNING)]
+Flag = Annotated[bool, Field(strict=True)]
+Id = Annotated[TaskId, Field(strict=True), AfterValidator(_check_id)]
+Priority = Annotated[int, Field(strict=True, ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)]
+PositiveSeconds = Annotated[float, Field(strict=True, gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Retries = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Key = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_KEY)]
+RateLimit = Annotated[str, Field(strict=True), AfterValidator(_check_rate)]
+MaxRunning = Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNING)]
 ErrorTypes = Annotated[tuple[type[Exception], ...], Field(min_length=1), BeforeValidator(_listed)]
 Ids = Annotated[tuple[Id, ...], FailFast(), Field(max_length=MAX_AFTER), BeforeValidator(_listed)]
 
@@ -127,7 +131,7 @@ class TaskOptions(BaseModel):
 
     priority: Priority = 0
     """Higher first (SK-2)."""
-    retries: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    retries: Retries = 3
     """Maximum number of retries, after tries that failed or whose worker died."""
     timeout_s: PositiveSeconds | None = None
     """Maximum seconds of one try; None for no limit."""
@@ -137,7 +141,7 @@ class TaskOptions(BaseModel):
     """Seconds before the first retry, doubled each time; or a function of the number of failures."""
     max_backoff_s: PositiveSeconds = 600.0
     """Maximum seconds before a retry, before :attr:`jitter` is added."""
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.25
+    jitter: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.25
     """Maximum fraction of the wait that is added at random, so that retries don't come together."""
     unique_for_s: Seconds | None = None
     """Seconds after a task is enqueued in which it keeps out others with its unique key, as it does while it
@@ -203,16 +207,32 @@ class GivenTaskOptions(TypedDict, total=False):
     rate_limit_per_key: str | None
 
 
-def task_options(given: GivenTaskOptions) -> TaskOptions:
-    """Validate the options of a function.
+SCHEDULE_OPTIONS: Final = ("time_zone", "jitter_s", "overlap")
+"""Options of a periodic function beside those of any function."""
+
+
+def task_options(given: GivenTaskOptions, others: Sequence[str] = ()) -> TaskOptions:
+    """Validate the options of a function; ``others`` are options that it may have beside these.
 
     Raises:
-        InvalidTask: an option is unknown or out of range.
+        InvalidTask: an option is unknown, of a wrong type or out of range.
     """
     try:
         return TaskOptions.model_validate(given)
     except ValidationError as error:
-        raise InvalidTask(problems_of(error, TaskOptions.model_fields)) from error
+        raise InvalidTask(problems_of(error, (*TaskOptions.model_fields, *others))) from error
+
+
+def periodic_options(given: GivenTaskOptions, *, overlap: bool) -> GivenTaskOptions:
+    """Validate the options of a periodic function, and return those that its tasks have.
+
+    Raises:
+        InvalidTask: an option is unknown, of a wrong type or out of range.
+    """
+    if not isinstance(overlap, bool):
+        raise InvalidTask(f"overlap is {_shown(overlap)}: give True or False")
+    task_options(given, SCHEDULE_OPTIONS)
+    return given if overlap else {"unique_for_s": 0.0, **given}
 
 
 class EnqueueOptions(BaseModel):
@@ -230,7 +250,7 @@ class EnqueueOptions(BaseModel):
     """Priority instead of the function's."""
     task_id: Id | None = None
     """Id from ``new_id``, which makes a repeated enqueue harmless (SK-3); None for a new id."""
-    waits_for_unknown: bool = False
+    waits_for_unknown: Flag = False
     """True if ``after`` may name tasks that don't exist yet."""
     unique_key: Key | None = None
     """Key that a task of the function keeps to itself while open: enqueueing returns its id (SK-23)."""
@@ -548,7 +568,17 @@ def is_coroutine_function(function: object) -> bool:
 
 def is_seconds(value: object) -> bool:
     """True for a finite number from 0."""
-    return isinstance(value, int | float) and 0 <= value < math.inf
+    return is_number(value) and 0 <= value < math.inf
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for a number, which True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """True for a whole number from ``least``."""
+    return is_number(value) and isinstance(value, int) and value >= least
 
 
 def require_id(task: object) -> None:
@@ -559,6 +589,16 @@ def require_id(task: object) -> None:
     """
     if not isinstance(task, str):
         raise InvalidArgument(f"the task is {task!r}: give the id of one task, as enqueue returns it")
+
+
+def refuse_no_revision(at_least: object) -> None:
+    """Refuse what can't be a revision of the store.
+
+    Raises:
+        InvalidArgument: it is no whole number from 0.
+    """
+    if not is_count(at_least):
+        raise InvalidArgument(f"at_least is {at_least!r}: give a revision, a whole number from 0")
 
 
 def require_claim(name: str, claim: object) -> None:
@@ -589,7 +629,33 @@ def pairs_of(name: str, calls: Iterable[object]) -> Iterator[tuple[Sequence[Any]
             ) and all(isinstance(key, str) for key in named):
                 yield arguments, named
             case _:
-                raise InvalidArgument(f"{name}: call {number} is {call!r:.{MAX_SHOWN}}: give {PAIR}")
+                raise InvalidArgument(f"{name}: calls[{number}] is {call!r:.{MAX_SHOWN}}: give {PAIR}")
+
+
+@contextmanager
+def concerning(place: str) -> Iterator[None]:
+    """Let the errors of one of several calls begin with its place, unless that is empty."""
+    try:
+        yield
+    except (InvalidTask, RequestTooLarge) as error:
+        if not place:
+            raise
+        told = copy.copy(error)  # another caller may have the error too
+        told.args = (f"{place}: {error}",)
+        raise told from error
+
+
+def refuse_no_function(function: object, kind: type[object]) -> None:
+    """Refuse to make a call of what is not a task function.
+
+    Raises:
+        InvalidArgument: it is not of this ``kind``.
+    """
+    if not isinstance(function, kind):
+        shown = name_of(function) if callable(function) else _shown(function)
+        raise InvalidArgument(
+            f"then() takes a function that @tasks.task has registered, as {kind.__name__}, not {shown}"
+        )
 
 
 def task_name(function: Callable[..., Any], name: str | None) -> str:
@@ -604,6 +670,8 @@ def task_name(function: Callable[..., Any], name: str | None) -> str:
             f"{body.name!r} is a task function already: decorate it once, with task or periodic; "
             "periodic takes the options of task too"
         )
+    if name is not None and not isinstance(name, str):
+        raise InvalidHandlers(f"the name of a task is text, not {_shown(name)}")
     own = name or getattr(function, "__name__", None)
     if not isinstance(own, str):
         raise InvalidHandlers(

@@ -22,7 +22,7 @@ from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, Opened, Opening, TaskHistory, load_engine
 from rebalanser.tasks.execution.middleware import Middleware
-from rebalanser.tasks.functions import TaskBody, is_seconds, require_id
+from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, refuse_no_revision, require_id
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
@@ -63,10 +63,22 @@ class OpenQueue(ABC):
         clock: Clock | None = None,
         retention: Retention | None = _DEFAULT_RETENTION,
     ) -> None:
+        refuse_options(
+            claim_ttl_s=claim_ttl_s,
+            buffer_s=buffer_s,
+            partitions=partitions,
+            settings=settings,
+            node=node,
+            middleware=middleware,
+            timeout_s=timeout_s,
+            state_folder=state_folder,
+            create=create,
+            outbox=outbox,
+            clock=clock,
+            retention=retention,
+        )
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
-        _refuse_times(claim_ttl_s, buffer_s, timeout_s)
-        _refuse_types(middleware, outbox, retention, partitions)
         self.retention = retention
         """Retention of closed tasks; counts from the next start on (SK-22)."""
         self._url = url
@@ -129,9 +141,7 @@ class OpenQueue(ABC):
 
         Ids of another clock than the host's keep no marks: these would set the times of the host's ids.
         """
-        given: object = clock
-        if given is not None and (isinstance(given, type) or not hasattr(given, "wall")):
-            raise InvalidArgument(f"clock is {_shown(given)}: give a clock, such as FakeClock(), or None")
+        _refuse_no_clock(clock)
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
         if clock is None:
@@ -220,6 +230,7 @@ class OpenQueue(ABC):
             RegistryUnavailable: the engine did not answer in time.
         """
         require_id(task)
+        refuse_no_revision(at_least)
         found = self.context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
@@ -261,20 +272,52 @@ def _refuse_times(claim_ttl_s: float, buffer_s: float | None, timeout_s: float) 
         )
 
 
-def _refuse_types(middleware: object, outbox: object, retention: object, partitions: object) -> None:
-    """Refuse options of a wrong type at once: otherwise they fail later, in a thread of the worker."""
+def refuse_options(
+    *,
+    claim_ttl_s: float,
+    buffer_s: float | None,
+    partitions: object,
+    settings: object,
+    node: object,
+    middleware: object,
+    timeout_s: float,
+    state_folder: object,
+    create: object,
+    outbox: object,
+    clock: object,
+    retention: object,
+) -> None:
+    """Refuse options of a wrong type at once: otherwise they fail later, in a thread of the worker.
+
+    Raises:
+        InvalidArgument: an option is of a wrong type, or a time is out of range; the message names it.
+    """
+    _refuse_times(claim_ttl_s, buffer_s, timeout_s)
     if not isinstance(middleware, list | tuple) or any(isinstance(each, type) for each in middleware):
         raise InvalidArgument(
             f"middleware is {_shown(middleware)}: give a list of objects, such as [Reports()], not classes"
         )
-    if outbox is not None and not isinstance(outbox, Path):
-        raise InvalidArgument(f"outbox is {outbox!r}: give a folder as pathlib.Path, or None")
+    for option, folder in (("outbox", outbox), ("state_folder", state_folder)):
+        if folder is not None and not isinstance(folder, Path):
+            raise InvalidArgument(f"{option} is {folder!r}: give a folder as pathlib.Path, or None")
+    if settings is not None and not isinstance(settings, Settings):
+        raise InvalidArgument(f"settings are {_shown(settings)}: give rebalanser.Settings(…), or None")
+    if node is not None and not isinstance(node, str):
+        raise InvalidArgument(f"node is {node!r}: give a text, the label of this process, or None")
+    if not isinstance(create, bool):
+        raise InvalidArgument(f"create is {create!r}: give True or False")
+    _refuse_no_clock(clock)
     if retention is not None and not isinstance(retention, Retention):
         raise InvalidArgument(
             f"retention is {retention!r}: give Retention(completed_s=…), or None to keep all tasks"
         )
-    if not isinstance(partitions, int) or partitions < 1:
+    if not is_count(partitions, 1):
         raise InvalidArgument(f"partitions is {partitions!r}: give a number of partitions, 1 or more")
+
+
+def _refuse_no_clock(clock: object) -> None:
+    if clock is not None and (isinstance(clock, type) or not hasattr(clock, "wall")):
+        raise InvalidArgument(f"clock is {_shown(clock)}: give a clock, such as FakeClock(), or None")
 
 
 def _shown(given: object) -> str:
@@ -288,7 +331,7 @@ def name_and_url(name: str, url: str | None) -> tuple[str, str]:
     Raises:
         InvalidUrl: there is no URL, nor one in ``REBALANSER_REGISTRY``.
     """
-    if url is None and "://" in name:
+    if url is None and isinstance(name, str) and "://" in name:
         name, url = DEFAULT_NAME, name
     return name, named_in_memory(url_or_default(url))
 

@@ -13,7 +13,7 @@ from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.clocks import room_at
-from rebalanser.tasks.functions import is_seconds, require_id
+from rebalanser.tasks.functions import is_count, is_seconds, refuse_no_revision, require_id
 from rebalanser.tasks.ids import created_at, lowest_id_at
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
@@ -71,10 +71,16 @@ class Operator(OpenQueue):
         (SK-11).
 
         Raises:
-            InvalidArgument: ``statuses`` names one that there is not; or ``older_than_s`` is no number of
-                seconds from 0.
+            InvalidArgument: ``statuses`` names one that there is not; ``older_than_s`` is no number of
+                seconds from 0; or another option is of a wrong type.
         """
         before = self._enqueued_before(older_than_s)
+        if not is_count(page, 1):
+            raise InvalidArgument(f"page is {page!r}: give a number of tasks from 1")
+        refuse_no_revision(at_least)
+        for option, text in (("after", after), ("name", name)):
+            if text is not None and not isinstance(text, str):
+                raise InvalidArgument(f"{option} is {text!r}: give a text, or None")
         if statuses is not None:
             statuses = _known(statuses)
         while True:
@@ -112,7 +118,7 @@ class Operator(OpenQueue):
             InvalidArgument: ``limit`` or ``older_than_s`` is below 0, or as :meth:`tasks`.
         """
         given: object = limit
-        if not isinstance(given, int) or given < 0:
+        if not is_count(given):
             raise InvalidArgument(f"limit is {limit!r}: give a number of tasks from 0")
         self._enqueued_before(older_than_s)
         now, back_s = self._clock.wall() - older_than_s, FIRST_LOOK_BACK_S
@@ -269,6 +275,8 @@ class Operator(OpenQueue):
             UnusableFolder: the archive can't be written.
         """
         before, statuses = self._enqueued_before(older_than_s), _known(statuses)
+        if archive is not None and not isinstance(archive, Path):
+            raise InvalidArgument(f"archive is {archive!r}: give a file as pathlib.Path, or None")
 
         def may_go(stored: Stored) -> bool:
             head = stored.head

@@ -23,8 +23,11 @@ from rebalanser.tasks.functions import (
     TaskBody,
     TaskOptions,
     chosen_options,
+    concerning,
     dependencies,
     pairs_of,
+    periodic_options,
+    refuse_no_function,
     register_body,
     require_claim,
     require_defaults,
@@ -37,7 +40,7 @@ from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status,
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.results import PlannedCall, refuse_too_many, sort_by_dependency
+from rebalanser.tasks.results import PlannedCall, given_calls, refuse_too_many, sort_by_dependency
 from rebalanser.tasks.writes.batches import enqueue_together
 from rebalanser.tasks.writes.pending import PendingEnqueue
 from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit, run_script
@@ -116,22 +119,17 @@ class TaskFunction(Generic[P, R]):
             OutcomeUnknown: nobody knows whether it was; enqueue the same ``task_id`` again.
             UnusableFolder: the outbox can't be written; nothing was enqueued.
         """
-        return self.enqueue_many([(arguments, named)])[0]
+        return self._queue.enqueue_call(self.body, arguments, named, self._options)
 
     def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued[R]]:
         """Enqueue many calls, each as positional arguments and a mapping of named ones, in few transactions.
 
         All have the same :meth:`options`.
 
-        Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued.
+        Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued. The
+        message begins with the position of the call, as ``calls[3]``, if the error is one of that call.
         """
-        build = self._queue.build_enqueue
-        return self._queue.commit(
-            [
-                build(self.body, tuple(arguments), named, self._options)
-                for arguments, named in pairs_of(self.name, calls)
-            ]
-        )
+        return self._queue.enqueue_calls(self.body, calls, self._options)
 
 
 class Call(PlannedCall[R]):
@@ -149,7 +147,12 @@ class Call(PlannedCall[R]):
         *arguments: Q.args,
         **named: Q.kwargs,
     ) -> Call[S]:
-        """Return a call of another function, whose first argument is the result of this one."""
+        """Return a call of another function, whose first argument is the result of this one.
+
+        Raises:
+            InvalidArgument: ``function`` is not a task function.
+        """
+        refuse_no_function(function, TaskFunction)
         return function.call(self.result, *arguments, **named)
 
     def enqueue(self) -> Enqueued[R]:
@@ -166,8 +169,9 @@ class Call(PlannedCall[R]):
 
         What else :meth:`TaskFunction.enqueue` raises is of one of the calls; then none was enqueued.
         """
-        (enqueued,) = cast("Producer", self.queue).enqueue_all([self])
-        return enqueued
+        queue = cast("Producer", self.queue)
+        queue.enqueue_ordered(sort_by_dependency([self], queue))
+        return cast("Enqueued[R]", self.enqueued)
 
 
 class TaskDecorator(Protocol):
@@ -243,11 +247,12 @@ class Producer(OpenQueue):
         schedule is the next one that is due.
 
         Raises:
-            InvalidTask: the expression or the time zone is none, or an option is out of range.
+            InvalidTask: the expression or the time zone is none, or an option is unknown, of a wrong type or
+                out of range.
             InvalidHandlers: as :meth:`task`.
         """
         require_expression(expression)
-        register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
+        register = self.task(name, **periodic_options(options, overlap=overlap))
 
         def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
@@ -373,22 +378,65 @@ class Producer(OpenQueue):
     def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; the ids of the given ones.
 
-        Raises what :meth:`Call.enqueue` does.
+        Raises what :meth:`Call.enqueue` does. The message begins with the position of the call, as
+        ``calls[3]``, if the error is one of that call, or of one that it needs.
         """
-        self.enqueue_ordered(sort_by_dependency(calls, self))
-        return [call.enqueued for call in calls if call.enqueued is not None]
+        given = given_calls(calls)
+        self.enqueue_ordered(
+            sort_by_dependency(given, self), [f"calls[{number}]" for number in range(len(given))]
+        )
+        return [call.enqueued for call in given if call.enqueued is not None]
 
-    def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]]) -> None:
-        """Enqueue calls, all or none, each of which comes after those whose results it gets."""
+    def enqueue_ordered(self, calls: Mapping[PlannedCall[Any], int], places: Sequence[str] = ()) -> None:
+        """Enqueue calls, all or none, each of which comes after those whose results it gets.
+
+        Each has the number of its place in ``places``, which errors name.
+        """
+        named = [places[number] if places else "" for number in calls.values()]
         made = [
-            self.build_enqueue(call.body, call.arguments, call.named, call.options(self._ids.next))
-            for call in calls
+            self._made_at(place, call.body, call.arguments, call.named, call.options(self._ids.next))
+            for call, place in zip(calls, named, strict=True)
         ]
-        for call, done in zip(calls, self.commit(made, together=len(made) > 1), strict=True):
+        for call, done in zip(calls, self.commit(made, together=len(made) > 1, places=named), strict=True):
             call.enqueued = done
 
-    def commit(self, tasks: Sequence[Enqueue], *, together: bool = False) -> list[Enqueued[Any]]:
+    def enqueue_call(
+        self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any], options: EnqueueOptions
+    ) -> Enqueued[Any]:
+        """Enqueue a call of a function, as :meth:`TaskFunction.enqueue`."""
+        return self.commit([self.build_enqueue(body, arguments, named, options)])[0]
+
+    def enqueue_calls(
+        self,
+        body: TaskBody,
+        calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+        options: EnqueueOptions,
+    ) -> list[Enqueued[Any]]:
+        """Enqueue calls of a function, as :meth:`TaskFunction.enqueue_many`."""
+        made = [
+            self._made_at(f"calls[{number}]", body, tuple(arguments), named, options)
+            for number, (arguments, named) in enumerate(pairs_of(body.name, calls))
+        ]
+        return self.commit(made, places=[f"calls[{number}]" for number in range(len(made))])
+
+    def _made_at(
+        self,
+        place: str,
+        body: TaskBody,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+        options: EnqueueOptions,
+    ) -> Enqueue:
+        """:meth:`made`, for a call whose place an error names."""
+        with concerning(place):
+            return self.build_enqueue(body, arguments, named, options)
+
+    def commit(
+        self, tasks: Sequence[Enqueue], *, together: bool = False, places: Sequence[str] = ()
+    ) -> list[Enqueued[Any]]:
         """Enqueue tasks that were made, ``together`` all or none; return their ids.
+
+        An error of one of them names its place, if there are ``places``.
 
         The id is that of an earlier task where the task is a duplicate of it (SK-23). One of those that are
         enqueued together may depend on those before it, and none has a unique key; what is there already
@@ -397,7 +445,8 @@ class Producer(OpenQueue):
         Raises what :meth:`TaskFunction.enqueue` does.
         """
         done: list[Enqueued[Any]] = []
-        for each, answer in zip(tasks, self._answers(tasks, together=together), strict=True):
+        answers = self._answers(tasks, places or [""] * len(tasks), together=together)
+        for each, answer in zip(tasks, answers, strict=True):
             done.append(answer)
             if answer.answer is EnqueueAnswer.DUPLICATE:
                 continue
@@ -412,7 +461,9 @@ class Producer(OpenQueue):
         except Exception as error:  # whatever a hook does, the task is enqueued
             self.errors.ignored(f"middleware {type(hook).__qualname__}.enqueued", error)
 
-    def _answers(self, tasks: Sequence[Enqueue], *, together: bool) -> Iterator[Enqueued[Any]]:
+    def _answers(
+        self, tasks: Sequence[Enqueue], places: Sequence[str], *, together: bool
+    ) -> Iterator[Enqueued[Any]]:
         """Enqueue tasks, then iterate over their ids and answers; raises at the first that failed."""
         if together:
             refuse_too_many(len(tasks))
@@ -420,9 +471,10 @@ class Producer(OpenQueue):
                 raise InvalidTask("tasks that are enqueued together can't have unique_key or unique_for_s")
         outbox = self._opened_outbox()
         if outbox is not None:
-            for each, outcome in zip(tasks, outbox.enqueue(tasks), strict=True):
+            for each, place, outcome in zip(tasks, places, outbox.enqueue(tasks), strict=True):
                 if isinstance(outcome, RebalanserError):
-                    raise outcome
+                    with concerning(place):
+                        raise outcome
                 if isinstance(outcome, Duplicate):
                     yield Enqueued(outcome.id, EnqueueAnswer.DUPLICATE)
                 else:
@@ -430,17 +482,20 @@ class Producer(OpenQueue):
             return
         ancestry = self._opening.opened().ancestry
         coming: dict[TaskId, Head] = {}
-        for each in tasks:
-            ancestry.refuse_cycle(each.task.head, coming)
+        for each, place in zip(tasks, places, strict=True):
+            with concerning(place):
+                ancestry.refuse_cycle(each.task.head, coming)
             coming[each.task.head.id] = each.task.head
         if together:
-            run_script(enqueue_together(tasks), self._perform)
+            run_script(enqueue_together(tasks, places), self._perform)
             yield from (Enqueued(each.task.head.id) for each in tasks)
             return
         pending_writes = [PendingEnqueue(each) for each in tasks]
         self.context.batcher.write_all(pending_writes)
-        for each, pending in zip(tasks, pending_writes, strict=True):
-            yield enqueued(each, pending.future.result())
+        for each, place, pending in zip(tasks, places, pending_writes, strict=True):
+            with concerning(place):
+                answer = enqueued(each, pending.future.result())
+            yield answer
 
     def _perform(self, request: Request) -> object:
         """Make a request of tasks that are enqueued together."""

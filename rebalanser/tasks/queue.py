@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from rebalanser.admin import Admin
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
@@ -25,7 +25,7 @@ from rebalanser.tasks.execution.bodies import Bodies, Caller, ThreadCaller
 from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.execution.inline import InlineWorker
 from rebalanser.tasks.execution.worker import SharedConcurrency, TaskWorker
-from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_seconds
+from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_count, is_seconds
 from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.loops import ErrorPolicy
@@ -183,7 +183,7 @@ class Queue(Producer, Operator):
 
         Raises:
             InvalidState: it runs already, is closed, or was given a clock.
-            InvalidArgument: ``concurrency`` is less than 1.
+            InvalidArgument: ``concurrency`` is less than 1, or ``bodies`` is neither of the two.
             InvalidHandlers: a function can't be imported by a child process; the message names it.
             RegistryUnavailable: the engine did not answer in time.
         """
@@ -367,6 +367,7 @@ class Queue(Producer, Operator):
         unless the engine is away. Twice is fine. If it is interrupted, as by a second Ctrl-C, the grace is
         over at once.
         """
+        refuse_no_grace(grace_s)
         group, self._group = self._group, None
         source, self._source = self._source, None
         self._stopped.set()
@@ -471,7 +472,7 @@ class Queues:
     """
 
     def __init__(self, *queues: Queue) -> None:
-        refuse_mixed([each.name for each in queues], {each.url for each in queues})
+        refuse_mixed(queues, Queue)
         self._queues = queues
         self._stopped = threading.Event()
 
@@ -481,6 +482,7 @@ class Queues:
 
     def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
         """Begin to run tasks, ``concurrency`` in all at a time; raises what :meth:`Queue.start` does."""
+        require_concurrency(concurrency)
         shared = SharedConcurrency(concurrency)
         before, self._stopped = self._stopped, shared.stopped
         started: list[Queue] = []
@@ -507,6 +509,7 @@ class Queues:
 
         As :meth:`Queue.stop`, also if it is interrupted. The queues stay open.
         """
+        refuse_no_grace(grace_s)
         self._stopped.set()
         grace_s = GRACE_S if grace_s is None else grace_s
         deadline = time.monotonic() + grace_s
@@ -528,18 +531,34 @@ def require_concurrency(concurrency: object) -> None:
     Raises:
         InvalidArgument: it is no whole number from 1.
     """
-    if not isinstance(concurrency, int) or concurrency < 1:
+    if not is_count(concurrency, 1):
         raise InvalidArgument(f"concurrency is how many tasks run at a time, 1 or more, not {concurrency!r}")
 
 
-def refuse_mixed(names: Sequence[str], urls: Collection[str]) -> None:
+def refuse_no_grace(grace_s: object) -> None:
+    """Check the time that bodies have to end in.
+
+    Raises:
+        InvalidArgument: it is neither None nor a number of seconds from 0.
+    """
+    if grace_s is not None and not is_seconds(grace_s):
+        raise InvalidArgument(f"grace_s is {grace_s!r}: give seconds from 0, or None for {GRACE_S:g}")
+
+
+def refuse_mixed(queues: Sequence[Any], kind: type[object]) -> None:
     """Check that one process can work on queues together.
 
     Raises:
-        InvalidArgument: there are none, one is given twice, or their URLs differ.
+        InvalidArgument: there are none, one is not of this ``kind`` or is given twice, or their URLs differ.
     """
-    if not names:
+    if not queues:
         raise InvalidArgument("give at least one queue")
+    for each in queues:
+        if not isinstance(each, kind):
+            raise InvalidArgument(
+                f"{kind.__name__}s(…) takes queues one by one, each made by {kind.__name__}(…), not {each!r}"
+            )
+    names, urls = [each.name for each in queues], {each.url for each in queues}
     if len(urls) > 1:
         raise InvalidArgument(f"queues of one worker are at one URL, and {', '.join(names)} are not")
     if len(set(names)) < len(names):
@@ -578,6 +597,8 @@ def _open(source: ClaimSource, group: Group | None) -> None:
 def _caller(place: BodyPlace, functions: Mapping[str, TaskBody], errors: ErrorPolicy) -> Caller:
     if place == "threads":
         return ThreadCaller()
+    if place != "processes":
+        raise InvalidArgument(f'bodies is {place!r}: give "threads" or "processes"')
     from rebalanser.tasks.processes.caller import ProcessCaller  # noqa: PLC0415 - most workers have no children
 
     return ProcessCaller(functions, errors)

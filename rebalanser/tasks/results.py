@@ -97,32 +97,51 @@ class PlannedCall(Generic[R_co]):
         return f"<call of {self.body.name!r}, {self.id or 'without an id'}>"
 
 
-def sort_by_dependency(calls: Iterable[PlannedCall[Any]], queue: object) -> list[PlannedCall[Any]]:
+def given_calls(calls: Iterable[PlannedCall[R_co]]) -> tuple[PlannedCall[R_co], ...]:
+    """Return the calls that are to be enqueued together.
+
+    Raises:
+        InvalidTask: it is no list of calls.
+    """
+    given: object = calls
+    if isinstance(given, PlannedCall | str | bytes) or not isinstance(given, Iterable):
+        raise InvalidTask(
+            f"enqueue_all takes a list of calls, such as [send.call(…), send.call(…)], not {given!r}; "
+            "a single call has enqueue()"
+        )
+    return tuple(calls)
+
+
+def sort_by_dependency(calls: Iterable[PlannedCall[Any]], queue: object) -> dict[PlannedCall[Any], int]:
     """Sort calls, and the calls that they need, by dependency; skip those that are enqueued.
+
+    Each has the position of the first of ``calls`` that it is, or that needs it.
 
     Raises:
         InvalidTask: there are more than :data:`MAX_TOGETHER`, or some are no calls, or of another queue.
     """
-    ordered: dict[PlannedCall[Any], None] = {}
+    ordered: dict[PlannedCall[Any], int] = {}
     seen: set[PlannedCall[Any]] = set()
 
-    def visit(call: PlannedCall[Any]) -> None:
+    def visit(call: PlannedCall[Any], number: int) -> None:
         given: object = call
         if not isinstance(given, PlannedCall):
-            raise InvalidTask(f"a call that is not enqueued yet is one such as send.call(…), not {given!r}")
+            raise InvalidTask(
+                f"calls[{number}] is {given!r}: give a call that is not enqueued yet, such as send.call(…)"
+            )
         if call.enqueued is not None or call in seen:
             return
         if call.queue is not queue:
-            raise InvalidTask(f"{call!r} is of {call.queue!r}, not of {queue!r}")
+            raise InvalidTask(f"calls[{number}]: {call!r} is of {call.queue!r}, not of {queue!r}")
         seen.add(call)
         refuse_too_many(len(seen))
         for needed in call.needs():
-            visit(needed)
-        ordered[call] = None
+            visit(needed, number)
+        ordered[call] = number
 
-    for call in calls:
-        visit(call)
-    return list(ordered)
+    for number, call in enumerate(calls):
+        visit(call, number)
+    return ordered
 
 
 def refuse_too_many(tasks: int) -> None:

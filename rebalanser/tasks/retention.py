@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
 import random
 import secrets
@@ -47,6 +46,7 @@ from rebalanser.folders import make_file
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Applied, Collect, Note
+from rebalanser.tasks.functions import is_seconds
 from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
@@ -305,8 +305,7 @@ class Retention:
         """Refuse invalid times."""
         for each in fields(self):
             value = getattr(self, each.name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0 <= value < math.inf):
+            if value is not None and not is_seconds(value):
                 raise InvalidArgument(f"{each.name} is {value!r}: give seconds of 0 or more, or None")
 
     def seconds(self, status: Status) -> float | None:

@@ -16,7 +16,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Lost, Watch
 from rebalanser.tasks.execution.outcomes import split_error
-from rebalanser.tasks.functions import TaskBody, plain_value, require_id
+from rebalanser.tasks.functions import TaskBody, is_number, plain_value, require_id
 from rebalanser.tasks.model import Status, Stored, TaskId
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
@@ -178,7 +178,7 @@ def refuse_wait(task: object, timeout_s: object) -> None:
         InvalidArgument: ``task`` is not text, or ``timeout_s`` no number of seconds from 0.
     """
     require_id(task)
-    if not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+    if not is_number(timeout_s) or not timeout_s >= 0:
         raise InvalidArgument(f"timeout_s is {timeout_s!r}: give seconds from 0")
 
 

@@ -197,13 +197,14 @@ def test_queues_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         Queue("mail", "memory://", state_folder=tmp_path) as one,
         Queue("other", "memory://", state_folder=tmp_path) as other,
     ):
-        for kind in (Queues, AsyncQueues):
+        awaited = [AsyncQueue(name, "memory://", state_folder=tmp_path) for name in ("mail", "other")]
+        for kind, (first, second) in ((Queues, (one, other)), (AsyncQueues, awaited)):
             with pytest.raises(InvalidArgument, match="at least one"):
                 kind()
             with pytest.raises(InvalidArgument, match="mail, other are not"):
-                kind(one, other)  # type: ignore[arg-type]
+                kind(first, second)
             with pytest.raises(InvalidArgument, match="comes twice in mail, mail"):
-                kind(one, one)  # type: ignore[arg-type]
+                kind(first, first)
 
 
 def test_coroutines_of_several_queues_share_a_loop(tmp_path: Path) -> None:

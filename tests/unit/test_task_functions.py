@@ -9,7 +9,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mypy import api
-from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, ValidationError
 from pydantic_core import from_json
 
 from rebalanser.errors import (
+    DependencyCycle,
     InvalidArgument,
     InvalidHandlers,
     InvalidName,
     InvalidState,
     InvalidTask,
+    InvalidUrl,
+    TaskExists,
     TaskFailed,
     UnknownTask,
 )
@@ -35,12 +38,15 @@ from rebalanser.tasks import (
     AsyncCall,
     AsyncClaim,
     AsyncQueue,
+    AsyncQueues,
     Call,
     Claim,
     Enqueued,
     Middleware,
     Queue,
     Queues,
+    Retention,
+    Retry,
 )
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
@@ -146,7 +152,7 @@ def test_a_call_of_many_that_is_no_pair_is_refused_with_its_number(tmp_path: Pat
     with Queue("mail", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
         function = queue.task(send)
         with pytest.raises(
-            InvalidArgument, match=r'^send: call 1 is .*: give positional arguments and named .*"copies'
+            InvalidArgument, match=r'^send: calls\[1\] is .*: give positional arguments and named .*"copies'
         ):
             function.enqueue_many([(("a",), {}), call])
         with pytest.raises(InvalidArgument, match=r"^send: calls are 5: give a list of "):
@@ -481,6 +487,177 @@ def test_an_option_that_is_wrong_is_told_in_our_words(options: dict[str, Any], t
         queue.task(**options)
 
 
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("priority", "5", "must be a valid integer"),
+        ("priority", True, "must be a valid integer"),
+        ("retries", "5", "must be a valid integer"),
+        ("retries", True, "must be a valid integer"),
+        ("retries", 5.0, "must be a valid integer"),
+        ("timeout_s", "5", "must be a valid number"),
+        ("timeout_s", True, "must be a valid number"),
+        ("backoff_s", "5", "must be a valid number"),
+        ("max_backoff_s", "5", "must be a valid number"),
+        ("jitter", "0.5", "must be a valid number"),
+        ("unique_for_s", "5", "must be a valid number"),
+        ("max_running", "5", "must be a valid integer"),
+        ("max_running_per_key", True, "must be a valid integer"),
+        ("rate_limit", b"5/s", "must be a valid string"),
+        ("rate_limit_per_key", 5, "must be a valid string"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused_by_its_name(
+    kind: type[Queue | AsyncQueue], option: str, value: Any, told: str
+) -> None:
+    queue = kind("memory://")
+    for decorator in (queue.task, partial(queue.periodic, "* * * * *")):
+        with pytest.raises(InvalidTask, match=rf"^{option}: {told}"):
+            decorator(**{option: value})
+    if isinstance(queue, Queue):
+        queue.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("delay_s", "5"),
+        ("delay_s", True),
+        ("after", 5),
+        ("after", [b"0" * 40]),
+        ("after_failure", True),
+        ("priority", "5"),
+        ("priority", True),
+        ("task_id", b"0" * 40),
+        ("waits_for_unknown", "no"),
+        ("waits_for_unknown", 1),
+        ("unique_key", b"a"),
+        ("unique_for_s", "5"),
+        ("key", 7),
+    ],
+)
+def test_an_option_of_a_task_of_a_wrong_type_is_refused_by_its_name(option: str, value: Any) -> None:
+    with Queue("memory://") as queue:
+        function = queue.task(send)
+        with pytest.raises(InvalidTask, match=rf"^send: {option}(\.\d)?: must be "):
+            function.options(**{option: value})
+        function.options(after=(each for each in ()), after_failure="run", delay_s=5, priority=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", "5"), ("delay_s", "5"), ("delay_s", True), ("retries", "5"), ("retries", True),
+        ("timeout_s", "5"), ("waits_for_unknown", "no"), ("unique_for_s", "5"), ("max_running", "5"),
+        ("max_running_per_key", True), ("rate_limit", 5),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_wrong_type_is_refused_over_http(field: str, value: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        NewTask.model_validate({"name": "send", "payload": {"value": {}}, field: value})
+    assert [each["loc"] for each in refused.value.errors()] == [(field,)]
+
+
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+def test_options_of_a_schedule_are_told_with_those_of_a_task(kind: type[Queue | AsyncQueue]) -> None:
+    queue = kind("memory://")
+
+    def sweep(claim: Claim) -> None: ...
+
+    known = "priority, retries, .*rate_limit_per_key, time_zone, jitter_s, overlap"
+    with pytest.raises(InvalidTask, match=f"^tz: there is no such option; there are: {known}$"):
+        queue.periodic("* * * * *", tz="Europe/Rome")  # type: ignore[call-arg]
+    with pytest.raises(InvalidTask, match=r"^overlap is 'no': give True or False$"):
+        queue.periodic("* * * * *", overlap="no")  # type: ignore[arg-type]
+    for jitter_s in ("5", True):
+        with pytest.raises(InvalidTask, match=r"^sweep: jitter_s is "):
+            queue.periodic("* * * * *", jitter_s=jitter_s)(sweep)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTask, match=r"^sweep: unknown time zone True"):
+        queue.periodic("* * * * *", time_zone=True)(sweep)  # type: ignore[arg-type]
+    with pytest.raises(InvalidHandlers, match=r"^the name of a task is text, not 5$"):
+        queue.periodic("* * * * *", 5)(sweep)  # type: ignore[arg-type]
+    assert queue.schedules == ()
+    if isinstance(queue, Queue):
+        queue.close()
+
+
+@pytest.mark.rule("SK-3")
+def test_of_many_calls_the_wrong_one_is_named_by_its_position(tmp_path: Path) -> None:
+    for outbox in (None, tmp_path / "outbox"):
+        with Queue("memory://", state_folder=tmp_path, outbox=outbox) as queue:
+            function, other = queue.task(send), queue.task("other")(send)
+            with pytest.raises(InvalidTask, match=r"^calls\[2\]: send: copies: must be a valid integer"):
+                function.enqueue_many([(["a"], {}), (["b"], {}), (["c", "x"], {})])
+            with pytest.raises(InvalidTask, match=r"^send: copies: must be "):
+                function.enqueue("c", "x")  # type: ignore[arg-type]
+            assert not any(queue.count().values())
+            ids = [queue.new_id() for _ in range(2)]
+            taken = function.options(task_id=ids[0])
+            taken.enqueue("a")
+            with pytest.raises(TaskExists, match=r"^calls\[1\]: .* exists with other content"):
+                taken.enqueue_many([(["a"], {}), (["b"], {})])
+            with pytest.raises(TaskExists, match=rf"^task {ids[0]} exists"):
+                taken.enqueue("b")
+            calls = [function.call("a"), function.call("x", "y").then(other)]  # type: ignore[arg-type]
+            with pytest.raises(InvalidTask, match=r"^calls\[1\]: send: copies: must be "):
+                queue.enqueue_all(calls)
+            with pytest.raises(InvalidTask, match=r"^send: copies: must be "):
+                calls[1].enqueue()
+            with pytest.raises(InvalidTask, match=r"^calls\[1\] is 5: give a call .* send\.call"):
+                queue.enqueue_all([calls[0], 5])  # type: ignore[list-item]
+
+
+@pytest.mark.rule("SK-3")
+def test_of_calls_that_the_store_refuses_together_the_one_is_named(tmp_path: Path) -> None:
+    with Queue("memory://", state_folder=tmp_path) as queue:
+        function, other = queue.task(send), queue.task("other")(send)
+        ids = [queue.new_id() for _ in range(2)]
+        function.options(task_id=ids[0]).enqueue("a")
+        taken, unknown = function.options(task_id=ids[0]), function.options(after=[ids[1]])
+        for wrong, kind, told in (
+            (taken.call("b"), TaskExists, f"task {ids[0]} exists"),
+            (unknown.call("b"), UnknownTask, "task .* is to come after"),
+        ):
+            with pytest.raises(kind, match=rf"^calls\[1\]: {told}"):
+                queue.enqueue_all([function.call("a"), wrong.then(other)])
+        loop = function.options(task_id=ids[1], after=[ids[1]])
+        with pytest.raises(DependencyCycle, match=r"^calls\[1\]: "):
+            queue.enqueue_all([function.call("a"), loop.call("b")])
+        twice = function.options(task_id=ids[1])
+        with pytest.raises(InvalidTask, match=f"have one id, {ids[1]}$"):
+            queue.enqueue_all([twice.call("a"), twice.call("b")])
+        assert sum(queue.count().values()) == 1
+
+
+def test_what_is_no_call_and_no_list_of_calls_is_refused_with_a_hint(tmp_path: Path) -> None:
+    async def awaited() -> None:
+        async with AsyncQueue("memory://", state_folder=tmp_path) as queue:
+            function = queue.task(send)
+            with pytest.raises(InvalidTask, match=r"^enqueue_all takes a list of calls.* has enqueue\(\)$"):
+                await queue.enqueue_all(function.call("a"))  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match=r"^then\(\) takes .* AsyncTaskFunction, not 5$"):
+                function.call("a").then(5)  # type: ignore[arg-type]
+            assert len(await queue.enqueue_all(function.call(each) for each in "ab")) == 2  # type: ignore[arg-type]
+            with pytest.raises(InvalidTask, match=r"^calls\[1\]: send: copies: must be "):
+                await function.enqueue_many([(["a"], {}), (["a", "x"], {})])
+            with pytest.raises(InvalidTask, match=r"^send: copies: must be "):
+                await function.enqueue("a", "x")  # type: ignore[arg-type]
+
+    asyncio.run(awaited())
+    with Queue("memory://", state_folder=tmp_path) as queue:
+        function = queue.task(send)
+        for wrong in (function.call("a"), "ab", 5, None):
+            with pytest.raises(
+                InvalidTask, match=r"^enqueue_all takes a list of calls, such as \[send\.call"
+            ):
+                queue.enqueue_all(wrong)  # type: ignore[arg-type]
+        for wrong, told in ((5, "5"), (send, "'?.*send"), (function.call("b"), "Call")):
+            with pytest.raises(InvalidArgument, match=rf"^then\(\) takes .* TaskFunction, not {told}"):
+                function.call("a").then(wrong)  # type: ignore[arg-type]
+        assert len(queue.enqueue_all(function.call(each) for each in "ab")) == 2  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -500,11 +677,39 @@ def test_an_option_that_is_wrong_is_told_in_our_words(options: dict[str, Any], t
         ({"clock": FakeClock}, "clock is the class FakeClock: give a clock"),
         ({"clock": 5}, "clock is 5: give a clock"),
         ({"partitions": 0}, "partitions is 0: give a number of partitions, 1 or more"),
+        ({"partitions": True}, "partitions is True"),
+        ({"partitions": "16"}, "partitions is '16'"),
+        ({"claim_ttl_s": True}, "claim_ttl_s"),
+        ({"buffer_s": True}, "buffer_s"),
+        ({"timeout_s": "10"}, "timeout_s is how many seconds"),
+        ({"timeout_s": True}, "timeout_s is how many seconds"),
+        ({"create": "no"}, "create is 'no': give True or False"),
+        ({"node": 5}, "node is 5: give a text"),
+        ({"settings": {}}, r"settings are {}: give rebalanser\.Settings"),
+        ({"state_folder": "state"}, "state_folder is 'state': give a folder as pathlib.Path"),
     ],
 )
-def test_options_of_a_queue_that_can_not_be_are_refused(options: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+def test_options_of_a_queue_that_can_not_be_are_refused(
+    kind: type[Queue | AsyncQueue], options: dict[str, Any], told: str
+) -> None:
     with pytest.raises(InvalidArgument, match=told):
-        Queue("mail", "memory://", **options)
+        kind("mail", "memory://", **options)
+
+
+@pytest.mark.parametrize("kind", [Queue, AsyncQueue])
+@pytest.mark.parametrize("name", [5, None, b"mail"])
+def test_a_name_that_is_no_text_is_refused(kind: type[Queue | AsyncQueue], name: Any) -> None:
+    for url in ((), ("memory://",)):
+        with pytest.raises((InvalidName, InvalidUrl)):
+            kind(name, *url)
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(Retention)])
+@pytest.mark.parametrize("value", ["5", True, -1, math.nan, math.inf])
+def test_a_retention_of_a_wrong_type_is_refused_by_its_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{option} is "):
+        Retention(**{option: value})
 
 
 @pytest.mark.parametrize(
@@ -515,6 +720,27 @@ def test_options_of_a_queue_that_can_not_be_are_refused(options: dict[str, Any],
         (lambda queue, task: queue.wait([task]), r"the task is \['.*'\]: give the id of one task"),
         (lambda queue, task: queue.wait(task, timeout_s="5"), "timeout_s is '5': give seconds from 0"),
         (lambda queue, task: queue.wait(task, timeout_s=-1), "timeout_s is -1: give seconds from 0"),
+        (lambda queue, task: queue.wait(task, timeout_s=True), "timeout_s is True: give seconds from 0"),
+        (lambda queue, task: queue.get(task, at_least="5"), "at_least is '5': give a revision"),
+        (lambda queue, task: next(queue.tasks(page=True)), "page is True: give a number of tasks from 1"),
+        (lambda queue, task: next(queue.tasks(at_least=-1)), "at_least is -1: give a revision"),
+        (lambda queue, task: next(queue.tasks(after=5)), "after is 5: give a text"),
+        (lambda queue, task: next(queue.tasks(name=5)), "name is 5: give a text"),
+        (lambda queue, task: next(queue.tasks(older_than_s=True)), "older_than_s is True"),
+        (lambda queue, task: queue.newest(True), "limit is True: give a number of tasks from 0"),
+        (lambda queue, task: queue.collect(archive="a"), "archive is 'a': give a file as pathlib.Path"),
+        (lambda queue, task: queue.start("4"), "concurrency is how many tasks .*, not '4'"),
+        (lambda queue, task: queue.start(True), "concurrency is how many tasks .*, not True"),
+        (lambda queue, task: queue.start(bodies="process"), 'bodies is \'process\': give "threads" or "proc'),
+        (lambda queue, task: queue.stop("5"), "grace_s is '5': give seconds from 0, or None for 30"),
+        (lambda queue, task: queue.run_until_idle(advance_s=True), "advance_s is True"),
+        (lambda queue, task: Queues(queue).start("4"), "concurrency is how many tasks .*, not '4'"),
+        (lambda queue, task: Queues(queue).stop(-1), "grace_s is -1"),
+        (lambda queue, task: Queues([queue]), r"Queues\(…\) takes queues one by one, .* not \[Queue\("),
+        (lambda queue, task: Queues("mail"), "takes queues one by one, .* not 'mail'"),
+        (lambda queue, task: AsyncQueues(queue), r"made by AsyncQueue\(…\), not Queue\("),
+        (lambda queue, task: Retry(delay_s=True), "delay_s is True"),
+        (lambda queue, task: Retry(delay_s="5"), "delay_s is '5'"),
         (lambda queue, task: queue.newest("5"), "limit is '5': give a number of tasks from 0"),
         (lambda queue, task: queue.collect("1d"), "older_than_s is '1d': give seconds from 0"),
         (lambda queue, task: queue.cancel_all([task]), "'.*' is not a task: give what tasks"),
@@ -780,7 +1006,7 @@ def test_what_is_enqueued_already_is_no_call() -> None:
     with Queue("memory://") as queue:
         given: Any = queue.task(count).enqueue("a")
         with pytest.raises(
-            InvalidTask, match=r"not enqueued yet is one such as send\.call\(…\), not '[0-9a-f]{40}'"
+            InvalidTask, match=r"^calls\[0\] is '[0-9a-f]{40}': give a call .* send\.call\(…\)$"
         ):
             queue.enqueue_all([given])
 

@@ -44,7 +44,8 @@ from rebalanser.tasks.functions import (
     TaskBody,
     chosen_options,
     is_coroutine_function,
-    pairs_of,
+    periodic_options,
+    refuse_no_function,
     register_body,
     require_claim,
     require_defaults,
@@ -55,11 +56,11 @@ from rebalanser.tasks.functions import (
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Update
-from rebalanser.tasks.open_queue import DEFAULT_PARTITIONS, IN_MEMORY, name_and_url
+from rebalanser.tasks.open_queue import DEFAULT_PARTITIONS, IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.queue import Queue, refuse_mixed
-from rebalanser.tasks.results import PlannedCall, sort_by_dependency
+from rebalanser.tasks.queue import Queue, refuse_mixed, refuse_no_grace, require_concurrency
+from rebalanser.tasks.results import PlannedCall, given_calls, sort_by_dependency
 from rebalanser.tasks.retention import Collected, Retention, RetentionRecord
 from rebalanser.tasks.status import QueueStatus
 
@@ -108,7 +109,7 @@ class AsyncTaskFunction(Generic[P, R]):
 
         If it is cancelled meanwhile, the task may have been enqueued.
         """
-        return (await self.enqueue_many([(arguments, named)]))[0]
+        return await self._queue.enqueue_call(self.body, arguments, named, self._options)
 
     async def enqueue_many(
         self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
@@ -127,7 +128,8 @@ class AsyncCall(PlannedCall[R]):
         *arguments: Q.args,
         **named: Q.kwargs,
     ) -> AsyncCall[S]:
-        """Return a call of another function, whose first argument is the result of this one."""
+        """Return a call of another function; as :meth:`~rebalanser.tasks.producer.Call.then`."""
+        refuse_no_function(function, AsyncTaskFunction)
         return function.call(self.result, *arguments, **named)
 
     async def enqueue(self) -> Enqueued[R]:
@@ -135,7 +137,8 @@ class AsyncCall(PlannedCall[R]):
 
         If it is cancelled meanwhile, all or none are enqueued: enqueue it again.
         """
-        return (await cast("AsyncQueue", self.queue).enqueue_all([self]))[0]
+        await cast("AsyncQueue", self.queue).enqueue_ordered([self])
+        return cast("Enqueued[R]", self.enqueued)
 
 
 class AsyncTaskDecorator(Protocol):
@@ -159,6 +162,7 @@ class AsyncQueue:
 
     Raises:
         InvalidName: the queue's name can't be stored.
+        InvalidArgument: an option is of a wrong type, or a time is out of range.
     """
 
     def __init__(
@@ -179,6 +183,20 @@ class AsyncQueue:
         clock: Clock | None = None,
         retention: Retention | None = _DEFAULT_RETENTION,
     ) -> None:
+        refuse_options(
+            claim_ttl_s=claim_ttl_s,
+            buffer_s=buffer_s,
+            partitions=partitions,
+            settings=settings,
+            node=node,
+            middleware=middleware,
+            timeout_s=timeout_s,
+            state_folder=state_folder,
+            create=create,
+            outbox=outbox,
+            clock=clock,
+            retention=retention,
+        )
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
         self.retention = retention
@@ -282,7 +300,7 @@ class AsyncQueue:
     ) -> AsyncTaskDecorator:
         """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
         require_expression(expression)
-        register = self.task(name, **(options if overlap else {"unique_for_s": 0.0, **options}))
+        register = self.task(name, **periodic_options(options, overlap=overlap))
 
         def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
             schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
@@ -318,6 +336,13 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.new_id)
 
+    async def enqueue_call(
+        self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any], options: EnqueueOptions
+    ) -> Enqueued[Any]:
+        """Enqueue a call of a function, as :meth:`AsyncTaskFunction.enqueue`."""
+        queue = await self._opened()
+        return await self._threads.run(queue.enqueue_call, body, arguments, named, options)
+
     async def enqueue_calls(
         self,
         body: TaskBody,
@@ -326,22 +351,19 @@ class AsyncQueue:
     ) -> list[Enqueued[Any]]:
         """Enqueue calls of a function, as :meth:`AsyncTaskFunction.enqueue_many`."""
         queue = await self._opened()
-
-        def enqueue() -> list[Enqueued[Any]]:
-            return queue.commit(
-                [
-                    queue.build_enqueue(body, tuple(arguments), named, options)
-                    for arguments, named in pairs_of(body.name, calls)
-                ]
-            )
-
-        return await self._threads.run(enqueue)
+        return await self._threads.run(queue.enqueue_calls, body, calls, options)
 
     async def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; as :meth:`Queue.enqueue_all`."""
+        given = given_calls(calls)
+        await self.enqueue_ordered(given, [f"calls[{number}]" for number in range(len(given))])
+        return [call.enqueued for call in given if call.enqueued is not None]
+
+    async def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]], places: Sequence[str] = ()) -> None:
+        """Enqueue calls, with all whose results they get, all or none; errors name their ``places``."""
+        ordered = sort_by_dependency(calls, self)
         queue = await self._opened()
-        await self._threads.run(queue.enqueue_ordered, sort_by_dependency(calls, self))
-        return [call.enqueued for call in calls if call.enqueued is not None]
+        await self._threads.run(queue.enqueue_ordered, ordered, places)
 
     @property
     def url(self) -> str:
@@ -549,6 +571,7 @@ class AsyncQueue:
 
     async def start_sharing(self, concurrency: int, shared: SharedConcurrency | None) -> None:
         """:meth:`start`, with places that it shares with other queues."""
+        require_concurrency(concurrency)
         queue = await self._opened()
         caller = LoopCaller(asyncio.get_running_loop(), self._threads, queue.errors)
         # A body may begin before this returns.
@@ -579,6 +602,7 @@ class AsyncQueue:
             InvalidState: called by a body, which it would wait for.
         """
         self._refuse_body("stop()")
+        refuse_no_grace(grace_s)
         if self._queue is not None:
             await self._threads.run(self._queue.stop, grace_s)
 
@@ -636,7 +660,7 @@ class AsyncQueues:
     """Several queues that one process works on; as :class:`~rebalanser.tasks.queue.Queues`, awaited."""
 
     def __init__(self, *queues: AsyncQueue) -> None:
-        refuse_mixed([each.name for each in queues], {each.url for each in queues})
+        refuse_mixed(queues, AsyncQueue)
         self._queues = queues
         self._stopped = threading.Event()
 

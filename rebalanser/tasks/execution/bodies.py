@@ -48,7 +48,7 @@ class Job:
     payload: bytes
     arguments: dict[str, Any]
 
-    def returned(self, value: object) -> Outcome:
+    def returned(self, value: object) -> BodyOutcome:
         """Return the outcome of the body that returned this, checked by its return type.
 
         A body that has completed its task in a transaction of its own may return nothing.

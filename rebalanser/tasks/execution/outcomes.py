@@ -16,7 +16,7 @@ import pydantic
 from pydantic_core import from_json, to_json
 
 from rebalanser.errors import InvalidArgument, InvalidTask
-from rebalanser.tasks.functions import MAX_SECONDS, TaskBody
+from rebalanser.tasks.functions import MAX_SECONDS, TaskBody, is_seconds
 
 MAX_ERROR: Final = 4000
 """Maximum characters of an error that are stored with a task."""
@@ -58,7 +58,7 @@ class Retry(Exception):
     def __init__(self, message: str = "the task asks to be tried again", *, delay_s: float) -> None:
         super().__init__(message)
         given: object = delay_s
-        if not isinstance(given, int | float) or not 0 <= given <= MAX_SECONDS:
+        if not is_seconds(given) or given > MAX_SECONDS:
             raise InvalidArgument(
                 f"delay_s is {delay_s!r}; it must be a number of seconds from 0 to {MAX_SECONDS:.0f}"
             )

@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from rebalanser.tasks.documents import Content
 from rebalanser.tasks.functions import (
     MAX_AFTER,
+    Flag,
     Id,
     Ids,
     Key,
@@ -27,6 +28,7 @@ from rebalanser.tasks.functions import (
     PositiveSeconds,
     Priority,
     RateLimit,
+    Retries,
     Seconds,
 )
 from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
@@ -135,7 +137,7 @@ class NewTask(Asked):
         description="What it does once one of `after` is dead or cancelled: `wait` until that is requeued "
         "and complete, `run`, or `fail`, that is, become dead itself.",
     )
-    waits_for_unknown: bool = Field(
+    waits_for_unknown: Flag = Field(
         default=False, description="Whether `after` may name tasks that don't exist yet."
     )
     results: Results = Field(
@@ -144,7 +146,7 @@ class NewTask(Asked):
         "several. It comes after these tasks, and its claim has the results in the payload (SK-5).",
     )
     delay_s: Seconds = Field(default=0.0, description="How many seconds from now it waits at least.")
-    retries: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+    retries: Retries = Field(
         default=3, description="How often it is tried again after a try that failed, or whose worker died."
     )
     timeout_s: PositiveSeconds | None = Field(
@@ -180,7 +182,7 @@ class NewTasks(Asked):
     """Tasks to enqueue in few transactions: each alone, or all or none."""
 
     tasks: Annotated[tuple[NewTask, ...], Field(min_length=1, max_length=MAX_BATCH)]
-    together: bool = Field(
+    together: Flag = Field(
         default=False,
         description="All or none, at most 100, in one transaction; with ids got before, one may depend on "
         "those before it.",
@@ -215,11 +217,13 @@ class ClaimRequest(Asked):
     """Ask for tasks to work on (SK-5)."""
 
     worker: Label = Field(description="Who asks, a label for people.")
-    limit: Annotated[int, Field(ge=1, le=MAX_CLAIMED)] = Field(default=1, description="At most so many.")
+    limit: Annotated[int, Field(strict=True, ge=1, le=MAX_CLAIMED)] = Field(
+        default=1, description="At most so many."
+    )
     names: Annotated[tuple[Label, ...], Field(min_length=1, max_length=MAX_NAMES)] | None = Field(
         default=None, description="Those of these functions only; null for any. The others stay as they are."
     )
-    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = Field(
+    wait_s: Annotated[float, Field(strict=True, ge=0, le=MAX_WAIT_S)] = Field(
         default=0.0, description="For how many seconds to wait for a task where there is none."
     )
 
@@ -265,7 +269,7 @@ class HolderNamed(Asked):
 class NewUpdate(HolderNamed):
     """Add to a claim's log (SK-9). Sending it again is harmless."""
 
-    sequence: Annotated[int, Field(ge=0)] = Field(
+    sequence: Annotated[int, Field(strict=True, ge=0)] = Field(
         description="How many updates the claim has written before: 0, 1, 2…"
     )
     content: GivenContent
@@ -282,7 +286,7 @@ class Failure(HolderNamed):
 
     error: Annotated[str, Field(max_length=4000)] = Field(description="What happened, for people.")
     delay_s: Seconds = Field(default=0.0, description="How many seconds the next try waits at least.")
-    give_up: bool = Field(default=False, description="Whether no further try can help.")
+    give_up: Flag = Field(default=False, description="Whether no further try can help.")
 
 
 class Settled(BaseModel):
@@ -309,7 +313,7 @@ class Selected(Asked):
     older_than_s: Seconds = Field(
         default=0.0, description="Those that were enqueued more than so many seconds ago only."
     )
-    dry_run: bool = Field(default=False, description="Count them, and change nothing.")
+    dry_run: Flag = Field(default=False, description="Count them, and change nothing.")
 
     @model_validator(mode="after")
     def _is_some(self) -> Self:

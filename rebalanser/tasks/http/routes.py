@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.functions import Id, Seconds
+from rebalanser.tasks.functions import MAX_SECONDS, Id
 from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.claims import ClientClaim, named
 from rebalanser.tasks.http.dispenser import DispensedClaim, Dispenser, WaitingClient
@@ -120,7 +120,13 @@ class Server:
             at_least: AtLeast = 0,
             name: Annotated[Label | None, Query(description="Those of this function only.")] = None,
             older_than_s: Annotated[
-                Seconds, Query(description="Only tasks that were enqueued more than this many seconds ago.")
+                float,
+                Query(
+                    ge=0,
+                    le=MAX_SECONDS,
+                    allow_inf_nan=False,
+                    description="Only tasks that were enqueued more than this many seconds ago.",
+                ),
             ] = 0.0,
             newest: Annotated[
                 bool, Query(description="The newest first, at most 1000; goes with no `after` or `at_least`.")

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from rebalanser.errors import InvalidTask, OutcomeUnknown, RebalanserError, RegistryUnavailable
 from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.engine import Answer, Enqueue, EnqueueAll, Exists, Unknown, Write, enqueued
+from rebalanser.tasks.functions import concerning
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import Stored, TaskId
 from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
@@ -260,8 +261,10 @@ def _of_one(
         return None
 
 
-def enqueue_together(tasks: Sequence[Enqueue]) -> Script[None]:
+def enqueue_together(tasks: Sequence[Enqueue], places: Sequence[str] = ()) -> Script[None]:
     """Enqueue tasks, all or none of those that do not exist (SK-3).
+
+    An error of one of them names its place, if there are ``places``.
 
     Raises:
         InvalidTask: two of them have one id.
@@ -271,7 +274,10 @@ def enqueue_together(tasks: Sequence[Enqueue]) -> Script[None]:
     """
     left = {each.task.head.id: each for each in tasks}
     if len(left) < len(tasks):
-        raise InvalidTask("two of the tasks that are enqueued together have one id")
+        ids = [each.task.head.id for each in tasks]
+        twice = next(task for task in ids if ids.count(task) > 1)
+        raise InvalidTask(f"two of the tasks that are enqueued together have one id, {twice}")
+    partition_of_task = dict(zip(left, places, strict=False))
     for _ in range(len(tasks) + 1):
         if not left:
             return
@@ -284,11 +290,14 @@ def enqueue_together(tasks: Sequence[Enqueue]) -> Script[None]:
                 payloads: Mapping[TaskId, bytes] = yield ReadPayloads(list(left))
                 present = found.keys() & payloads.keys()
                 for task in present:
-                    enqueued(left[task], Exists(found[task], payloads[task]))
+                    with concerning(partition_of_task.get(task, "")):
+                        enqueued(left[task], Exists(found[task], payloads[task]))
                 left = {task: each for task, each in left.items() if task not in present}
             case Unknown(ids=ids) as answer:
                 waits = (each for each in left.values() if not set(ids).isdisjoint(each.task.head.after))
-                enqueued(next(waits), answer)
+                refused = next(waits)
+                with concerning(partition_of_task.get(refused.task.head.id, "")):
+                    enqueued(refused, answer)
             case _:
                 return
     raise RegistryUnavailable("tasks with these ids came and went again and again; try again")
