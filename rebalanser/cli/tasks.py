@@ -26,6 +26,7 @@ from rebalanser.cli.tasks_options import (
     TaskArgument,
     opened,
 )
+from rebalanser.cli.times import parse_seconds
 from rebalanser.errors import InvalidTask
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
@@ -73,8 +74,13 @@ def enqueue(
         ),
     ] = "{}",
     delay: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Minimum time before it runs.")
-    ] = 0.0,
+        float,
+        typer.Option(
+            parser=parse_seconds,
+            metavar="SPAN",
+            help="Minimum time before it runs, in seconds, or such as 15m or 2h.",
+        ),
+    ] = "0",  # type: ignore[assignment] # typer parses the default too
     after: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +109,12 @@ def enqueue(
     ] = RETRIES,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", show_default="any time", help="Maximum time of one try."),
+        typer.Option(
+            parser=parse_seconds,
+            metavar="SPAN",
+            show_default="any time",
+            help="Maximum time of one try, in seconds, or such as 15m.",
+        ),
     ] = None,
     task_id: Annotated[
         str | None,
@@ -125,9 +136,11 @@ def enqueue(
     unique_for: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            parser=parse_seconds,
+            metavar="SPAN",
             show_default=False,
-            help="Nor for this long from when it was enqueued; without a key, the arguments are the key.",
+            help="Nor for this long from when it was enqueued, in seconds or such as 2h; without a key, the "
+            "arguments are the key.",
         ),
     ] = None,
     key: Annotated[

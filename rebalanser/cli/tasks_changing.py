@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -259,7 +258,10 @@ def resume(
     registry: RegistryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Resume a paused queue or schedule."""
+    """Resume a paused queue or schedule.
+
+    The name of a schedule that was never paused and has no task is refused: it may be misspelt.
+    """
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         ended = tasks.resume(schedule=schedule)
@@ -287,8 +289,7 @@ def _refuse_misspelt(queue: Queue, name: str) -> None:
     Raises:
         typer.BadParameter: there is none.
     """
-    looked_at = chain(islice(queue.tasks(), READ_AT_ONCE), queue.newest(READ_AT_ONCE))
-    names = {each.head.name for each in looked_at}
+    names = queue.seen_names()
     if name not in names:
         known = f"; there are tasks of: {', '.join(sorted(names)[:MAX_NAMES])}" if names else ""
         raise typer.BadParameter(

@@ -30,6 +30,7 @@ from rebalanser.cli.tasks_options import (
     opened,
     retained,
 )
+from rebalanser.cli.times import parse_seconds
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
 from rebalanser.redaction import redact
 from rebalanser.runtime.clock import SystemClock
@@ -43,6 +44,8 @@ from rebalanser.tasks.queue import BodyPlace, Queue, Queues
 
 SELDOM: Final = 5000
 """Number of new objects that starts Python's garbage collector for young objects; its default is 700."""
+
+SHORTEST_TTL_S: Final = 0.1
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -261,6 +264,13 @@ async def _enqueued(queue: AsyncQueue, name: str) -> list[Enqueued[Any]]:
         return await queue.enqueue_calls(queue.functions[name], [((), {})], NO_OPTIONS)
 
 
+def _parse_ttl(text: str) -> float:
+    ttl_s = parse_seconds(text)
+    if ttl_s < SHORTEST_TTL_S:
+        raise typer.BadParameter(f"a claim lasts {SHORTEST_TTL_S:g} seconds at least, not {text}")
+    return ttl_s
+
+
 def serve(
     queue: QueueArgument,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
@@ -276,8 +286,13 @@ def serve(
         ),
     ] = None,
     claim_ttl: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Lifetime of a claim unless it is renewed.")
-    ] = 30.0,
+        float,
+        typer.Option(
+            parser=_parse_ttl,
+            metavar="SPAN",
+            help="Lifetime of a claim unless it is renewed, in seconds, or such as 2m.",
+        ),
+    ] = "30",  # type: ignore[assignment] # typer parses the default too
     max_body: Annotated[
         int, typer.Option(min=1, metavar="BYTES", help="Maximum size of a request's body.")
     ] = 8 * 1024 * 1024,

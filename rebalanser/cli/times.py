@@ -10,6 +10,7 @@ from typing import Final
 import typer
 
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
+_SECONDS: Final = re.compile(r"\d+(?:\.\d+)?")
 _AGO: Final = re.compile(rf"{_SPAN.pattern}(?: ago)?")
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -43,6 +44,22 @@ def parse_span(text: str) -> float:
     if span := _SPAN.fullmatch(text.strip()):
         return float(span[1]) * _UNITS_S[span[2]]
     raise typer.BadParameter(f"invalid duration {text!r}: use one such as 90s, 15m, 2h, 3d or 1w")
+
+
+def parse_seconds(text: str) -> float:
+    """Parse seconds, ``30`` or ``0.5``, or a duration such as ``15m``, and return its seconds.
+
+    Raises:
+        typer.BadParameter: it is neither; the message has examples.
+    """
+    if _SECONDS.fullmatch(text.strip()):
+        return float(text)
+    try:
+        return parse_span(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(
+            f"invalid duration {text!r}: use seconds such as 30 or 0.5, or 90s, 15m, 2h, 3d or 1w"
+        ) from None
 
 
 def shown_time(wall: float) -> str:

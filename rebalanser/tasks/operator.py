@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from difflib import get_close_matches
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,10 @@ from rebalanser.tasks.writes.pending import PendingMove
 
 MAX_ROOMS: Final = 500
 """Maximum number of listed tasks, the first ones, that say what room their limits leave."""
+SEEN: Final = 1000
+"""Maximum number of tasks whose functions are compared with a name that may be misspelt."""
+MAX_NEAR: Final = 3
+"""Maximum number of close names in an error."""
 CHANGED_AT_ONCE: Final = 500
 """Number of tasks that are cancelled or requeued together."""
 FIRST_LOOK_BACK_S: Final = 1.0
@@ -207,10 +212,33 @@ class Operator(OpenQueue):
 
         Idle workers begin to claim at once. A schedule goes on with its next tick.
 
-        Raises what :meth:`pause` does.
+        Raises what :meth:`pause` does, and
+
+        Raises:
+            InvalidTask: no schedule has the name: none was ever paused, and there is no task of it.
         """
         self._refuse_unknown_schedule(schedule)
-        return pauses.resume(self.context, schedule)
+        ended = pauses.resume(self.context, schedule)
+        if ended is None and schedule is not None:
+            self._refuse_unseen_schedule(schedule)
+        return ended
+
+    def seen_names(self) -> set[str]:
+        """Return the names of the functions of the oldest and the newest tasks, :data:`SEEN` of each."""
+        looked_at = chain(islice(self.tasks(), SEEN), self.newest(SEEN))
+        return {each.head.name for each in looked_at}
+
+    def _refuse_unseen_schedule(self, name: str) -> None:
+        if name in self.functions:
+            return
+        known = pauses.read_pauses(self.context).keys() | self.seen_names()
+        if name not in known:
+            near = get_close_matches(name, known, MAX_NEAR)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise InvalidTask(
+                f"no schedule of queue {self.name!r} has the name {name!r}: none was paused by it, and there "
+                f"is no task of it{hint}"
+            )
 
     def _refuse_unknown_schedule(self, name: str | None) -> None:
         names = [each.name for each in self._schedules]

@@ -29,11 +29,12 @@ from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
-from rebalanser.tasks.ids import partition_of_task
+from rebalanser.tasks.ids import created_at, partition_of_task
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.retention import Retention, Sweeper
 from rebalanser.tasks.rules import Held
 from rebalanser.testing.clock import FakeClock
+from rebalanser.testing.waiting import PATIENCE_S
 
 UNKNOWN = "0" * 40
 TERM = Term(30.0, "a boot", 100.0)
@@ -186,8 +187,42 @@ def test_a_queue_and_its_schedules_are_paused_and_resumed(
     for name in ("send", "nigthly"):
         resumed = stage.cli("resume", "work", "--schedule", name).out
         assert resumed == f"schedule {name} of queue work is resumed\n"
+    again = stage.cli("resume", "work", "--schedule", "nigthly")
+    assert (again.code, again.out) == (0, "schedule nigthly of queue work is not paused\n")
+    for name, near in (("nightly", "nigthly"), ("sent", "send")):
+        unknown = stage.cli("resume", "work", "--schedule", name)
+        assert (unknown.code, unknown.out) == (3, "")
+        told = f"no schedule of queue 'work' has the name '{name}': "
+        assert told in " ".join(unknown.err.split())
+        assert f"did you mean {near}?" in " ".join(unknown.err.split())
+    far = " ".join(stage.cli("resume", "work", "--schedule", "xyz").err.split())
+    assert far.endswith("there is no task of it")
     assert "PAUSED" not in stage.cli("status", "work").out
     assert "paused" not in stage.cli("list", "work").err
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("5m", 300.0), ("90", 90.0), ("0.5", 0.5), ("2h", 7200.0)])
+def test_times_of_a_task_are_durations_as_elsewhere(stage: Stage, given: str, seconds: float) -> None:
+    told = stage.cli(
+        "enqueue", "work", "send", "{}", "--delay", given, "--timeout", given, "--unique-for", given
+    )
+    stored = stage.queue.get(told.out.split()[0])
+    assert stored.state.due - created_at(stored.head.id) == pytest.approx(seconds, abs=PATIENCE_S)
+    assert (stored.head.timeout_s, stored.head.unique_for_s) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("option", ["--delay", "--timeout", "--unique-for"])
+@pytest.mark.parametrize("given", ["5 minutes", "-5", "nan", "inf", "1e3", "5M", ""])
+def test_what_is_no_duration_is_refused_with_examples(stage: Stage, option: str, given: str) -> None:
+    refused = stage.cli("enqueue", "work", "send", "{}", option, given)
+    assert refused.code == 2
+    told = " ".join(refused.err.split())
+    assert f"invalid duration {given!r}: use seconds such as 30 or 0.5, or 90s, 15m, 2h, 3d or 1w" in told
+
+
+@pytest.mark.parametrize("given", ["0.05", "soon"])
+def test_a_claim_of_no_time_is_refused(stage: Stage, given: str) -> None:
+    assert stage.cli("serve", "work", "--claim-ttl", given).code == 2
 
 
 def test_who_pauses_has_a_name_without_an_account(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +599,7 @@ def test_a_duplicate_says_that_it_is_one(stage: Stage) -> None:
     )
     assert len(set(by_arguments)) == 2
     assert "and for" not in stage.cli("show", "work", by_arguments[0].strip()).out
-    refused(stage.cli("enqueue", "work", "send", "--unique-for", "-1"), 3, "unique_for_s")
+    refused(stage.cli("enqueue", "work", "send", "--unique-for", "-1"), 2, "--unique-for")
 
 
 @pytest.mark.rule("SK-5")

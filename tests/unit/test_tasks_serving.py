@@ -214,6 +214,25 @@ def test_a_problem_says_what_to_send_instead(
 
 
 @pytest.mark.rule("SK-16")
+@pytest.mark.rule("SK-19")
+def test_a_parameter_that_a_path_does_not_have_is_refused_by_its_name(queue: Queue) -> None:
+    """A list of all tasks was the answer to a misspelt choice of some."""
+    client = client_of(queue)
+    reply = client.send("GET", f"{TASKS}?states=dead&limit=5&colour=red")
+    assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
+    assert [each["place"] for each in reply.json["errors"]] == ["query.states", "query.colour"]
+    known = "status, after, limit, at_least, name, older_than_s, newest"
+    assert f"query.states: there is no such parameter; there are: {known};" in reply.json["detail"]
+    reply = client.send("POST", f"{TASKS}?dry_run=1", '{"name": "send", "payload": {}}')
+    assert (reply.status, any(queue.count().values())) == (422, False)
+    assert reply.json["detail"] == "query.dry_run: there is no such parameter; this path takes none"
+    assert client.send("GET", f"{TASKS}?status=dead&status=waiting&limit=5&newest=true").status == 200
+    assert client.send("POST", "/v1/queues/work/ids?count=2").status == 201
+    assert client.send("GET", "/health?at=12").status == 200, (
+        "whoever asks for it may add what keeps caches off"
+    )
+
+
 def test_a_problem_is_told_in_few_words(queue: Queue) -> None:
     tasks = [{"name": "", "payload": {}, f"unknown-{number}": 1} for number in range(1000)]
     reply = client_of(queue).send("POST", "/v1/queues/work/batches", json.dumps({"tasks": tasks}))
@@ -641,6 +660,8 @@ def test_a_queue_and_its_schedules_are_paused_and_resumed(queue: Queue) -> None:
         assert client.send("POST", f"{base}/schedules/nightly/resume").json["pause"]["ended"] is not None
         wait_until(lambda: client.send("GET", "/health").json["paused_since"] is None)
         assert client.send("GET", f"{base}/pauses").json == {"queue": None, "schedules": {}}
+        misspelt = client.send("POST", f"{base}/schedules/nigthly/resume")
+        assert (misspelt.status, "did you mean nightly?" in misspelt.json["detail"]) == (422, True)
         too_long = json.dumps({"reason": "x" * 1001})
         assert client.send("POST", f"{base}/pause", too_long).status == 422
         assert client.send("POST", f"{base}/pause", '{"why": "x"}').status == 422

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -80,7 +81,7 @@ class Server:
         return APIRouter(
             prefix=PREFIX,
             tags=[tag],
-            dependencies=[Depends(self.named)],
+            dependencies=[Depends(self.named), Depends(refuse_unknown_query)],
             responses=_described(problems.UNKNOWN, problems.INVALID, problems.TOO_LARGE, *kinds),
         )
 
@@ -235,7 +236,10 @@ class Server:
 
         @router.post("/schedules/{name}/resume")
         def resume_schedule(name: SchedulePath) -> Resumed:
-            """Let the ticks of a periodic function come again, from the next one on (SK-23)."""
+            """Let the ticks of a periodic function come again, from the next one on (SK-23).
+
+            A name by which nothing was ever paused, and of which there is no task, is refused (422).
+            """
             return Resumed(pause=queue.resume(schedule=name))
 
         return router
@@ -301,6 +305,18 @@ class Server:
             if not is_there:
                 self.dispenser.forget(client)
         return dispensed.result() if is_there else []
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """Refuse parameters that the path does not have: a misspelt one would choose other tasks."""
+    known = [each.alias for each in request.scope["route"].dependant.query_params]
+    there = f"there are: {', '.join(known)}" if known else "this path takes none"
+    unknown = dict.fromkeys(name for name in request.query_params if name not in known)
+    if unknown:
+        message = f"there is no such parameter; {there}"
+        raise RequestValidationError(
+            [{"type": "unknown_query", "loc": ("query", name), "msg": message} for name in unknown]
+        )
 
 
 async def _hung_up(request: Request) -> None:
