@@ -57,8 +57,8 @@ from rebalanser.tasks.processes.child import (
     DeadlineRequest,
     LogRequest,
     RenewalRequest,
+    RunBody,
     UpdateRequest,
-    Work,
 )
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -245,10 +245,10 @@ def test_a_result_that_does_not_fit_the_return_type_fails_the_body() -> None:
 @pytest.mark.rule("SK-15")
 def test_a_body_in_a_process_is_failed_by_its_result_too() -> None:
     begun = child._Child(cast("Any", None), {"send": body_of(count)})
-    failed = begun._called(Work(FACTS, math.inf, b"{}", 8000))
-    assert isinstance(failed, Failed)
-    assert "the result does not fit its type" in failed.told
-    assert begun._called(Work(FACTS, math.inf, b'{"it": 5}', 8000)) == Returned(b"5")
+    failed = begun._called(RunBody(FACTS, math.inf, b"{}", 8000))
+    assert isinstance(failed, BodyFailed)
+    assert "the result does not fit its type" in failed.text
+    assert begun._called(RunBody(FACTS, math.inf, b'{"it": 5}', 8000)) == Returned(b"5")
 
 
 def test_of_an_error_the_frames_of_the_user_are_kept() -> None:
