@@ -204,6 +204,20 @@ class Cluster(ABC):
         """
 
     @abstractmethod
+    def follow_output(
+        self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
+    ) -> Iterator[OutputAnswer]:
+        """Ask for an application's last output, and for what it prints from then on (SH-17).
+
+        It goes on until it is closed, on the worker that was asked first, wherever the application runs then.
+        Where that prints more than is sent, the oldest lines are left out and counted.
+
+        Raises:
+            UnknownApplication, FixConfiguration: as :meth:`output`.
+            NotSettled: the worker has not answered for ``timeout_s``.
+        """
+
+    @abstractmethod
     def run_leader(
         self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
     ) -> Running:

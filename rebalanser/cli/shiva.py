@@ -39,7 +39,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import stopping_on_signals
 from rebalanser.settings import Settings
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.records import AssignmentDocument, OutputAnswer
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -675,7 +675,7 @@ def logs(
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Number of lines.")] = 100,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="With --data: then show new output until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Then show new output until Ctrl-C.")
     ] = False,
     timeout: TimeoutOption = 10.0,
     cluster: ClusterOption = None,
@@ -686,21 +686,27 @@ def logs(
     """Show the output of an application: from a data folder here, or through the worker that has it."""
     name = ApplicationId.parse(application)
     if data is None:
-        if follow:
-            raise InvalidSettings("--follow needs --data, on the host of the worker")
         face = Face.of(_url(registry, kafka, cluster), json)
         with _opened(face) as opened:
-            answer = opened.output(name, lines, timeout, worker)
-        if answer.omitted:
-            typer.echo(f"{answer.omitted:,} earlier lines do not fit into an answer", err=True)
-        for line in answer.lines:
-            face.answer({"application": application, "worker": answer.worker, "line": line}, line)
+            if not follow:
+                _print_output(face, application, opened.output(name, lines, timeout, worker))
+                return
+            for answer in opened.follow_output(name, lines, timeout, worker):
+                _print_output(face, application, answer)
+                sys.stdout.flush()
         return
     face = Face("", json)
     for line in tail(data, name, lines=lines, follow=follow):
         face.answer({"application": application, "line": line}, line)
         if follow:
             sys.stdout.flush()
+
+
+def _print_output(face: Face, application: str, answer: OutputAnswer) -> None:
+    if answer.omitted:
+        typer.echo(f"{answer.omitted:,} earlier lines do not fit into an answer", err=True)
+    for line in answer.lines:
+        face.answer({"application": application, "worker": answer.worker, "line": line}, line)
 
 
 @app.command()

@@ -95,6 +95,8 @@ class OutputRequest:
     request: str
     application: ApplicationId
     lines: int
+    follow_s: float = 0.0
+    """Seconds for which what is printed then is sent as well; the same request made again extends them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,10 +165,13 @@ def test_logs_are_shown_and_followed_on_the_workers_host(shiva: ShivaCluster, tm
     wait_until(lambda: shown() == "hello from daemon-1\n", "the first line is shown")
     following = shiva.launch("following", "shiva", "logs", "t/c/web", "--data", data, "-f")
     following.says("hello from daemon-1")
+    through = shiva.launch("through", "shiva", "logs", "t/c/web", "-f")
+    through.says("hello from daemon-1")
     pipe.write_text("one\ntwo\n")
-    following.says("one\ntwo\n")
-    following.interrupt()
-    assert following.wait() == 130
+    for each in (following, through):
+        each.says("one\ntwo\n")
+        each.interrupt()
+        assert each.wait() == 130
     assert shiva.run("shiva", "logs", "t/c/web", "--data", data, "-n", "1").out == "two\n"
     none = shiva.run("shiva", "logs", "t/c/none", "--data", data)
     assert none.code == 3

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rebalanser_kafka.shiva.outputs import FOLLOWED_BYTES, MAX_BYTES, MAX_FOLLOWED, PAUSE_S, Outputs
 
 from rebalanser.applications.data_folder import output_file
 from rebalanser.applications.outputs import LONGEST_LINE_BYTES, newest_lines, tail
 from rebalanser.errors import FixConfiguration
 from rebalanser.runtime.keeper import RotatedFile
+from rebalanser.shiva.records import OutputAnswer, OutputRequest
 from rebalanser.shiva.types import ApplicationId
+from rebalanser.testing.clock import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.rule("SH-17")
 
@@ -124,3 +127,85 @@ def test_an_answer_takes_the_newest_lines_that_fit(tmp_path: Path, newest: Path)
     assert newest_lines(tmp_path, APP, 3, 10_000) == (["line 7", "line 8", "line 9"], 0)
     assert newest_lines(tmp_path, APP, 3, 2 * len('"line 8"')) == (["line 8", "line 9"], 1)
     assert newest_lines(tmp_path, APP, 3, 1) == ([], 3)
+
+
+class Followed:
+    """A worker's answers in a thread of the test: what it waits for lets time pass, and something happen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answers: list[OutputAnswer] = []
+        self.clock = FakeClock()
+        self.happens: list[Callable[[], object]] = []
+        self.outputs = Outputs("w1", folder, self.answers.append, self.clock)
+        self.outputs._closing = self  # type: ignore[assignment]
+        self.outputs._begin = self.outputs._follow  # type: ignore[method-assign]
+        self.is_set = lambda: False
+
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        if self.happens:
+            self.happens.pop(0)()
+
+    def follow(self, lines: int = 10, follow_s: float = 30.0, request: str = "r1") -> list[OutputAnswer]:
+        self.outputs.follow(OutputRequest("w1", request, APP, lines, follow_s))
+        return self.answers
+
+
+def test_who_follows_gets_the_last_lines_and_then_what_is_printed(tmp_path: Path, newest: Path) -> None:
+    newest.write_bytes(b"one\ntwo\nthree\n")
+    followed = Followed(tmp_path)
+
+    def prints(text: bytes) -> None:
+        with newest.open("ab") as file:
+            file.write(text)
+
+    followed.happens += [lambda: None] * 10 + [lambda: prints(b"four\nfive\n")]
+    assert [answer.lines for answer in followed.follow(2)] == [("two", "three"), ("four", "five")]
+    assert all((answer.request, answer.worker) == ("r1", "w1") for answer in followed.answers)
+
+
+def test_an_answer_comes_even_if_nothing_was_printed_and_to_who_asks_again(
+    tmp_path: Path, newest: Path
+) -> None:
+    newest.touch()
+    followed = Followed(tmp_path)
+    began = followed.clock.now()
+    followed.happens += [lambda: followed.follow(0)] * 20
+    assert [answer.lines for answer in followed.follow()] == [()] * 21
+    assert 30.0 <= followed.clock.now() - began < 40.0
+
+
+def test_what_prints_faster_than_is_sent_loses_its_oldest_lines_which_are_counted(
+    tmp_path: Path, newest: Path
+) -> None:
+    line, count = "x" * 998, 2000
+    newest.write_bytes(f"{line}\n".encode() * count)
+    followed = Followed(tmp_path)
+    reading = followed.clock.now
+
+    def takes_time() -> float:
+        followed.clock.advance(PAUSE_S / 400)
+        return reading()
+
+    followed.clock.now = takes_time  # type: ignore[method-assign]
+    answers = followed.follow(count)
+    assert sum(answer.omitted for answer in answers) > 0
+    assert sum(len(answer.lines) + answer.omitted for answer in answers) == count
+    assert max(len(answer.lines) for answer in answers[:1]) <= MAX_BYTES // 1000
+    assert all(len(answer.lines) <= FOLLOWED_BYTES // 1000 for answer in answers[1:])
+    assert len(answers) > 2
+
+
+def test_so_many_are_followed_at_a_time_and_nothing_where_nothing_is_kept(
+    tmp_path: Path, newest: Path
+) -> None:
+    followed = Followed(tmp_path)
+    assert [answer.lines for answer in followed.follow()] == [()]
+    newest.parent.rmdir()
+    followed.answers.clear()
+    assert "no output of tenant/channel/app" in followed.follow()[0].error
+    followed.outputs._begin = lambda _request: None  # type: ignore[method-assign]
+    for number in range(MAX_FOLLOWED + 1):
+        followed.follow(request=f"many-{number}")
+    assert f"the output of {MAX_FOLLOWED} applications" in followed.answers[-1].error
+    assert len(followed.answers) == 2

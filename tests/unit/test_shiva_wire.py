@@ -140,7 +140,7 @@ records = st.one_of(
     starts,
     st.builds(StopCommand, applications, commands, st.booleans()),
     st.builds(WorkerCommand, names, commands, st.none() | st.sampled_from(Cordon)),
-    st.builds(OutputRequest, names, commands, applications, numbers),
+    st.builds(OutputRequest, names, commands, applications, numbers, seconds),
     st.builds(OutputAnswer, names, commands, st.lists(texts, max_size=3).map(tuple), texts, numbers),
     st.builds(KeptCommand, starts, numbers),
     st.builds(LeaderAnnouncement, names),

@@ -6,7 +6,8 @@ import queue
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -70,6 +71,9 @@ PART_BYTES: Final = 900_000
 """Below Kafka's own default limit of a record, whatever the topic allows."""
 KNOWN_SHOWN: Final = 10
 LOOK_S: Final = 0.5
+FOLLOW_S: Final = 30.0
+"""Seconds for which a worker sends what is printed, unless it is asked again."""
+ASK_AGAIN_S: Final = 10.0
 MAX_REMEMBERED: Final = 1000
 """The commands of this connection whose effect can be waited for."""
 
@@ -330,20 +334,47 @@ class KafkaCluster(Cluster):
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
     ) -> OutputAnswer:
         """Ask a worker, by default the one that has it, for an application's last output (SH-17)."""
+        with closing(self._answers(self._request_for(application, lines, worker), timeout_s)) as answers:
+            return next(answers)
+
+    def follow_output(
+        self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
+    ) -> Iterator[OutputAnswer]:
+        """Ask for an application's last output, and for what it prints from then on (SH-17)."""
+        request = replace(self._request_for(application, lines, worker), follow_s=FOLLOW_S)
+        with closing(self._answers(request, timeout_s)) as answers:
+            yield from (answer for answer in answers if answer.lines or answer.omitted)
+
+    def _request_for(self, application: ApplicationId, lines: int, worker: WorkerId | None) -> OutputRequest:
         asked = self._keeper_of(application) if worker is None else check_part(worker, "worker")
-        request = OutputRequest(asked, uuid.uuid4().hex, application, lines)
-        deadline = time.monotonic() + timeout_s
+        return OutputRequest(asked, uuid.uuid4().hex, application, lines)
+
+    def _answers(self, request: OutputRequest, timeout_s: float) -> Generator[OutputAnswer, None, None]:
+        """Ask a worker, again and again where it is followed, and yield what it answers.
+
+        Raises:
+            FixConfiguration: it keeps no such output, or cannot follow any more.
+            NotSettled: it has not answered within ``timeout_s``.
+        """
         with LogReader(self._connection, self._topics.control, "latest") as reader:
             end = reader.end_offset(timeout_s)
         with LogReader(self._connection, self._topics.control, end) as reader:
             self._append(key_of(request), encode(request))
-            while time.monotonic() < deadline:
-                for answer in map(output_answer, reader.poll(_shortest_s(LOOK_S, deadline))):
+            asked_at = time.monotonic()
+            silent_since: float | None = asked_at
+            while silent_since is None or time.monotonic() < silent_since + timeout_s:
+                until = None if silent_since is None else silent_since + timeout_s
+                for answer in map(output_answer, reader.poll(_shortest_s(LOOK_S, until))):
                     if answer is not None and answer.request == request.request:
                         if answer.error:
-                            raise FixConfiguration(f"{asked}: {answer.error}")
-                        return answer
-        raise NotSettled(f"worker {asked} has not answered within {timeout_s:g} s")
+                            raise FixConfiguration(f"{request.worker}: {answer.error}")
+                        silent_since = None
+                        yield answer
+                if request.follow_s and time.monotonic() >= asked_at + ASK_AGAIN_S:
+                    self._append(key_of(request), encode(replace(request, lines=0)))
+                    asked_at = time.monotonic()
+                    silent_since = silent_since or asked_at
+        raise NotSettled(f"worker {request.worker} has not answered within {timeout_s:g} s")
 
     def _keeper_of(self, application: ApplicationId) -> WorkerId:
         document = self.read(self._timeout_s)

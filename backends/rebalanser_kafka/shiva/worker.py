@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
@@ -19,10 +19,8 @@ from typing import Final, TypeAlias, assert_never
 from rebalanser.applications.cluster import TopicNames
 from rebalanser.applications.data_folder import DataFolder, folder_name
 from rebalanser.applications.manifest import Manifest
-from rebalanser.applications.outputs import newest_lines
 from rebalanser.applications.processes import ApplicationProcesses
 from rebalanser.errors import (
-    FixConfiguration,
     InternalError,
     InvalidArchive,
     InvalidManifest,
@@ -76,6 +74,7 @@ from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
+from rebalanser_kafka.shiva.outputs import Outputs
 from rebalanser_kafka.shiva.parts import FileThreads, PartsMissing, PartStore
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record, output_request
@@ -89,9 +88,6 @@ LOOK_S: Final = 2.0
 LAST_PONG_S: Final = 2.0
 """How long a worker that stops waits for its last pong to be acknowledged."""
 PONG_TIMEOUT_S: Final = 30.0
-MAX_OUTPUT_LINES: Final = 10_000
-MAX_OUTPUT_BYTES: Final = 400_000
-"""Maximum bytes of output in one answer: its record stays below Kafka's default limit."""
 
 _log = get_logger("rebalanser.shiva")
 
@@ -156,6 +152,7 @@ class KafkaWorker:
         self._lacking: list[_Lacking] = []
         self._manifests: dict[ApplicationId, dict[CommandId, tuple[str, Manifest]]] = {}
         self._writer = LogWriter(connection, delivery_timeout_s=PONG_TIMEOUT_S)
+        self._outputs = Outputs(worker, self._data.path, self._send_output)
         self._pongs = Outage("pong_not_written", {"cluster": connection.cluster, "worker": worker})
         self._failure: RebalanserError | None = None
         self._followers = [
@@ -200,6 +197,7 @@ class KafkaWorker:
             closing.callback(self._facts.close)
             closing.callback(self._data.close)
             closing.callback(self._writer.close, LAST_PONG_S)
+            closing.callback(self._outputs.close)
             closing.callback(self._files.close)
             for follower in self._followers:
                 closing.callback(follower.close)
@@ -275,7 +273,7 @@ class KafkaWorker:
         self._note_position(record.offset)
         request = output_request(record) if self._caught_up_at is None else None
         if request is not None and request.worker == self._worker:
-            self._in_files(request.application, partial(self._answer_output, request))
+            self._take_request(request)
         for event in self._replayed.events(record):
             if isinstance(event, PartRead):
                 key = PartKey(event.application, event.sha256, event.number)
@@ -286,16 +284,13 @@ class KafkaWorker:
                 self._note_mentioned(event)
             self._handle(event)
 
-    def _answer_output(self, request: OutputRequest) -> None:
-        """In a thread for files: say what an application has printed here."""
-        answer = OutputAnswer(self._worker, request.request)
-        try:
-            lines, omitted = newest_lines(
-                self._data.path, request.application, min(request.lines, MAX_OUTPUT_LINES), MAX_OUTPUT_BYTES
-            )
-            answer = replace(answer, lines=tuple(lines), omitted=omitted)
-        except (FixConfiguration, OSError) as error:
-            answer = replace(answer, error=str(error))
+    def _take_request(self, request: OutputRequest) -> None:
+        if request.follow_s > 0:
+            self._outputs.follow(request)
+        else:
+            self._in_files(request.application, partial(self._outputs.answer, request))
+
+    def _send_output(self, answer: OutputAnswer) -> None:
         with contextlib.suppress(RebalanserError):
             self._writer.append(
                 self._topics.control, key_of(answer).encode(), encode(answer), on_done=lambda _answer: None
