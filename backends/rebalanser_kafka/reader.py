@@ -33,6 +33,10 @@ from rebalanser_kafka.records import LogRecord, to_record
 
 MAX_BATCH: Final = 500
 """The most records that one poll answers."""
+READ_AHEAD_BYTES: Final = 16 * 2**20
+"""Bytes that wait for a poll by default."""
+FETCH_BYTES: Final = 2**20
+"""Maximum bytes of one answer of the broker, unless its first batch alone is larger."""
 
 _SETTINGS: Final = MappingProxyType(
     {
@@ -43,7 +47,6 @@ _SETTINGS: Final = MappingProxyType(
         "fetch.wait.max.ms": 50,
         "fetch.error.backoff.ms": 50,
         "fetch.queue.backoff.ms": 10,
-        "queued.max.messages.kbytes": 16_384,
         "topic.metadata.propagation.max.ms": 5_000,  # else a missing topic is waited for half a minute
     }
 )
@@ -65,8 +68,12 @@ class LogReader:
         *,
         partition: int = 0,
         committed_only: bool = True,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
-        """Nothing is sent yet. ``latest`` means the end as it is when the first poll reaches a broker."""
+        """Nothing is sent yet. ``latest`` means the end as it is when the first poll reaches a broker.
+
+        About ``read_ahead_bytes`` are fetched at a time, and as much waits for :meth:`poll`.
+        """
         self._topic = topic
         self._partition = partition
         self._start = start
@@ -76,7 +83,13 @@ class LogReader:
         self._trouble: str | None = None
         self._closed = False
         isolation = "read_committed" if committed_only else "read_uncommitted"
-        settings = {**_SETTINGS, "group.id": f"{connection.cluster}-reader", "isolation.level": isolation}
+        settings = {
+            **_SETTINGS,
+            "group.id": f"{connection.cluster}-reader",
+            "isolation.level": isolation,
+            "queued.max.messages.kbytes": max(1, read_ahead_bytes // 1024),
+            "fetch.message.max.bytes": min(read_ahead_bytes, FETCH_BYTES),
+        }
         self._consumer = Consumer(client_config(connection, settings, self._hear))
 
     @property
@@ -123,6 +136,11 @@ class LogReader:
                 raise self._failed
             if records or self._position != before or not messages:
                 return records
+
+    def move_to(self, offset: int) -> None:
+        """Go on at this offset; what was read ahead is dropped."""
+        self._start = self._position = offset
+        self._assigned, self._failed = False, None
 
     def end_offset(self, timeout_s: float) -> int:
         """The offset behind the last record that may be seen now: with ``committed_only`` the last stable

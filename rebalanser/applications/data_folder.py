@@ -5,7 +5,6 @@
     lock              held by the worker's process, and by the guardian of its processes until all have ended
     worker            locked by the worker's process alone
     identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
-    archives/         for archives on their way in; emptied at each opening
     applications/     one folder for each application: its unpacked files, a folder for its own data, and the
                       file ``kept`` while the application is stopped and its data stays
     logs/             one folder for each application: what it printed
@@ -80,8 +79,6 @@ class DataFolder:
         self.path: Final = path
         self.incarnation: Final = incarnation
         """Who this worker is: the folder's lineage, and how many times it was opened since that began."""
-        self.archives: Final = path / "archives"
-        """For archives on their way in; emptied at each opening."""
         self._lock: int | None = lock
         self._worker_lock = worker_lock
         self._found = frozenset(folder.name for folder in (path / "applications").iterdir())
@@ -98,7 +95,7 @@ class DataFolder:
         """
         path = path.absolute()
         try:
-            for name in ("archives", "applications", "logs", "locks"):
+            for name in ("applications", "logs", "locks"):
                 (path / name).mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as failing:
                 worker_lock = _open_lock(path / "worker", failing)
@@ -174,31 +171,44 @@ class DataFolder:
         """The file that is locked while a process of an application lives."""
         return self.path / "locks" / folder_name(str(application))
 
-    def drop_files(self, application: ApplicationId, sha256: str) -> None:
-        """Remove the unpacked files of one archive; no process may use them any more.
+    def drop_files(self, application: ApplicationId, kept: Collection[str] = ()) -> None:
+        """Remove an application's unpacked files but those of the archives of these sha256; its data stays.
 
-        Raises:
-            OSError: they cannot be removed.
-        """
-        remove_folder(self.files_of(application, sha256))
-
-    def drop(self, application: ApplicationId, *, keep_data: bool | None = False) -> None:
-        """Remove all files of an application; its output is kept, and its data if ``keep_data`` (SH-5).
-
-        Data that is kept stays until a stop does not keep it. With None it stays only if it is kept already.
+        No process may use what is removed any more.
 
         Raises:
             OSError: they cannot be removed.
         """
         folder = self._folder_of(application)
+        for files in set(folder.glob("files-*")) - {self.files_of(application, sha256) for sha256 in kept}:
+            remove_folder(files)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def drop(self, application: ApplicationId, *, keep_data: bool | None = False) -> bool:
+        """Remove all files of an application; its output is kept, and its data if ``keep_data`` (SH-5).
+
+        Data that is kept stays until a stop does not keep it. With None it stays only if it is kept already.
+        Return whether there was anything.
+
+        Raises:
+            OSError: they cannot be removed.
+        """
+        folder = self._folder_of(application)
+        if not os.path.lexists(folder):
+            return False
         if keep_data is None:
             keep_data = (folder / _KEPT).exists()
         if not (keep_data and (folder / "data").is_dir()):
             remove_folder(folder)
-            return
-        (folder / _KEPT).touch()
-        for files in folder.glob("files-*"):
-            remove_folder(files)
+        else:
+            (folder / _KEPT).touch()
+            self.drop_files(application)
+        return True
+
+    def found(self, applications: Collection[ApplicationId]) -> frozenset[ApplicationId]:
+        """Those of the applications whose folders were here at the opening."""
+        return frozenset(a for a in applications if folder_name(str(a)) in self._found)
 
     def leftovers(self, applications: Collection[ApplicationId]) -> frozenset[str]:
         """The folders of all other applications that were here at the opening; see :meth:`drop_leftover`.
@@ -376,9 +386,8 @@ def _write_durably(file: Path, text: str) -> None:
 
 def _clean(path: Path, same_boot: bool) -> None:
     """Remove what a crash left half done. After a reboot unpacked files may be torn: they go too."""
-    remove_folder(path / "archives")
-    (path / "archives").mkdir()
-    doomed = [*path.glob(f"*/{ASIDE_PREFIX}*"), *path.glob(f"applications/*/{ASIDE_PREFIX}*")]
+    doomed = [path / "archives"]  # of an earlier version, which kept archives there on their way in
+    doomed += [*path.glob(f"*/{ASIDE_PREFIX}*"), *path.glob(f"applications/*/{ASIDE_PREFIX}*")]
     if not same_boot:
         doomed += path.glob("applications/*/files-*")
     for folder in doomed:

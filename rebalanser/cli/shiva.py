@@ -117,6 +117,15 @@ GraceOption = Annotated[
         help="How long the applications of a missing worker wait for it before they move.",
     ),
 ]
+KeepFilesOption = Annotated[
+    float,
+    typer.Option(
+        "--keep-files",
+        min=0.0,
+        metavar="SECONDS",
+        help="How long the unpacked files of an application stay after it has moved to another worker.",
+    ),
+]
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", show_default=False, help="The worker's id.")]
 SessionOption = Annotated[
     float,
@@ -266,6 +275,7 @@ def worker(
     kafka: KafkaOption = None,
     id: IdOption = None,  # noqa: A002 - the option's name
     tag: TagOption = None,
+    keep_files: KeepFilesOption = 3600.0,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -277,7 +287,7 @@ def worker(
     name = _default_id(id)
     record = _recorder(face, history, history_topic, name)
     with _opened(face) as opened, record("worker") as working:
-        running = [opened.run_worker(name, data, _worker_options(tag), working)]
+        running = [opened.run_worker(name, data, _worker_options(tag, keep_files), working)]
         _run_until_signal(face, running, f"worker {name}")
 
 
@@ -288,6 +298,7 @@ def daemon(
     kafka: KafkaOption = None,
     id: IdOption = None,  # noqa: A002 - the option's name
     tag: TagOption = None,
+    keep_files: KeepFilesOption = 3600.0,
     round: RoundOption = 30.0,  # noqa: A002 - the option's name
     missed_rounds: MissedOption = 1,
     session_timeout: SessionOption = 10.0,
@@ -314,7 +325,7 @@ def daemon(
         away_grace_s=away_grace,
     )
     options.check()
-    offered = _worker_options(tag)
+    offered = _worker_options(tag, keep_files)
     _warn_of_short_deadline(options, offered)
     record = _recorder(face, history, history_topic, name)
     with _opened(face) as opened, record("leader") as leading, record("worker") as working:
@@ -337,8 +348,9 @@ def _warn_of_short_deadline(options: LeaderOptions, offered: WorkerOptions) -> N
         get_logger("rebalanser.shiva").warning(str(warning), action="short_deadline")
 
 
-def _worker_options(tags: list[str] | None) -> WorkerOptions:
-    return WorkerOptions(tags=frozenset(check_part(tag, "tag") for tag in tags or ()))
+def _worker_options(tags: list[str] | None, keep_files_s: float) -> WorkerOptions:
+    wanted = frozenset(check_part(tag, "tag") for tag in tags or ())
+    return WorkerOptions(tags=wanted, keep_files_s=keep_files_s)
 
 
 @app.command()

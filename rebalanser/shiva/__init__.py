@@ -9,8 +9,8 @@ Theory of operation
 
 *Commands.* A client writes the parts of an application's archive and then a start command to COMMAND, or a
 stop command. Parts are named by the archive's sha256, so two clients never overwrite each other's. The last
-command of an application wins, in the order of the log (SH-2). Every worker stores the files of what is
-started, and starts nothing (SH-4).
+command of an application wins, in the order of the log (SH-2). Workers note where the parts stand, store
+nothing and start nothing (SH-4).
 
 *The leader.* The holder of COMMAND's one partition in the consumer group of leaders is the active leader. It
 first fences its predecessor (the broker accepts no transaction of an earlier producer of the cluster's
@@ -22,9 +22,14 @@ late document of it there all the same, its **epoch** (term, number) is below th
 and status readers refuse it (SH-7).
 
 *The document.* One complete assignment, written to COMMAND and ASSIGNEMENT with the consumed offset, both or
-neither. On COMMAND it stands behind the commands that it follows from, so that a worker has read an
-application's files before a document names it (SH-6). A worker acts on the last document only, on entries
-that name it and **its incarnation**: a restarted worker runs nothing until a leader has heard it.
+neither. On COMMAND it stands behind the commands that it follows from, so that an application's archive is on
+the log, and a worker knows where, before a document names it (SH-6). A worker acts on the last document only,
+on entries that name it and **its incarnation**: a restarted worker runs nothing until a leader has heard it.
+
+*Files* (SH-4). A worker that is named for an application reads its archive from where the parts stand,
+unpacks it, and starts the application then; until then it is pending. Unpacked files stay while a document
+names the worker, while a process uses them, and ``keep_files_s`` longer: what comes back in that time starts
+at once. An application's own data stays until a stop.
 
 *One worker at a time* (SH-13). An entry names at most one worker. To move an application, the leader
 publishes it without a worker, ``leaving`` the old one since that epoch, and names the new one only when the

@@ -296,6 +296,16 @@ class PingRead:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesFound:
+    """Folders of these applications are on this worker's disk from an earlier time.
+
+    It comes at most once, before :class:`CaughtUp`.
+    """
+
+    applications: frozenset[ApplicationId]
+
+
+@dataclass(frozen=True, slots=True)
 class FilesStored:
     """An application's files are on this worker's disk, checked and unpacked (SH-16)."""
 
@@ -346,6 +356,7 @@ class HealthChecked:
 WorkerEvent: TypeAlias = (
     CommandEvent
     | PingRead
+    | FilesFound
     | FilesStored
     | FilesRefused
     | ProcessStarted
@@ -358,7 +369,7 @@ WorkerEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """Assemble, check and unpack an archive; answered by :class:`FilesStored` or :class:`FilesRefused`."""
+    """Fetch, check and unpack an archive; answered by :class:`FilesStored` or :class:`FilesRefused`."""
 
     application: ApplicationId
     command: CommandId
@@ -373,6 +384,8 @@ class DropFiles:
     command: CommandId
     keep_data: bool | None = None
     """Whether a stop says that the folder with its own data stays; None if no stop is the reason."""
+    stays: bool = False
+    """True if the application is to run on, here or elsewhere: only its unpacked files go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,21 @@ MAX_REASON_CHARS: Final = 500
 class Run:
     """One command of an application, while a document names this worker for it or a process of it exists."""
 
-    def __init__(self, application: ApplicationId, command: CommandId, mode: Mode, named: int = -1) -> None:
+    def __init__(
+        self,
+        application: ApplicationId,
+        command: CommandId,
+        mode: Mode,
+        named: int = -1,
+        since: float = 0.0,
+    ) -> None:
         self.application = application
         self.command = command
         self.mode = mode
         self.named = named
         """The fencing token of the assignment that it was made for."""
+        self.since = since
+        """When it was made (monotonic seconds)."""
         self.state = RUN.first
         self.process: int | None = None
         """The number of the process that exists or may exist."""

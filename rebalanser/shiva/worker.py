@@ -1,11 +1,11 @@
-"""The worker: events in, effects out. It stores what is started, and runs what it is named for."""
+"""The worker: events in, effects out. It stores and runs what it is named for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import assert_never
+from typing import Final, assert_never
 
 from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.messages import (
@@ -16,6 +16,7 @@ from rebalanser.shiva.messages import (
     ExtendDeadline,
     Fact,
     FactKind,
+    FilesFound,
     FilesRefused,
     FilesStored,
     Finished,
@@ -58,6 +59,12 @@ from rebalanser.shiva.types import (
 from rebalanser.shiva.worker_files import Stage, Started, WorkerFiles
 from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 
+QUICK_S: Final = 2.0
+"""Seconds after which a worker says that an application waits for its files.
+
+What takes less is worth no document.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -96,7 +103,7 @@ class Worker:
         self._host = host
         self._options = options
         self._permission = Permission()
-        self._files = WorkerFiles()
+        self._files = WorkerFiles(options.keep_files_s)
         self._runs: dict[ApplicationId, Run] = {}
         self._assignments: dict[ApplicationId, Assignment] = {}
         self._caught_up = False
@@ -170,6 +177,8 @@ class Worker:
             return self._effects
         self._stop_what_may_not_run(now)
         self._take_in(event, now)
+        if unused := self._files.unused(now):
+            self._settle_files(unused, now)
         self._watch_silence(now)
         self._stop_what_may_not_run(now)
         self._advance(now)
@@ -181,8 +190,10 @@ class Worker:
         match event:
             case PingRead():
                 self._ping_read(event.record, now)
+            case FilesFound(applications=applications):
+                self._files.found(applications)
             case FilesStored() | FilesRefused():
-                self._files_answered(event)
+                self._files_answered(event, now)
             case ProcessStarted():
                 self._process_started(event, now)
             case HealthChecked():
@@ -199,10 +210,10 @@ class Worker:
     def _read(self, event: CommandEvent, now: float) -> None:
         match event:
             case StartRead():
-                self._settle_files([self._files.start(event.at, event.record)])
+                self._settle_files([self._files.start(event.at, event.record)], now)
             case StopRead():
                 self._files.stop(event.at, event.record.application, event.record.keep_data)
-                self._settle_files([event.record.application])
+                self._settle_files([event.record.application], now)
             case DocumentRead():
                 self._document_read(event.record, event.at.offset, now)
             case LeaderRead():
@@ -287,7 +298,7 @@ class Worker:
         self._caught_up = True
         self._pong_due = True
         if self._accepted is None:
-            self._settle_files(self._files.applications)
+            self._settle_files(self._files.applications, now)
         elif self._adopted is None:
             self._adopt(*self._accepted, now)
 
@@ -311,8 +322,9 @@ class Worker:
         applications = document.applications.items()
         to_run = {a: e.command for a, e in applications if e.state in TO_RUN}
         finished = {a: e.command for a, e in applications if e.state is ApplicationState.FINISHED}
-        self._files.decided(document.consumed, to_run, finished)
-        self._settle_files(self._files.applications)
+        mine = {application: each.command for application, each in self._assignments.items()}
+        self._files.decided(document.consumed, to_run, finished, mine)
+        self._settle_files(self._files.applications, now)
 
     def _assignment(
         self, application: ApplicationId, entry: ApplicationEntry, offset: int, followed: bool
@@ -371,7 +383,7 @@ class Worker:
             self._silent_at = None
             self._report(FactKind.LEADER_SILENT, term=self._ping_term)
 
-    def _files_answered(self, event: FilesStored | FilesRefused) -> None:
+    def _files_answered(self, event: FilesStored | FilesRefused, now: float) -> None:
         match event:
             case FilesStored():
                 if self._files.stored(event.application, event.command, event.policy):
@@ -381,12 +393,12 @@ class Worker:
                     self._report(
                         FactKind.FILES_REFUSED, event.application, command=event.command, reason=event.reason
                     )
-        self._settle_files([event.application])
+        self._settle_files([event.application], now)
 
-    def _settle_files(self, applications: Iterable[ApplicationId]) -> None:
+    def _settle_files(self, applications: Iterable[ApplicationId], now: float) -> None:
         if self._may_act():
             in_use = {a: run.command for a, run in self._runs.items() if run.process is not None}
-            self._effects += self._files.settle(applications, in_use)
+            self._effects += self._files.settle(applications, in_use, now)
 
     def _process_started(self, event: ProcessStarted, now: float) -> None:
         run = self._runs.get(event.application)
@@ -422,7 +434,7 @@ class Worker:
         run.exited(event.code, event.error, now)
         if run.state is RunState.FAILED:
             self._report(FactKind.APPLICATION_FAILED, event.application, reason=run.reason)
-        self._settle_files([event.application])
+        self._settle_files([event.application], now)
 
     def _stop_what_may_not_run(self, now: float) -> None:
         for application, run in self._runs.items():
@@ -479,10 +491,10 @@ class Worker:
             run = self._runs.get(application)
             if run is None:
                 run = self._runs[application] = Run(
-                    application, assignment.command, assignment.mode, assignment.token
+                    application, assignment.command, assignment.mode, assignment.token, now
                 )
                 if self._files.retry(application, assignment.command):
-                    self._settle_files([application])
+                    self._settle_files([application], now)
             if run.state is RunState.BACKING_OFF and now >= run.restart_at:
                 run.elapsed()
             if run.state is RunState.PENDING:
@@ -505,14 +517,14 @@ class Worker:
             started.reported = True
             self._report(FactKind.APPLICATION_FAILED, run.application, reason=run.reason)
         elif started is None or not self._are_files_stored(started):
-            run.wait(self._what_is_missing(run.application, started))
+            run.wait(self._what_is_missing(run, started, now))
         else:
             self._start_if_permitted(run, started, assignment.token, now)
 
-    def _what_is_missing(self, application: ApplicationId, started: Started | None) -> str:
-        if started is not None:
-            return "a stop was commanded" if started.stopped else "its files are being stored"
-        if self._files.was_stopped(application):
+    def _what_is_missing(self, run: Run, started: Started | None, now: float) -> str:
+        if started is not None and not started.stopped:
+            return "its files are being stored" if now >= run.since + QUICK_S else ""
+        if started is not None or self._files.was_stopped(run.application):
             return "a stop was commanded"
         return "its start command has not been read yet"
 
@@ -585,6 +597,8 @@ class Worker:
         times = [run.restart_at for run in self._runs.values() if run.state is RunState.BACKING_OFF]
         if self._silent_at is not None and not self._stopping:
             times.append(self._silent_at)
+        if self._files.next_unused is not None:
+            times.append(self._files.next_unused)
         until = self._permission.until
         if until is not None:
             times += [

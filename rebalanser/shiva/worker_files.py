@@ -1,7 +1,8 @@
-"""What was started, as a worker read it from COMMAND, and which files of it are kept (SH-4, SH-5)."""
+"""What was started, as a worker read it from COMMAND, and which files of it are here (SH-4, SH-5)."""
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Started:
     reason: str = ""
     reported: bool = False
     """True if the leader was told that the files were refused."""
+    dropped: bool = False
+    """True if the application's folder was dropped and nothing of this command was stored since."""
 
     @property
     def stopped(self) -> bool:
@@ -73,21 +76,43 @@ class _StopRead:
 class WorkerFiles:
     """The start commands that may still be acted on, and the stage of their files.
 
+    Files are stored once a document names this worker for their command. They are removed once the command is
+    over, and ``keep_s`` seconds after the last document that named this worker for it.
+
     A document *decides on* a command when its ``consumed`` reaches the command's position: whether it names
     the command, as one that is to run, then says whether files of it are still needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
         self._started: dict[ApplicationId, dict[CommandId, Started]] = {}
         self._stops: OrderedDict[ApplicationId, _StopRead] = OrderedDict()
         self._decided = -1
         self._to_run: Mapping[ApplicationId, CommandId] = {}
         self._finished: Mapping[ApplicationId, CommandId] = {}
+        self._mine: Mapping[ApplicationId, CommandId] = {}
+        self._unpacked: set[ApplicationId] = set()
+        """The applications that may have unpacked files on this worker's disk."""
+        self._unused: dict[ApplicationId, float] = {}
+        """Since when those files have been of no use (monotonic seconds), the longest first."""
 
     @property
     def applications(self) -> tuple[ApplicationId, ...]:
         """All that something is remembered of."""
         return tuple(self._started)
+
+    @property
+    def next_unused(self) -> float | None:
+        """When (monotonic seconds) the next files have been of no use for long enough; None for none."""
+        return next((since + self._keep_s for since in self._unused.values()), None)
+
+    def unused(self, now: float) -> list[ApplicationId]:
+        """The applications whose files have been of no use for long enough to be removed."""
+        return list(itertools.takewhile(lambda each: self._is_unused(each, now), self._unused))
+
+    def found(self, applications: Iterable[ApplicationId]) -> None:
+        """Folders of these applications are on the disk from an earlier time."""
+        self._unpacked.update(applications)
 
     def find(self, application: ApplicationId, command: CommandId) -> Started | None:
         """The start command, if it was read and may still be acted on."""
@@ -141,18 +166,24 @@ class WorkerFiles:
         consumed: int,
         to_run: Mapping[ApplicationId, CommandId],
         finished: Mapping[ApplicationId, CommandId],
+        mine: Mapping[ApplicationId, CommandId],
     ) -> None:
         """A document was adopted that takes COMMAND into account as far as ``consumed``.
+
+        ``mine`` is what it names this worker for. What was refused here is tried again once it is named anew.
 
         What it names in spite of a stop that it takes into account is to run on: a leader may find nothing
         of that stop but a later start command, which it refused.
 
-        What has finished keeps its files where they are, and is not stored where they are not: the leader
-        need not keep its archive.
+        What has finished keeps its files for a while, and is not stored anew: the leader need not keep its
+        archive.
         """
         self._decided = max(self._decided, consumed)
         self._to_run = to_run
         self._finished = finished
+        for application in self._mine.keys() - mine.keys():
+            self.retry(application, self._mine[application])
+        self._mine = mine
         for application in [a for a, stop in self._stops.items() if stop.offset <= self._decided]:
             del self._stops[application]
         for application, command in to_run.items():
@@ -175,9 +206,9 @@ class WorkerFiles:
         return started is not None
 
     def retry(self, application: ApplicationId, command: CommandId) -> bool:
-        """Forget that files of the command were refused and the leader was told. Return whether it was so."""
+        """Forget that files of the command were refused. Return whether they were."""
         started = self.find(application, command)
-        if started is None or started.stage is not Stage.REFUSED or not started.reported:
+        if started is None or started.stage is not Stage.REFUSED:
             return False
         started.stage, started.reported = Stage.ABSENT, False
         return True
@@ -190,7 +221,7 @@ class WorkerFiles:
         return started
 
     def settle(
-        self, applications: Iterable[ApplicationId], in_use: Mapping[ApplicationId, CommandId]
+        self, applications: Iterable[ApplicationId], in_use: Mapping[ApplicationId, CommandId], now: float
     ) -> list[FilesEffect]:
         """What is to be stored and dropped now, in the order of the log; ``in_use`` is what processes run.
 
@@ -201,30 +232,73 @@ class WorkerFiles:
         effects: list[tuple[int, FilesEffect]] = []
         for application in applications:
             commands = self._started.get(application, {})
-            newest = max((c for c in commands.values() if not c.stopped), key=_position, default=None)
             for started in list(commands.values()):
-                effect = self._settled(started, started is newest, in_use.get(application))
+                effect = self._settled(started, in_use.get(application), now)
                 if effect is not None:
                     effects.append((started.position, effect))
-                if started.stage is Stage.ABSENT and self._is_over(started) and not self._is_to_run(started):
+                if started.stage is Stage.ABSENT and self._is_over(started) and not self._is_kept(started):
                     del commands[started.command]
             if not commands:
                 self._started.pop(application, None)
+                self._unpacked.discard(application)
+            self._note_use(application, in_use, now)
         return [effect for _, effect in sorted(effects, key=lambda pair: pair[0])]
 
-    def _settled(self, started: Started, newest: bool, in_use: CommandId | None) -> FilesEffect | None:
-        if started.stage is Stage.ABSENT:
-            if started.stopped or not (self._is_to_run(started) or (newest and not self._is_over(started))):
-                return None
-            started.stage = Stage.STORING
-            return StoreFiles(started.application, started.command, started.archive)
-        kept = self._is_to_run(started) or self._finished.get(started.application) == started.command
-        dropped = started.stopped or (self._is_over(started) and not kept)
-        if not dropped or started.stage is Stage.STORING or started.command == in_use:
+    def _settled(self, started: Started, in_use: CommandId | None, now: float) -> FilesEffect | None:
+        application, command = started.application, started.command
+        if started.stage is Stage.ABSENT and self._is_mine(started) and not started.stopped:
+            started.stage, started.dropped = Stage.STORING, False
+            self._unpacked.add(application)
+            return StoreFiles(application, command, started.archive)
+        if started.stage is Stage.STORING or command == in_use:
             return None
+        if started.stopped or (self._is_over(started) and not self._is_kept(started)):
+            return self._dropped(started)
+        here = started.stage is Stage.STORED or application in self._unpacked
+        if here and in_use is None and self._is_unused(application, now):
+            started.stage = Stage.ABSENT
+            self._unpacked.discard(application)
+            return DropFiles(application, command, stays=True)
+        return None
+
+    def _dropped(self, started: Started) -> DropFiles | None:
+        """Drop the files of a command that is over, and the whole folder with the last one.
+
+        The folder may hold data from a time that this worker knows nothing of, so it goes in any case.
+        """
+        application, was = started.application, started.stage
         started.stage = Stage.ABSENT
-        keep_data = started.keep_data if started.stopped else None
-        return DropFiles(started.application, started.command, keep_data)
+        others = [each for each in self._started[application].values() if each is not started]
+        if was is Stage.ABSENT and (others or started.dropped):
+            return None
+        started.dropped = True
+        stays = not started.stopped and any(not self._is_over(o) or self._is_kept(o) for o in others)
+        if all(other.stage is Stage.ABSENT for other in others):
+            self._unpacked.discard(application)
+        return DropFiles(
+            application, started.command, started.keep_data if started.stopped else None, stays=stays
+        )
+
+    def _note_use(
+        self, application: ApplicationId, in_use: Mapping[ApplicationId, CommandId], now: float
+    ) -> None:
+        """Count from now on how long the files of an application have been of no use (SH-4)."""
+        if application not in self._unpacked or application in self._mine or application in in_use:
+            self._unused.pop(application, None)
+        else:
+            self._unused.setdefault(application, now)
+
+    def _is_unused(self, application: ApplicationId, now: float) -> bool:
+        since = self._unused.get(application)
+        return since is not None and now >= since + self._keep_s
+
+    def _is_mine(self, started: Started) -> bool:
+        """The adopted document names this worker for the command (SH-4)."""
+        return self._mine.get(started.application) == started.command
+
+    def _is_kept(self, started: Started) -> bool:
+        """It is to run, here or elsewhere, or has finished."""
+        return self._is_to_run(started) or self._finished.get(started.application) == started.command
 
     def _is_to_run(self, started: Started) -> bool:
         return self._to_run.get(started.application) == started.command

@@ -26,6 +26,8 @@ class WorkerOptions:
     """How much faster the leader's clock may run than the worker's: 0.01 is a second in 100 s."""
     safety_margin_s: float = 1.0
     """How long before the leader's deadline an exclusive application has ended (SH-14)."""
+    keep_files_s: float = 3600.0
+    """How long unpacked files stay after the last document that named this worker for them (SH-4)."""
 
     def __post_init__(self) -> None:
         """Refuse what no deadline could be kept with."""
@@ -36,6 +38,8 @@ class WorkerOptions:
             )
         if not 0 <= self.safety_margin_s < float("inf"):
             raise InvalidSettings(f"safety_margin_s {self.safety_margin_s:g} must be a time of at least 0 s")
+        if not 0 <= self.keep_files_s < float("inf"):
+            raise InvalidSettings(f"keep_files_s {self.keep_files_s:g} must be a time of at least 0 s")
         for tag in self.tags:
             check_part(tag, "tag")
 

@@ -17,6 +17,7 @@ from rebalanser.shiva.publishing import Publisher
 from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.shiva.worker import Worker
+from rebalanser.shiva.worker_files import Started, WorkerFiles
 from rebalanser.testing.shiva_simulation import PROFILES, Broker, World, run_seed
 from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
@@ -50,6 +51,13 @@ def _any_later_process(_: Safeguards, behind: Incarnation, leaving: Leaving) -> 
 
 def _forgotten_in_vain(board: Board) -> None:
     board._retries.due()
+
+
+_SETTLED = WorkerFiles._settled
+
+
+def _whatever_runs(files: WorkerFiles, started: Started, _in_use: Any, now: float) -> Any:
+    return _SETTLED(files, started, None, now)
 
 
 _EXCLUSIVE = frozenset({"SH-13", "SH-14"})
@@ -170,6 +178,20 @@ MUTANTS = (
         (Switch(Worker, "_are_files_stored", always(True)),),
         frozenset({"SH-6"}),
         "commands",
+    ),
+    Mutant(
+        "files when named",
+        "a worker stores what a document names it for, and nothing else",
+        (Switch(WorkerFiles, "_is_mine", always(True)),),
+        frozenset({"SH-4"}),
+        "commands",
+    ),
+    Mutant(
+        "files in use",
+        "files that a process uses stay, whoever is named",
+        (Switch(WorkerFiles, "_settled", instead(_whatever_runs)),),
+        frozenset({"SH-5"}),
+        "moves",
     ),
     Mutant(
         "kept commands",

@@ -158,7 +158,7 @@ def test_whatever_an_application_left_in_its_folder_is_removed_and_nothing_else(
         files = data.files_of(APP, "0" * 64)
         files.parent.mkdir()
         files.symlink_to(outside)
-        data.drop_files(APP, "0" * 64)
+        data.drop_files(APP, ["0" * 64])
         own.parent.rename(own.parent.with_name(f"{ASIDE_PREFIX}gone-x"))
         own.parent.with_name(f"{ASIDE_PREFIX}gone-y").symlink_to(outside)
     DataFolder.open(tmp_path / "data").close()
@@ -196,11 +196,15 @@ def test_files_are_here_from_storing_to_dropping(data: DataFolder, packed: Packe
     assert data.unpack(APP, packed.archive, packed.sha256) == packed.manifest
     assert data.stored_manifest(APP, packed.sha256) == packed.manifest
     (data.data_of(APP) / "own").write_text("its own")
-    data.drop_files(APP, packed.sha256)
+    data.drop_files(APP, [packed.sha256])
+    assert data.stored_manifest(APP, packed.sha256) == packed.manifest
+    data.drop_files(APP)
     assert data.stored_manifest(APP, packed.sha256) is None
     assert (data.data_of(APP) / "own").read_text() == "its own"
-    data.drop(APP)
-    data.drop(APP)
+    assert data.drop(APP)
+    assert not data.drop(APP)
+    data.unpack(OTHER, packed.archive, packed.sha256)
+    data.drop_files(OTHER)
     assert not list((data.path / "applications").iterdir())
 
 
@@ -250,14 +254,15 @@ def test_what_a_crash_left_is_gone_after_the_next_opening(folder: Path, packed: 
     with DataFolder.open(folder) as data:
         data.unpack(APP, packed.archive, packed.sha256)
         files = data.files_of(APP, packed.sha256)
-        (data.archives / "part-1").write_text("half an archive")
+        (folder / "archives").mkdir()
+        (folder / "archives" / "part-1").write_text("half an archive of an earlier version")
         for left in (files.parent / f"{ASIDE_PREFIX}x", folder / "applications" / f"{ASIDE_PREFIX}gone-y"):
             (left / "deep").mkdir(parents=True)
         (data.lock_of(APP)).touch()
     with DataFolder.open(folder) as data:
         assert data.stored_manifest(APP, packed.sha256) == packed.manifest
         assert not list(folder.rglob(f"{ASIDE_PREFIX}*"))
-        assert not list(data.archives.iterdir())
+        assert not (folder / "archives").exists()
         assert not list((folder / "locks").iterdir())
 
 

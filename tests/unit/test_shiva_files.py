@@ -1,27 +1,37 @@
-"""The threads that work on a worker's files: a slow disk or a long unpacking holds up nothing else."""
+"""The threads that work on a worker's files, and the archives that they read from COMMAND when needed."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import pytest
-from rebalanser_kafka.shiva.parts import LEAST_WORK_BYTES, FileThreads
+from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
+from rebalanser_kafka.shiva import parts
+from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
+from rebalanser_kafka.shiva.wire import PartKey
 
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.errors import InvalidArchive, RegistryUnavailable
+from rebalanser.shiva.types import ApplicationId, Archive
+from rebalanser.testing.waiting import PATIENCE_S, wait_until
+
+A, B = (ApplicationId("t", "c", name) for name in "AB")
+SHA = "a" * 64
 
 
 class Bench:
     """File threads with a log of what was done, and work that hangs until it may go on."""
 
     def __init__(self) -> None:
-        self.threads = FileThreads("files", threads=2, max_waiting_bytes=10_000)
+        self.threads = FileThreads("files", threads=2, max_waiting=3)
         self.done: list[str] = []
         self.may_go_on = threading.Event()
 
-    def do(self, folder: str, what: str, size_bytes: int = 0) -> None:
-        self.threads.submit(folder, partial(self.done.append, what), size_bytes)
+    def do(self, folder: str, what: str) -> None:
+        self.threads.submit(folder, partial(self.done.append, what))
 
     def hang(self, folder: str) -> None:
         begun = threading.Event()
@@ -61,27 +71,19 @@ def test_one_application_does_not_hold_up_another_and_keeps_its_order(bench: Ben
     assert bench.done[2:] == ["slow 1", "slow 2", "slow 3"]
 
 
-def test_reading_goes_on_until_too_much_waits_to_be_written(bench: Bench) -> None:
+def test_reading_goes_on_until_too_much_work_waits(bench: Bench) -> None:
     bench.hang("slow")
     told: list[str] = []
-    bench.do("slow", "a part", 8_000)
+    bench.do("slow", "second")
+    bench.do("slow", "third")
     bench.threads.when_room(partial(told.append, "first"))
     assert told == ["first"]
-    bench.do("slow", "a part", 2_000)
+    bench.do("slow", "fourth")
     bench.threads.when_room(partial(told.append, "second"))
     assert told == ["first"]
     bench.may_go_on.set()
     bench.until_done("slow")
     assert told == ["first", "second"]
-
-
-def test_the_amount_of_work_is_bounded_too(bench: Bench) -> None:
-    bench.hang("slow")
-    told: list[str] = []
-    for _ in range(10_000 // LEAST_WORK_BYTES):
-        bench.do("slow", "small")
-    bench.threads.when_room(partial(told.append, "room"))
-    assert told == []
 
 
 def test_work_that_raises_is_told_and_ends_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,3 +106,174 @@ def test_nothing_begins_after_the_end(bench: Bench) -> None:
     closer.join(PATIENCE_S)
     bench.do("other", "late")
     assert bench.done in ([], ["waits"])
+
+
+@dataclass
+class Log:
+    """COMMAND, with readers of it that count what they fetch."""
+
+    records: dict[int, LogRecord] = field(default_factory=dict)
+    start: int = 0
+    now: float = 0.0
+    silent: bool = False
+    opened: int = 0
+    closed: int = 0
+    polled: list[int] = field(default_factory=list)
+    index: PartIndex = field(default_factory=PartIndex)
+
+    def __post_init__(self) -> None:
+        self.archives = ArchiveReader(self.open, self.index, lambda: self.now)
+
+    def open(self, offset: int) -> LogReader:
+        self.opened += 1
+        return cast("LogReader", Reader(self, offset))
+
+    def write(self, offset: int, number: int, value: bytes | None, application: ApplicationId = A) -> None:
+        key = PartKey(application, SHA, number)
+        self.records[offset] = LogRecord(offset, 0, True, str(key).encode(), value)
+        self.index.note(key, None if value is None else offset)
+
+    def read(self, size_bytes: int, count: int) -> bytes:
+        return self.archives.read(A, Archive(SHA, size_bytes, count))
+
+
+@dataclass
+class Reader:
+    """A reader of the log, two records at a time."""
+
+    log: Log
+    position: int
+    trouble: str | None = None
+
+    def move_to(self, offset: int) -> None:
+        self.position = offset
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        if self.position < self.log.start:
+            raise LogTruncated("command", self.position)
+        if self.log.silent:
+            self.log.now += timeout_s
+            self.trouble = "the broker is away"
+            return []
+        found = [self.log.records[o] for o in sorted(self.log.records) if o >= self.position][:2]
+        self.log.polled += [record.offset for record in found]
+        self.position = found[-1].offset + 1 if found else max(self.log.records) + 1
+        return found
+
+    def close(self) -> None:
+        self.log.closed += 1
+
+
+@pytest.mark.rule("SH-4", "SH-16")
+class TestArchives:
+    def test_an_archive_is_put_together_from_where_its_parts_stand(self) -> None:
+        log = Log()
+        for offset in range(50):
+            log.write(offset, offset, b"other", B)
+        log.write(20, 1, b"cd")
+        log.write(21, 0, b"ab")
+        log.write(24, 2, b"e")
+        assert log.read(5, 3) == b"abcde"
+        assert min(log.polled) == 20, "nothing before it is read"
+        assert max(log.polled) <= 25, "nor what stands behind it"
+        assert log.read(0, 0) == b""
+
+    def test_the_last_copy_of_a_part_counts(self) -> None:
+        log = Log()
+        log.write(3, 0, b"ab")
+        log.write(9, 0, b"ab")
+        del log.records[3]
+        assert log.read(2, 1) == b"ab"
+
+    @pytest.mark.parametrize("gone", ["never written", "dropped", "compacted", "replaced", "truncated"])
+    def test_parts_that_are_not_there_are_missing(self, gone: str) -> None:
+        log = Log()
+        log.write(3, 0, b"ab")
+        if gone != "never written":
+            log.write(4, 1, b"cd")
+        log.write(5, 7, b"?", B)
+        match gone:
+            case "dropped":
+                log.write(6, 1, None)
+            case "compacted":
+                del log.records[4]
+            case "replaced":
+                log.records[4] = LogRecord(4, 0, True, b"cmd:t/c/A", b"{}")
+            case "truncated":
+                log.start = 5
+        with pytest.raises(PartsMissing):
+            log.read(4, 2)
+        log.write(8, 0, b"ab")
+        log.write(9, 1, b"cd")
+        assert log.read(4, 2) == b"abcd"
+
+    @pytest.mark.parametrize("size_bytes", [3, 5])
+    def test_an_archive_of_another_size_is_refused(self, size_bytes: int) -> None:
+        log = Log()
+        for number in range(2):
+            log.write(number, number, b"ab")
+        with pytest.raises(InvalidArchive, match=r"the archive's parts have"):
+            log.read(size_bytes, 2)
+
+    def test_one_that_says_that_it_is_over_the_limit_is_not_even_read(self) -> None:
+        log = Log()
+        log.write(0, 0, b"ab")
+        with pytest.raises(InvalidArchive, match="are allowed"):
+            log.read(10**12, 1)
+        assert not log.opened
+
+    def test_parts_beyond_the_announced_size_are_not_gathered(self) -> None:
+        log = Log()
+        for number in range(100):
+            log.write(number, number, b"ab")
+        with pytest.raises(InvalidArchive, match="more than 6 bytes"):
+            log.read(6, 100)
+        assert len(log.polled) <= 5
+
+    def test_a_silent_broker_is_given_up_for_the_time_being(self) -> None:
+        log = Log(silent=True)
+        log.write(0, 0, b"ab")
+        with pytest.raises(RegistryUnavailable, match="the broker is away"):
+            log.read(2, 1)
+        assert parts.PATIENCE_S < log.now < parts.PATIENCE_S + 1
+        assert log.opened == log.closed
+        log.silent = False
+        assert log.read(2, 1) == b"ab"
+
+    def test_a_worker_that_ends_waits_for_no_archive(self) -> None:
+        log = Log(silent=True)
+        log.write(0, 0, b"ab")
+        log.archives.close()
+        with pytest.raises(RegistryUnavailable, match="the worker ends"):
+            log.read(2, 1)
+
+    def test_requests_that_overlap_share_a_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = Log()
+        for number in range(4):
+            log.write(10 * number, 0, b"ab", ApplicationId("t", "c", f"a{number}"))
+        may_go_on, begun = threading.Event(), threading.Event()
+        poll = Reader.poll
+
+        def hold(reader: Reader, timeout_s: float) -> list[LogRecord]:
+            begun.set()
+            may_go_on.wait(PATIENCE_S)
+            return poll(reader, timeout_s)
+
+        monkeypatch.setattr(Reader, "poll", hold)
+        read: dict[int, bytes] = {}
+
+        def fetch(number: int) -> None:
+            application = ApplicationId("t", "c", f"a{number}")
+            read[number] = log.archives.read(application, Archive(SHA, 2, 1))
+
+        threads = [threading.Thread(target=fetch, args=(number,)) for number in range(4)]
+        threads[0].start()
+        assert begun.wait(PATIENCE_S)
+        for thread in threads[1:]:
+            thread.start()
+        wait_until(lambda: log.archives._requests == 4, "all wait")
+        may_go_on.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert read == dict.fromkeys(range(4), b"ab")
+        assert (log.opened, log.closed) == (1, 1)

@@ -19,6 +19,7 @@ from rebalanser.shiva.messages import (
     ExtendDeadline,
     Fact,
     FactKind,
+    FilesFound,
     FilesRefused,
     FilesStored,
     Finished,
@@ -68,7 +69,7 @@ from rebalanser.shiva.types import (
     RunState,
     WorkerEntry,
 )
-from rebalanser.shiva.worker import Worker
+from rebalanser.shiva.worker import QUICK_S, Worker
 from rebalanser.shiva.worker_files import MAX_STARTS, MAX_STOPS
 from rebalanser.shiva.worker_options import WorkerOptions
 
@@ -82,7 +83,8 @@ POLICY = RestartPolicy(
     backoff_max_s=8.0,
     stop_timeout_s=5.0,
 )
-OPTIONS = WorkerOptions(frozenset({"gpu"}), clock_drift_ratio=0.1, safety_margin_s=2.0)
+KEEP_S = 500.0
+OPTIONS = WorkerOptions(frozenset({"gpu"}), clock_drift_ratio=0.1, safety_margin_s=2.0, keep_files_s=KEEP_S)
 DEADLINE_S = 40.0
 ALLOWED_S = 34.0
 """40 s less a tenth for drift and 2 s of margin."""
@@ -114,11 +116,17 @@ class Bench:
     end: int = 0
     number: int = 0
     asked: list[WorkerEffect] = field(default_factory=list)
+    quick: dict[tuple[ApplicationId, str], RestartPolicy] = field(default_factory=dict)
+    """Commands whose files are stored as soon as that is asked for."""
 
     def feed(self, event: WorkerEvent, *, after_s: float = 0.0) -> list[WorkerEffect]:
         self.now += after_s
         effects = self.worker.handle(event, self.now)
         self.asked += effects
+        for store in only(effects, StoreFiles):
+            policy = self.quick.pop((store.application, store.command), None)
+            if policy is not None:
+                effects = effects + self.feed(FilesStored(store.application, store.command, policy))
         return effects
 
     def at(self, offset: int | None = None) -> Standing:
@@ -181,7 +189,12 @@ class Bench:
         return self.feed(PingRead(Ping(term, "l", 7, epoch, deadline_s, answer)))
 
     def stored(self, application: ApplicationId, command: str, **policy: Any) -> list[WorkerEffect]:
-        return self.feed(FilesStored(application, command, replace(POLICY, **policy)))
+        """Files of a command are stored now, or else as soon as that is asked for."""
+        stored = FilesStored(application, command, replace(POLICY, **policy))
+        effects = self.feed(stored)
+        if not facts(effects, FactKind.FILES_STORED):
+            self.quick[application, command] = stored.policy
+        return effects
 
     def exited(self, application: ApplicationId, code: int | None = 0, error: str = "") -> list[WorkerEffect]:
         return self.feed(ProcessExited(application, self.process(application), code, error))
@@ -334,12 +347,26 @@ class TestHealth:
 
 @pytest.mark.rule("SH-4")
 class TestStart:
-    def test_every_worker_stores_the_files_and_starts_nothing(self) -> None:
+    def test_a_start_command_alone_stores_nothing_and_starts_nothing(self) -> None:
         bench = ready()
-        assert bench.start(A, "a1") == [StoreFiles(A, "a1", archive_of("a1"))]
+        assert not bench.start(A, "a1")
+        effects = bench.document({A: named("a1", "x")})
+        assert not only(effects, StoreFiles)
+        assert bench.document({A: named("a1")})[1:-1] == [StoreFiles(A, "a1", archive_of("a1"))]
+        assert not only(bench.asked, StartProcess)
         effects = bench.stored(A, "a1")
         assert [fact.detail["command"] for fact in facts(effects, FactKind.FILES_STORED)] == ["a1"]
-        assert not only(bench.asked, StartProcess)
+
+    def test_of_many_applications_a_worker_stores_those_that_it_is_named_for(self) -> None:
+        bench = Bench()
+        entries = {}
+        for number in range(200):
+            application = ApplicationId("t", "c", f"a{number:03}")
+            bench.start(application, "x")
+            entries[application] = named("x", "w" if number % 50 == 0 else "other")
+        bench.document(entries)
+        stores = only(bench.caught_up(), StoreFiles)
+        assert [store.application.application for store in stores] == ["a000", "a050", "a100", "a150"]
 
     def test_a_worker_starts_an_application_only_on_an_assignment_naming_it(self) -> None:
         bench = ready()
@@ -374,12 +401,13 @@ class TestStart:
     def test_the_command_that_it_runs_is_the_one_that_the_assignment_names(self) -> None:
         bench = ready()
         bench.start(A, "a1")
+        bench.document({A: named("a1", mode=Mode.EXCLUSIVE)})
         bench.stored(A, "a1")
         bench.start(A, "a2")
         bench.stored(A, "a2")
         effects = bench.document({A: named("a2")})
-        assert [start.command for start in only(effects, StartProcess)] == ["a2"]
-        assert only(effects, DropFiles) == [DropFiles(A, "a1")]
+        assert [start.command for start in only(bench.asked, StartProcess)] == ["a2"]
+        assert only(effects, DropFiles) == [DropFiles(A, "a1", stays=True)]
 
     @pytest.mark.rule("SH-13")
     def test_a_superseded_commands_process_is_stopped_first_and_awaited(self) -> None:
@@ -392,26 +420,25 @@ class TestStart:
         assert not only(effects, DropFiles)
         assert (bench.pong.applications[A].command, bench.state()) == ("a1", RunState.STOPPING)
         effects = bench.exited(A)
-        assert only(effects, DropFiles) == [DropFiles(A, "a1")]
+        assert only(effects, DropFiles) == [DropFiles(A, "a1", stays=True)]
         assert [(start.command, start.run) for start in only(effects, StartProcess)] == [("a2", 2)]
 
     @pytest.mark.rule("SH-15")
     def test_what_ran_before_a_refused_start_runs_on_and_keeps_its_files(self) -> None:
         bench = running()
         bench.start(A, "huge")
-        bench.stored(A, "huge")
-        effects = bench.document({A: named("a1")})
-        assert only(effects, DropFiles) == [DropFiles(A, "huge")]
+        bench.document({A: named("a1")})
+        assert [store.command for store in only(bench.asked, StoreFiles)] == ["a1"]
+        assert not only(bench.asked, DropFiles)
         assert not only(bench.asked, StopProcess)
 
     @pytest.mark.parametrize("state", [ApplicationState.REFUSED, ApplicationState.STOPPING])
     def test_files_of_what_can_run_no_more_are_dropped(self, state: ApplicationState) -> None:
-        bench = ready()
-        bench.start(A, "a1")
-        bench.stored(A, "a1")
-        assert only(bench.document({A: named("a1", None, state=state)}), DropFiles) == [DropFiles(A, "a1")]
+        bench = running()
+        bench.document({A: named("a1", None, state=state)})
+        assert only(bench.exited(A), DropFiles) == [DropFiles(A, "a1")]
 
-    def test_files_of_what_has_finished_stay_where_they_are_and_are_not_stored_anew(self) -> None:
+    def test_files_of_what_has_finished_stay_for_a_while_and_are_not_stored_anew(self) -> None:
         finished = {A: named("a1", None, state=ApplicationState.FINISHED)}
         bench = running(restart="never")
         bench.exited(A, 0)
@@ -425,18 +452,94 @@ class TestStart:
     def test_files_that_are_still_being_stored_are_dropped_once_they_are(self) -> None:
         bench = ready()
         bench.start(A, "a1")
+        bench.document({A: named("a1")})
         assert not only(bench.stop(A), DropFiles)
         assert only(bench.stored(A, "a1"), DropFiles) == [DropFiles(A, "a1", keep_data=False)]
 
     def test_files_are_kept_while_no_document_has_decided_on_a_later_start(self) -> None:
+        bench = running()
+        bench.document({A: named("a1", "x")})
+        bench.exited(A)
+        bench.start(A, "a2")
+        bench.document({A: named("a1", "x")}, consumed=bench.end - 1)
+        assert not only(bench.asked, DropFiles)
+        decided = bench.document({A: named("a2", "x")})
+        assert only(decided, DropFiles) == [DropFiles(A, "a1", stays=True)]
+
+    def moved_away(self) -> Bench:
+        """A worker that ran application A, which another worker has now."""
+        bench = running()
+        bench.document({A: named("a1", "x")})
+        bench.exited(A)
+        return bench
+
+    def test_unpacked_files_of_what_has_moved_away_are_removed_after_a_stated_time(self) -> None:
+        bench = self.moved_away()
+        bench.feed(Wakeup(), after_s=DEADLINE_S)
+        assert bench.worker.next_wakeup == bench.now - DEADLINE_S + KEEP_S
+        bench.feed(Wakeup(), after_s=KEEP_S - DEADLINE_S - 1)
+        bench.document({A: named("a1", "x")})
+        assert not only(bench.asked, DropFiles)
+        assert only(bench.feed(Wakeup(), after_s=1), DropFiles) == [DropFiles(A, "a1", stays=True)]
+        assert not only(bench.feed(Wakeup(), after_s=10 * KEEP_S), DropFiles)
+        assert only(bench.document({A: named("a1")}), StoreFiles) == [StoreFiles(A, "a1", archive_of("a1"))]
+
+    def test_what_comes_back_in_that_time_is_not_stored_anew(self) -> None:
+        bench = self.moved_away()
+        bench.now += KEEP_S - 1
+        assert only(bench.document({A: named("a1")}), StartProcess)
+        bench.feed(Wakeup(), after_s=10 * KEEP_S)
+        assert len(only(bench.asked, StoreFiles)) == 1
+        assert not only(bench.asked, DropFiles)
+
+    def test_files_that_a_process_uses_are_not_removed_however_long_it_takes_to_stop(self) -> None:
+        bench = running()
+        bench.document({A: named("a1", "x")})
+        bench.feed(Wakeup(), after_s=10 * KEEP_S)
+        assert not only(bench.asked, DropFiles)
+        bench.exited(A)
+        assert not only(bench.asked, DropFiles)
+        assert only(bench.feed(Wakeup(), after_s=KEEP_S), DropFiles) == [DropFiles(A, "a1", stays=True)]
+
+    @pytest.mark.parametrize("keep_data", [False, True])
+    def test_a_stop_drops_the_folder_whose_unpacked_files_are_gone_already(self, keep_data: bool) -> None:
+        bench = self.moved_away()
+        bench.feed(Wakeup(), after_s=KEEP_S)
+        assert only(bench.stop(A, keep_data), DropFiles) == [DropFiles(A, "a1", keep_data)]
+        bench.document({})
+        assert len(only(bench.asked, DropFiles)) == 2
+        assert not bench.worker._files.applications
+
+    def test_files_of_what_has_finished_are_removed_after_that_time_and_its_folder_stays(self) -> None:
+        bench = running(restart="never")
+        bench.exited(A, 0)
+        bench.document({A: named("a1", None, state=ApplicationState.FINISHED)})
+        effects = bench.feed(Wakeup(), after_s=KEEP_S)
+        assert only(effects, DropFiles) == [DropFiles(A, "a1", stays=True)]
+        assert only(bench.document({}), DropFiles) == [DropFiles(A, "a1")]
+
+    def test_files_from_before_this_worker_began_are_removed_after_that_time_too(self) -> None:
+        bench = Bench()
+        bench.start(A, "a1")
+        bench.start(B, "b1")
+        bench.start(C, "c1")
+        bench.document({A: named("a1", "x"), B: named("b1"), C: named("c1", "x")})
+        bench.feed(FilesFound(frozenset({A, B})))
+        assert not only(bench.caught_up(), DropFiles)
+        effects = bench.feed(Wakeup(), after_s=KEEP_S)
+        assert only(effects, DropFiles) == [DropFiles(A, "a1", stays=True)]
+        assert only(bench.stop(A), DropFiles) == [DropFiles(A, "a1", keep_data=False)]
+
+    def test_a_stop_drops_the_folder_of_an_application_that_never_ran_here_once(self) -> None:
+        """It may hold data that an earlier stop kept, of which the log tells nothing any more."""
         bench = ready()
         bench.start(A, "a1")
-        bench.stored(A, "a1")
-        bench.start(A, "a2")
-        bench.document({}, consumed=0)
+        bench.document({A: named("a1", "x")})
+        assert only(bench.stop(A), DropFiles) == [DropFiles(A, "a1", keep_data=False)]
         bench.document({A: named("a1", "x")}, consumed=1)
-        assert not only(bench.asked, DropFiles)
-        assert only(bench.document({A: named("a2", "x")}, consumed=2), DropFiles) == [DropFiles(A, "a1")]
+        bench.document({})
+        assert len(only(bench.asked, DropFiles)) == 1
+        assert not bench.worker._files.applications
 
 
 @pytest.mark.rule("SH-5")
@@ -535,19 +638,21 @@ class TestReplay:
         bench.start(B, "b1")
         for command in ("a2", "a3"):
             bench.start(A, command)
-        bench.document({A: named("a1", "x"), B: named("b1", "x")}, consumed=2)
+        bench.document({B: named("b1"), A: named("a1")}, consumed=2)
         stores = only(bench.caught_up(), StoreFiles)
-        assert [store.command for store in stores] == ["a1", "b1", "a3"]
+        assert [store.command for store in stores] == ["a1", "b1"]
 
     @pytest.mark.parametrize("documents", [0, 1])
-    def test_of_many_starts_that_no_document_knows_the_last_is_stored(self, documents: int) -> None:
+    def test_of_many_starts_that_no_document_knows_the_last_are_remembered(self, documents: int) -> None:
         bench = Bench()
         for _ in range(documents):
             bench.document({})
         for number in range(MAX_STARTS * 3):
             bench.start(A, f"a{number}")
-        assert [s.command for s in only(bench.caught_up(), StoreFiles)] == [f"a{MAX_STARTS * 3 - 1}"]
+        assert not only(bench.caught_up(), StoreFiles)
         assert len(bench.worker._files._started[A]) <= MAX_STARTS
+        last = f"a{MAX_STARTS * 3 - 1}"
+        assert [store.command for store in only(bench.document({A: named(last)}), StoreFiles)] == [last]
 
     def test_it_acts_on_the_last_document_alone(self) -> None:
         bench = Bench()
@@ -564,7 +669,10 @@ class TestReplay:
         assert bench.state() is RunState.PENDING
         assert bench.reason() == "its start command has not been read yet"
         bench.start(A, "a1")
-        assert bench.reason() == "its files are being stored"
+        assert (bench.state(), bench.reason()) == (RunState.PENDING, "")
+        bench.now += QUICK_S
+        bench.ping()
+        assert (bench.state(), bench.reason()) == (RunState.PENDING, "its files are being stored")
         assert [s.command for s in only(bench.stored(A, "a1"), StartProcess)] == ["a1"]
 
     @pytest.mark.rule("SH-15")
@@ -581,6 +689,7 @@ class TestReplay:
         bench.end = 1
         bench.start(A, "a2")
         bench.keep(A, "a1", original=1)
+        bench.document({A: named("a2")})
         assert [store.command for store in only(bench.caught_up(), StoreFiles)] == ["a2"]
 
     @pytest.mark.rule("SH-2", "SH-15")
@@ -947,18 +1056,15 @@ class TestBadRecords:
         assert isinstance(report, Report)
         assert report.fact.kind is FactKind.RECORD_SET_ASIDE
         assert report.fact.detail == {"offset": 17, "key": "cmd:t/c/A", "reason": "no JSON"}
-        assert bench.start(A, "a1")
+        bench.start(A, "a1")
+        assert only(bench.document({A: named("a1")}), StoreFiles)
 
-    @pytest.mark.parametrize("named_first", [True, False])
-    def test_files_that_cannot_be_used_are_a_failure_with_the_reason(self, named_first: bool) -> None:
+    def test_files_that_cannot_be_used_are_a_failure_with_the_reason(self) -> None:
         bench = ready()
         bench.start(A, "a1")
-        if named_first:
-            bench.document({A: named("a1")})
+        bench.document({A: named("a1")})
         refused = bench.feed(FilesRefused(A, "a1", "entry '../x' leaves the folder"))
         assert facts(refused, FactKind.FILES_REFUSED)
-        if not named_first:
-            bench.document({A: named("a1")})
         assert (bench.state(), bench.reason()) == (RunState.FAILED, "entry '../x' leaves the folder")
         assert len(facts(bench.asked, FactKind.APPLICATION_FAILED)) == 1
 
@@ -973,6 +1079,7 @@ class TestBadRecords:
     def test_files_that_were_refused_are_tried_again_when_they_are_written_again(self) -> None:
         bench = ready()
         bench.start(A, "a1")
+        bench.document({A: named("a1")})
         bench.feed(FilesRefused(A, "a1", "part 2 of 3 is missing"))
         assert only(bench.keep(A, "a1", original=1), StoreFiles) == [StoreFiles(A, "a1", archive_of("a1"))]
 
@@ -988,6 +1095,16 @@ class TestBadRecords:
         assert only(effects, StoreFiles) == [StoreFiles(A, "a1", archive_of("a1"))]
         assert bench.state() is RunState.PENDING
         assert only(bench.feed(FilesStored(A, "a1", POLICY)), StartProcess)
+
+    def test_what_was_refused_while_it_was_taken_away_is_tried_again_too(self) -> None:
+        bench = ready()
+        bench.start(A, "a1")
+        bench.document({A: named("a1")})
+        bench.document({A: named("a1", "x")})
+        bench.feed(FilesRefused(A, "a1", "no space left on device"))
+        effects = bench.document({A: named("a1")})
+        assert only(effects, StoreFiles) == [StoreFiles(A, "a1", archive_of("a1"))]
+        assert bench.state() is RunState.PENDING
 
     def test_answers_that_nobody_asked_for_mean_nothing(self) -> None:
         bench = ready()
@@ -1229,11 +1346,12 @@ class TestBounds:
         for number in range(50):
             application = ApplicationId("t", "c", f"a{number}")
             bench.start(application, "x")
+            bench.document({application: named("x", mode=Mode.EXCLUSIVE)})
             bench.stored(application, "x")
             bench.stop(application)
+        bench.document({})
         assert not bench.worker._files.applications
         assert len(only(bench.asked, DropFiles)) == 50
-        bench.document({})
         assert not bench.worker._files._stops
 
     def test_stops_without_a_leader_are_remembered_up_to_a_limit(self) -> None:
@@ -1246,7 +1364,6 @@ class TestBounds:
         bench = running()
         for number in range(MAX_STARTS * 2):
             bench.start(A, f"x{number}")
-            bench.stored(A, f"x{number}")
         assert len(bench.worker._files._started[A]) == 1 + MAX_STARTS
         assert bench.worker._files.find(A, "a1")
         assert not only(bench.asked, StopProcess)
@@ -1261,6 +1378,8 @@ class TestOptions:
             ({"clock_drift_ratio": float("nan")}, "clock_drift_ratio nan"),
             ({"safety_margin_s": -1.0}, "safety_margin_s -1"),
             ({"safety_margin_s": float("inf")}, "safety_margin_s inf"),
+            ({"keep_files_s": -1.0}, "keep_files_s -1"),
+            ({"keep_files_s": float("nan")}, "keep_files_s nan"),
         ],
     )
     def test_what_no_deadline_could_be_kept_with_is_refused(self, values: dict[str, Any], told: str) -> None:

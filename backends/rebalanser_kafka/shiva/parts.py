@@ -1,28 +1,28 @@
-"""A worker's files: the threads that write them, and the parts of archives until these are put together."""
+"""A worker's files: the threads that write them, and where their archives stand on COMMAND."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final, TypeAlias
 
-from rebalanser.applications.data_folder import folder_name
-from rebalanser.errors import InvalidArchive
+from rebalanser.errors import InvalidArchive, RegistryUnavailable
 from rebalanser.runtime.logs import get_logger
+from rebalanser.shiva.archives import check_archive_size
 from rebalanser.shiva.types import ApplicationId, Archive
+from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
 from rebalanser_kafka.shiva.wire import PartKey
 
 THREADS: Final = 4
 """Applications whose files are worked on at a time."""
-MAX_WAITING_BYTES: Final = 64_000_000
-"""Bytes of parts that may wait to be written before no more of COMMAND is read."""
-LEAST_WORK_BYTES: Final = 1_000
-"""Bytes that work counts for at least, so that its amount is bounded too."""
+MAX_WAITING: Final = 10_000
+"""Number of works that may wait before no more of COMMAND is read."""
+POLL_S: Final = 0.2
+PATIENCE_S: Final = 5.0
+"""Seconds without a record of COMMAND after which an archive is given up for the time being."""
 
 Work: TypeAlias = Callable[[], None]
 
@@ -32,31 +32,30 @@ _log = get_logger("rebalanser.shiva")
 class FileThreads:
     """Carries out work on files: of each application in the order given, of several applications at a time.
 
-    A slow or hung disk holds up the caller only once :data:`MAX_WAITING_BYTES` wait to be written.
+    A slow or hung disk holds up the caller only once :data:`MAX_WAITING` works wait.
     """
 
-    def __init__(self, name: str, threads: int = THREADS, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, name: str, threads: int = THREADS, max_waiting: int = MAX_WAITING) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
-        self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting = max_waiting
         self._lock = threading.Lock()
-        self._queued: dict[str, list[tuple[Work, int]]] = {}
-        self._waiting_bytes = 0
+        self._queued: dict[str, list[Work]] = {}
+        self._waiting = 0
         self._when_room: list[Work] = []
 
-    def submit(self, folder: str, work: Work, size_bytes: int = 0) -> None:
-        """Carry out ``work`` after all earlier work on the same folder; it holds ``size_bytes`` till then."""
-        size_bytes = max(size_bytes, LEAST_WORK_BYTES)
+    def submit(self, folder: str, work: Work) -> None:
+        """Carry out ``work`` after all earlier work on the same folder."""
         with self._lock:
-            self._waiting_bytes += size_bytes
+            self._waiting += 1
             idle = folder not in self._queued
-            self._queued.setdefault(folder, []).append((work, size_bytes))
+            self._queued.setdefault(folder, []).append(work)
         if idle:
             self._begin(folder)
 
     def when_room(self, action: Work) -> None:
-        """Call ``action`` as soon as at most the limit of bytes wait to be written: at once, or later."""
+        """Call ``action`` as soon as at most the limit of works wait: at once, or later."""
         with self._lock:
-            has_room = self._waiting_bytes <= self._max_waiting_bytes
+            has_room = self._waiting <= self._max_waiting
             if not has_room:
                 self._when_room.append(action)
         if has_room:
@@ -71,15 +70,15 @@ class FileThreads:
             self._pool.submit(self._run, folder)
 
     def _run(self, folder: str) -> None:
-        work, size_bytes = self._queued[folder][0]
+        work = self._queued[folder][0]
         try:
             work()
         except Exception:
             _log.exception("work on files failed", action="file_work_failed", folder=folder)
         actions: list[Work] = []
         with self._lock:
-            self._waiting_bytes -= size_bytes
-            if self._waiting_bytes <= self._max_waiting_bytes:
+            self._waiting -= 1
+            if self._waiting <= self._max_waiting:
                 actions, self._when_room = self._when_room, []
             queued = self._queued[folder]
             del queued[0]
@@ -96,48 +95,136 @@ class PartsMissing(InvalidArchive):
     """Parts of an archive are not there, or not yet."""
 
 
-class PartStore:
-    """Files named by archive and number. One thread at a time works on those of an application."""
+class PartIndex:
+    """Offsets of the parts of archives on COMMAND, as they were read last. For any thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offsets: dict[tuple[ApplicationId, str], dict[int, int]] = {}
 
-    def add(self, key: PartKey, value: bytes | None) -> None:
-        """Keep a part as it was read last; a tombstone removes it."""
-        file = self._folder_of(key.application, key.sha256) / str(key.number)
-        if value is None:
-            file.unlink(missing_ok=True)
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".new")
-        part.write_bytes(value)
-        part.replace(file)
+    def note(self, key: PartKey, offset: int | None) -> None:
+        """A part stands at this offset from now on; None for a tombstone, which takes it away."""
+        files = key.application, key.sha256
+        with self._lock:
+            if offset is not None:
+                self._offsets.setdefault(files, {})[key.number] = offset
+                return
+            offsets = self._offsets.get(files, {})
+            offsets.pop(key.number, None)
+            if not offsets:
+                self._offsets.pop(files, None)
 
-    def assembled(self, application: ApplicationId, archive: Archive) -> bytes:
-        """The whole archive.
+    def offsets(self, application: ApplicationId, archive: Archive) -> dict[int, int]:
+        """The number of each part of an archive by the offset that it stands at.
 
         Raises:
             PartsMissing: a part is missing.
-            InvalidArchive: the parts do not give the archive's sha256.
         """
-        folder = self._folder_of(application, archive.sha256)
-        files = [folder / str(number) for number in range(archive.parts)]
-        missing = [file.name for file in files if not file.is_file()]
+        with self._lock:
+            known = dict(self._offsets.get((application, archive.sha256), {}))
+        missing = [number for number in range(archive.parts) if number not in known]
         if missing:
             raise PartsMissing(
                 f"{len(missing)} of the archive's {archive.parts} parts are missing, first part {missing[0]}"
             )
-        sizes = [file.stat().st_size for file in files]
-        if sum(sizes) != archive.size_bytes:
-            raise InvalidArchive(f"the archive's parts have {sum(sizes)} bytes, not {archive.size_bytes}")
-        whole = b"".join(file.read_bytes() for file in files)
-        if hashlib.sha256(whole).hexdigest() != archive.sha256:
-            raise InvalidArchive("the archive's parts do not give its sha256")
-        return whole
+        return {known[number]: number for number in range(archive.parts)}
 
-    def drop(self, application: ApplicationId, sha256: str) -> None:
-        """Forget the parts of an application's archive."""
-        shutil.rmtree(self._folder_of(application, sha256), ignore_errors=True)
 
-    def _folder_of(self, application: ApplicationId, sha256: str) -> Path:
-        return self._folder / folder_name(str(application)) / sha256
+class ArchiveReader:
+    """Reads archives from COMMAND where the index says that they stand, one after the other.
+
+    Requests that overlap share a reader; with the last of them it is closed. For any thread.
+    """
+
+    def __init__(
+        self,
+        open_reader: Callable[[int], LogReader],
+        index: PartIndex,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``open_reader`` makes a reader of COMMAND that begins at an offset; ``now`` is in seconds."""
+        self._open_reader = open_reader
+        self._index = index
+        self._now = now
+        self._closing = threading.Event()
+        self._counting = threading.Lock()
+        self._requests = 0
+        self._reading = threading.Lock()
+        self._reader: LogReader | None = None
+
+    def read(self, application: ApplicationId, archive: Archive) -> bytes:
+        """The whole archive; whether it is the right one is found by its sha256 when it is unpacked.
+
+        Raises:
+            PartsMissing: a part is missing.
+            InvalidArchive: it is too large, or its parts have not the size that was announced.
+            RegistryUnavailable: nothing came for :data:`PATIENCE_S` seconds, or :meth:`close` was called.
+        """
+        check_archive_size(archive.size_bytes)
+        with self._counting:
+            self._requests += 1
+        try:
+            with self._reading:
+                return self._read(application, archive)
+        finally:
+            with self._counting:
+                self._requests -= 1
+                if not self._requests:
+                    self._close_reader()
+
+    def close(self) -> None:
+        """Give up what is being read."""
+        self._closing.set()
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _read(self, application: ApplicationId, archive: Archive) -> bytes:
+        numbers = self._index.offsets(application, archive)
+        parts: dict[int, bytes] = {}
+        size_bytes = 0
+        for record in self._records(sorted(numbers)):
+            number = numbers[record.offset]
+            if record.value is None or record.key != _key(application, archive, number):
+                break
+            parts[number] = record.value
+            size_bytes += len(record.value)
+            if size_bytes > archive.size_bytes:
+                raise InvalidArchive(f"the archive's parts have more than {archive.size_bytes} bytes")
+        gone = numbers.keys() - {offset for offset, number in numbers.items() if number in parts}
+        if gone:
+            raise PartsMissing(f"a part of the archive has been deleted at offset {min(gone)}")
+        if size_bytes != archive.size_bytes:
+            raise InvalidArchive(f"the archive's parts have {size_bytes} bytes, not {archive.size_bytes}")
+        return b"".join(parts[number] for number in range(archive.parts))
+
+    def _records(self, offsets: Sequence[int]) -> Iterator[LogRecord]:
+        """The records at these offsets, which grow, as far as they are there still."""
+        if not offsets:
+            return
+        if self._reader is None:
+            self._reader = self._open_reader(offsets[0])
+        else:
+            self._reader.move_to(offsets[0])
+        wanted = frozenset(offsets)
+        heard_at = self._now()
+        while self._reader.position <= offsets[-1]:
+            if self._closing.is_set():
+                raise RegistryUnavailable("the worker ends")
+            if self._now() - heard_at > PATIENCE_S:
+                trouble = f": {self._reader.trouble}" if self._reader.trouble else ""
+                raise RegistryUnavailable(f"nothing of the archive came for {PATIENCE_S:g} s{trouble}")
+            before = self._reader.position
+            try:
+                records = self._reader.poll(POLL_S)
+            except LogTruncated:
+                self._close_reader()
+                return
+            yield from (record for record in records if record.offset in wanted)
+            heard_at = heard_at if self._reader.position == before else self._now()
+
+
+def _key(application: ApplicationId, archive: Archive, number: int) -> bytes:
+    return str(PartKey(application, archive.sha256, number)).encode()

@@ -1,7 +1,11 @@
 """A worker on Kafka: follows COMMAND and CONTROL, and carries out what the state machine decides.
 
 Threads: the loop owns the state machine and never blocks. One thread follows each of the two topics. A few
-store and remove files, in order within each application. Each process reports its end from its own thread.
+fetch, store and remove files, in order within each application. Each process reports its end from its own
+thread.
+
+Of the archives on COMMAND the loop notes the offsets alone. What an assignment names this worker for is read
+once more, from there, when it is to be stored (SH-4).
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from rebalanser.shiva.messages import (
     DropFiles,
     ExtendDeadline,
     Fact,
+    FilesFound,
     FilesRefused,
     FilesStored,
     Finished,
@@ -75,7 +80,7 @@ from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.outputs import Outputs
-from rebalanser_kafka.shiva.parts import FileThreads, PartsMissing, PartStore
+from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record, output_request
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
@@ -88,19 +93,25 @@ LOOK_S: Final = 2.0
 LAST_PONG_S: Final = 2.0
 """How long a worker that stops waits for its last pong to be acknowledged."""
 PONG_TIMEOUT_S: Final = 30.0
+READ_AHEAD_BYTES: Final = 64 * 1024
+"""Bytes that are fetched at a time of an archive, so that little of what follows it comes along."""
+FETCH_AGAIN_S: Final = 1.0
+"""Seconds until an archive that the broker did not give is asked for again."""
 
 _log = get_logger("rebalanser.shiva")
 
 
 @dataclass(frozen=True, slots=True)
 class _Lacking:
-    """Parts of an archive were not there when its start command was read.
+    """An archive could not be fetched; from ``again_at`` on (monotonic seconds) it is tried again.
 
-    Where cleaning took them, as the leader had written them once more, those lie before ``end``.
+    Where cleaning took parts, as the leader had written them once more, those lie before ``end``. It is None
+    where the broker did not answer.
     """
 
     store: StoreFiles
-    end: int
+    end: int | None
+    again_at: float
 
 
 _Told: TypeAlias = FilesStored | FilesRefused | ProcessStarted | ProcessExited | HealthChecked | Stop
@@ -142,7 +153,8 @@ class KafkaWorker:
         self._facts = FactTeller(connection.cluster, self._node, worker, history, self._clock)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._processes = ApplicationProcesses(self._data, worker, self._items.put)
-        self._parts = PartStore(self._data.archives)
+        self._index = PartIndex()
+        self._archives = ArchiveReader(self._open_command, self._index)
         self._files = FileThreads(f"rebalanser-files-{worker}")
         self._mentioned: set[ApplicationId] = set()
         self._keeping: set[ApplicationId] = set()
@@ -199,6 +211,7 @@ class KafkaWorker:
             closing.callback(self._writer.close, LAST_PONG_S)
             closing.callback(self._outputs.close)
             closing.callback(self._files.close)
+            closing.callback(self._archives.close)
             for follower in self._followers:
                 closing.callback(follower.close)
             closing.callback(self._tell_exits)
@@ -227,11 +240,12 @@ class KafkaWorker:
                 raise error
             case _Lacking():
                 self._lacking.append(item)
-                self._store_lacking()
             case None:
                 pass
             case _:
                 self._handle(item)
+        if self._lacking:
+            self._store_lacking()
         wakeup = self._machine.next_wakeup
         if wakeup is not None and self._clock.now() >= wakeup:
             self._handle(Wakeup())
@@ -246,19 +260,20 @@ class KafkaWorker:
             self._take_command(record)
         self._note_position(batch.position)
         self._position = batch.position
-        self._store_lacking()
         self._files.when_room(batch.taken.set)
 
-    def _in_files(self, application: ApplicationId, work: Callable[[], None], size_bytes: int = 0) -> None:
+    def _in_files(self, application: ApplicationId, work: Callable[[], None]) -> None:
         """Carry out work on an application's files behind what came before it."""
-        self._files.submit(folder_name(str(application)), work, size_bytes)
+        self._files.submit(folder_name(str(application)), work)
 
     def _store_lacking(self) -> None:
-        """Put together what was lacking parts, once all is read that they may stand in."""
+        """Try again what could not be fetched, once all is read that its parts may stand in."""
         lacking, self._lacking = self._lacking, []
+        now = self._clock.now()
         for each in lacking:
-            if each.end <= self._position:
-                self._in_files(each.store.application, partial(self._store, each.store, last_try=True))
+            if (each.end is None or each.end <= self._position) and each.again_at <= now:
+                store = partial(self._store, each.store, last_try=each.end is not None)
+                self._in_files(each.store.application, store)
             else:
                 self._lacking.append(each)
 
@@ -277,9 +292,7 @@ class KafkaWorker:
         for event in self._replayed.events(record):
             if isinstance(event, PartRead):
                 key = PartKey(event.application, event.sha256, event.number)
-                self._in_files(
-                    event.application, partial(self._keep_part, key, record.value), event.at.size_bytes
-                )
+                self._index.note(key, None if record.value is None else record.offset)
             if self._caught_up_at is not None:
                 self._note_mentioned(event)
             self._handle(event)
@@ -311,12 +324,6 @@ class KafkaWorker:
                     if entry.state is not ApplicationState.STOPPING
                 )
 
-    def _keep_part(self, key: PartKey, value: bytes | None) -> None:
-        try:
-            self._parts.add(key, value)
-        except OSError as error:
-            _log.error(f"part {key} could not be kept: {error}", action="part_not_kept")
-
     def _note_position(self, position: int) -> None:
         if self._caught_up_at is not None and position >= self._caught_up_at:
             for event in self._replayed.end():
@@ -328,6 +335,7 @@ class KafkaWorker:
             for folder in self._data.leftovers(self._mentioned | self._keeping):
                 self._files.submit(folder, partial(self._drop_leftover, folder))
             self._files.submit(OUTPUTS, self._forget_old_output)
+            self._handle(FilesFound(self._data.found(self._mentioned)))
             self._mentioned, self._keeping = set(), set()
             self._handle(CaughtUp())
 
@@ -413,14 +421,19 @@ class KafkaWorker:
         try:
             manifest = self._data.stored_manifest(application, sha256)
             if manifest is None:
-                manifest = self._data.unpack(
-                    application, self._parts.assembled(application, store.archive), sha256
-                )
-            self._parts.drop(application, sha256)
+                archive = self._archives.read(application, store.archive)
+                manifest = self._data.unpack(application, archive, sha256)
         except PartsMissing as error:
-            end = None if last_try else self._end_of_command()
-            lacking = FilesRefused(application, command, str(error)) if end is None else _Lacking(store, end)
-            self._items.put(lacking)
+            refused = FilesRefused(application, command, str(error))
+            self._items.put(refused if last_try else self._lacking_of(store))
+            return
+        except RegistryUnavailable as error:
+            _log.warning(
+                f"the archive cannot be read now: {error}",
+                action="archive_unreadable",
+                application=str(application),
+            )
+            self._items.put(_Lacking(store, None, self._clock.now() + FETCH_AGAIN_S))
             return
         except (InvalidArchive, InvalidManifest, OSError) as error:
             self._items.put(FilesRefused(application, command, str(error)))
@@ -434,30 +447,32 @@ class KafkaWorker:
         self._manifests.setdefault(application, {})[command] = sha256, manifest
         self._items.put(FilesStored(application, command, manifest.as_policy()))
 
-    def _end_of_command(self) -> int | None:
-        """Where COMMAND ends now; None if the broker does not say."""
+    def _open_command(self, offset: int) -> LogReader:
+        return LogReader(self._connection, self._topics.command, offset, read_ahead_bytes=READ_AHEAD_BYTES)
+
+    def _lacking_of(self, store: StoreFiles) -> _Lacking:
+        """Try again once COMMAND is read to where it ends now, or soon if the broker does not say."""
         try:
             with LogReader(self._connection, self._topics.command, "earliest") as reader:
-                return reader.end_offset(LOOK_S)
+                return _Lacking(store, reader.end_offset(LOOK_S), self._clock.now())
         except RegistryUnavailable:
-            return None
+            return _Lacking(store, None, self._clock.now() + FETCH_AGAIN_S)
 
     def _drop(self, dropped: DropFiles) -> None:
         application = dropped.application
         manifests = self._manifests.get(application, {})
-        sha256, _ = manifests.pop(dropped.command, ("", None))
-        others = {kept for kept, _ in manifests.values()}
+        manifests.pop(dropped.command, None)
+        others = {sha256 for sha256, _ in manifests.values()}
         if not manifests:
             self._manifests.pop(application, None)
         try:
-            if not others:
-                self._data.drop(application, keep_data=dropped.keep_data)
-            elif sha256 and sha256 not in others:
-                self._data.drop_files(application, sha256)
+            if dropped.stays or others:
+                self._data.drop_files(application, others)
+            elif self._data.drop(application, keep_data=dropped.keep_data):
+                self._files.submit(OUTPUTS, self._forget_old_output)
         except OSError as error:
             _log.error(
                 f"files could not be removed: {error}",
                 action="files_not_removed",
                 application=str(application),
             )
-        self._files.submit(OUTPUTS, self._forget_old_output)

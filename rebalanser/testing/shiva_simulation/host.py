@@ -11,6 +11,7 @@ from rebalanser.testing.simulation.process import LocalClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rebalanser.shiva.types import ApplicationId
     from rebalanser.testing.shiva_simulation.leading import LeaderProcess
     from rebalanser.testing.shiva_simulation.process import Process
     from rebalanser.testing.shiva_simulation.running import ApplicationProcess
@@ -33,6 +34,8 @@ class Host:
         self.lag_s: dict[str, float] = {}
         self.armed: list[Fault] = []
         """Faults that the next requests, stored files and processes meet."""
+        self.files: set[tuple[ApplicationId, str]] = set()
+        """The unpacked archives on its disk, by application and sha256."""
         self.incarnations = 0
         self.processes: list[ApplicationProcess] = []
         """The application processes that exist."""

@@ -19,7 +19,7 @@ from rebalanser.testing.shiva_simulation.scenario import NEVER_S
 from rebalanser.testing.simulation.oracle import Violation
 
 if TYPE_CHECKING:
-    from rebalanser.shiva.messages import StartProcess
+    from rebalanser.shiva.messages import StartProcess, StoreFiles
     from rebalanser.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId, Epoch
     from rebalanser.testing.shiva_simulation.leading import LeaderProcess
     from rebalanser.testing.shiva_simulation.log import Record
@@ -56,6 +56,8 @@ class Oracle:
         self._started: dict[CommandId, StartCommand] = {}
         self._ran_on: dict[ApplicationId, str] = {}
         self._epochs: set[Epoch] = set()
+        self._named: dict[Epoch, set[tuple[str | None, CommandId]]] = {}
+        """Who is named for which command, by the epoch of the document."""
         self._consumed = -1
 
     def commanded(self, command: StartCommand | StopCommand) -> None:
@@ -104,6 +106,8 @@ class Oracle:
                 f"and a document before it as far as {self._consumed}",
             )
         self._consumed = document.consumed
+        entries = document.applications.values()
+        self._named[document.epoch] = {(entry.worker, entry.command) for entry in entries}
         for host in self._world.hosts:
             worker = host.worker
             known = document.workers.get(host.plan.worker or "")
@@ -125,10 +129,16 @@ class Oracle:
         if self._started[start.command].mode is Mode.EXCLUSIVE and start.deadline is None:
             raise Violation("SH-14", f"{worker.name} starts {start.application}, exclusive, for ever")
 
-    def dropped(self, worker: WorkerProcess, application: ApplicationId, command: CommandId) -> None:
-        """A worker drops files."""
+    def asked_to_store(self, worker: WorkerProcess, store: StoreFiles) -> None:
+        """A worker wants files."""
+        seen = worker.machine.seen
+        if seen is None or (worker.id, store.command) not in self._named.get(seen, ()):
+            raise Violation("SH-4", f"{worker.name} stores {store.application} and is not named for it")
+
+    def dropped(self, worker: WorkerProcess, application: ApplicationId, gone: set[str]) -> None:
+        """A worker has removed the unpacked archives of these sha256."""
         for process in self.running[application]:
-            if process.host is worker.host and process.command == command:
+            if process.host is worker.host and self._started[process.command].archive.sha256 in gone:
                 raise Violation("SH-5", f"{worker.name} drops the files of {application} while it runs")
 
     def acted(self, worker: WorkerProcess) -> None:

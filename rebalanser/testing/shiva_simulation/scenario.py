@@ -15,6 +15,7 @@ from rebalanser.testing.shiva_simulation.faults import Fault
 
 DRIFT_RATIO: Final = 0.04
 MARGIN_S: Final = 0.2
+KEEP_FILES_S: Final = 4.0
 NEVER_S: Final = 1000.0
 """Longer than any run."""
 LEADER_OPTIONS: Final = LeaderOptions(
@@ -73,7 +74,12 @@ class Scenario:
 
     def worker_options(self, plan: HostPlan) -> WorkerOptions:
         """How the worker of a host behaves."""
-        return WorkerOptions(tags=plan.tags, clock_drift_ratio=DRIFT_RATIO, safety_margin_s=MARGIN_S)
+        return WorkerOptions(
+            tags=plan.tags,
+            clock_drift_ratio=DRIFT_RATIO,
+            safety_margin_s=MARGIN_S,
+            keep_files_s=KEEP_FILES_S,
+        )
 
 
 @dataclass(frozen=True, slots=True)

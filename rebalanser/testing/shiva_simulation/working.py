@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rebalanser.shiva.messages import (
     CaughtUp,
     DropFiles,
     ExtendDeadline,
+    FilesFound,
     FilesRefused,
     FilesStored,
     Finished,
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from rebalanser.testing.shiva_simulation.world import World
 
 
+_AGAIN_S: Final = 0.5
+"""Seconds until an archive that could not be fetched is asked for again."""
+
+
 class WorkerProcess(Process):
     """One incarnation of a worker from its start to its end."""
 
@@ -53,13 +58,16 @@ class WorkerProcess(Process):
         self.machine = world.make_worker(self)
         self.processes: dict[int, ApplicationProcess] = {}
         """By run number: what was started and has not ended."""
-        self.stored: set[tuple[ApplicationId, CommandId]] = set()
+        self.stored: dict[tuple[ApplicationId, CommandId], str] = {}
+        """The sha256 of what it has stored for each command."""
         self.highest: Epoch | None = None
         """The greatest epoch that it has acted on."""
         self.stopping = False
         self.was_known = False
         """Whether a document knew it."""
-        self._parts: set[str] = set()
+        self._parts: dict[str, int] = {}
+        """The offset of each part on COMMAND."""
+        self._position = 0
 
     def begin(self) -> None:
         """Read COMMAND from its first record, and CONTROL from its end."""
@@ -68,8 +76,10 @@ class WorkerProcess(Process):
         told = [False]
 
         def caught_up(position: int) -> None:
+            self._position = position
             if position >= end and not told[0]:
                 told[0] = True
+                self.take(FilesFound(frozenset(application for application, _ in self.host.files)))
                 self.take(CaughtUp())
 
         Feed(self, broker.command, 0, self._command_record, at_position=caught_up).wake()
@@ -100,7 +110,9 @@ class WorkerProcess(Process):
         if event is None:
             return
         if isinstance(event, PartRead):
-            (self._parts.add if isinstance(record.value, Part) else self._parts.discard)(record.key)
+            self._parts.pop(record.key, None)
+            if isinstance(record.value, Part):
+                self._parts[record.key] = record.offset
         self.take(event)
 
     def _control_record(self, record: Record) -> None:
@@ -116,10 +128,10 @@ class WorkerProcess(Process):
             case Report(fact):
                 self.world.report(self, fact)
             case StoreFiles():
+                self.world.oracle.asked_to_store(self, effect)
                 self._store(effect)
-            case DropFiles(application, command):
-                self.world.oracle.dropped(self, application, command)
-                self.stored.discard((application, command))
+            case DropFiles():
+                self._drop(effect)
             case SendPong(pong):
                 self._send(pong)
             case Finished():
@@ -146,11 +158,9 @@ class WorkerProcess(Process):
         takes_s = 0.01 + 0.1 * world.random.random()
         if self.host.strikes(Fault.FILES_SLOW):
             takes_s += world.random.uniform(0.5, 6.0)
-        keys = {part_key(effect.application, archive.sha256, n) for n in range(archive.parts)}
+        files = effect.application, archive.sha256
         reason = ""
-        if not keys <= self._parts:
-            reason = "a part of its archive is missing"
-        elif behaviour.unusable:
+        if behaviour.unusable:
             reason = "its manifest cannot be read"
         elif self.host.strikes(Fault.FILES_REFUSED):
             reason = "no space left on device"
@@ -159,10 +169,39 @@ class WorkerProcess(Process):
             if reason:
                 self.take(FilesRefused(effect.application, effect.command, reason))
             else:
-                self.stored.add((effect.application, effect.command))
+                self.host.files.add(files)
+                self.stored[effect.application, effect.command] = archive.sha256
                 self.take(FilesStored(effect.application, effect.command, behaviour.policy))
 
-        self.later(takes_s, "files", answer)
+        def fetch(read_to: int | None = None) -> None:
+            """Fetch it; what is missing may be behind what was read, up to ``read_to``."""
+            if files in self.host.files or self._are_there(effect):
+                answer()
+            elif self.is_cut_off or (read_to is not None and self._position < read_to):
+                self.later(_AGAIN_S, "files", lambda: fetch(read_to))
+            elif read_to is None:
+                end = world.broker.command.stable_end
+                self.later(_AGAIN_S, "files", lambda: fetch(end))
+            else:
+                missing = "a part of its archive is missing"
+                self.take(FilesRefused(effect.application, effect.command, missing))
+
+        self.later(takes_s, "files", fetch)
+
+    def _are_there(self, store: StoreFiles) -> bool:
+        """True if the broker can be reached and has all parts where they were read last."""
+        archive, command = store.archive, self.world.broker.command
+        keys = [part_key(store.application, archive.sha256, number) for number in range(archive.parts)]
+        offsets = [self._parts.get(key) for key in keys]
+        there = {record.offset for record in command.records}
+        return not self.is_cut_off and all(offset in there for offset in offsets)
+
+    def _drop(self, effect: DropFiles) -> None:
+        self.stored.pop((effect.application, effect.command), None)
+        others = {sha256 for (a, _), sha256 in self.stored.items() if a == effect.application}
+        gone = {sha256 for a, sha256 in self.host.files if a == effect.application} - others
+        self.host.files -= {(effect.application, sha256) for sha256 in gone}
+        self.world.oracle.dropped(self, effect.application, gone)
 
     def _send(self, pong: Pong) -> None:
         world = self.world
