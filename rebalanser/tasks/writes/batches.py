@@ -277,7 +277,7 @@ def enqueue_together(tasks: Sequence[Enqueue], places: Sequence[str] = ()) -> Sc
         ids = [each.task.head.id for each in tasks]
         twice = next(task for task in ids if ids.count(task) > 1)
         raise InvalidTask(f"two of the tasks that are enqueued together have one id, {twice}")
-    partition_of_task = dict(zip(left, places, strict=False))
+    place_of = dict(zip(left, places, strict=False))
     for _ in range(len(tasks) + 1):
         if not left:
             return
@@ -290,13 +290,13 @@ def enqueue_together(tasks: Sequence[Enqueue], places: Sequence[str] = ()) -> Sc
                 payloads: Mapping[TaskId, bytes] = yield ReadPayloads(list(left))
                 present = found.keys() & payloads.keys()
                 for task in present:
-                    with concerning(partition_of_task.get(task, "")):
+                    with concerning(place_of.get(task, "")):
                         enqueued(left[task], Exists(found[task], payloads[task]))
                 left = {task: each for task, each in left.items() if task not in present}
             case Unknown(ids=ids) as answer:
                 waits = (each for each in left.values() if not set(ids).isdisjoint(each.task.head.after))
                 refused = next(waits)
-                with concerning(partition_of_task.get(refused.task.head.id, "")):
+                with concerning(place_of.get(refused.task.head.id, "")):
                     enqueued(refused, answer)
             case _:
                 return
