@@ -135,14 +135,14 @@ def test_who_waits_again_and_again_for_a_request_to_stop_leaves_nothing_behind(s
 
         @queue.task()
         async def patient(claim: AsyncClaim) -> int:
-            while not claim.stop_requested._listeners:  # who cancels the body listens soon after it began
+            while not claim.stop_requested._callbacks:  # who cancels the body listens soon after it began
                 await asyncio.sleep(0)
-            before = len(claim.stop_requested._listeners)
+            before = len(claim.stop_requested._callbacks)
             for _ in range(3):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0):
                         await claim.until_stop_requested()
-            return len(claim.stop_requested._listeners) - before
+            return len(claim.stop_requested._callbacks) - before
 
         async with queue:
             await queue.start()
