@@ -22,6 +22,7 @@ from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
 from rebalanser.tasks.engine import (
     Change,
+    ChangeFilter,
     ClaimsFromIndex,
     Conflict,
     Engine,
@@ -29,13 +30,12 @@ from rebalanser.tasks.engine import (
     Move,
     MovesInTransactions,
     Sink,
-    Wants,
     Watch,
 )
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.pending import PendingWrite
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP: Final = "rebalanser.engines"
 
-Opener: TypeAlias = Callable[[RegistryUrl, float], Engine]
+EngineOpener: TypeAlias = Callable[[RegistryUrl, float], Engine]
 """``open(url, timeout_s)``: an engine that has answered once within that time, or an error that says what was
 tried: RegistryUnavailable if it did not answer, UnusableStore if no store of tasks can be there."""
 
 
-def load_engine(url: str) -> tuple[RegistryUrl, Opener]:
+def load_engine(url: str) -> tuple[RegistryUrl, EngineOpener]:
     """Parse a URL, and load the opener of its engine.
 
     Raises:
@@ -58,12 +58,12 @@ def load_engine(url: str) -> tuple[RegistryUrl, Opener]:
         MissingExtra: its packages are not installed; the message names the extra.
     """
     parsed = parse_url(url)
-    opener: Opener = load_opener(parsed.scheme, ENTRY_POINT_GROUP)
+    opener: EngineOpener = load_opener(parsed.scheme, ENTRY_POINT_GROUP)
     return parsed, opener
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedQueue:
     """A queue at an engine that has answered, with the number of its partitions."""
 
     context: Context
@@ -72,16 +72,16 @@ class Opened:
     """Known dependencies of its tasks."""
 
 
-class Opening:
+class QueueOpener:
     """Opens a queue's engine when it is first needed, and keeps it. May be used from any thread."""
 
-    def __init__(self, open_queue: Callable[[], Opened]) -> None:
+    def __init__(self, open_queue: Callable[[], OpenedQueue]) -> None:
         self._open_queue = open_queue
         self._lock = threading.Lock()
-        self._opened: Opened | None = None
+        self._opened: OpenedQueue | None = None
         self._closed = False
 
-    def opened(self) -> Opened:
+    def opened(self) -> OpenedQueue:
         """Return the opened queue. Raises what opening raises; the next call tries again.
 
         Raises:
@@ -200,7 +200,7 @@ class SharedWatch:
         self._lock = threading.Lock()
         self._feed = _Feed(errors)
 
-    def join(self, sink: Sink, wants: Wants | None) -> Watch:
+    def join(self, sink: Sink, wants: ChangeFilter | None) -> Watch:
         """Report all changes to a sink from now on; raises what the engine does."""
         reader = _Reader(self, sink, wants)
         with self._lock:
@@ -268,7 +268,7 @@ class _Reader:
 
     shared: SharedWatch
     sink: Sink
-    wants: Wants | None
+    wants: ChangeFilter | None
     wanted: set[TaskId] = field(default_factory=set)
 
     def close(self) -> None:
@@ -363,7 +363,7 @@ class Context:
         self.refuse_fork()
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
 
-    def watch(self, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
 
         A read after this returns has all changes that the sink does not get. The watches of a process share
@@ -379,7 +379,7 @@ class Context:
         return self.engine.watch(self.queue, revision, sink, wants)
 
     def complete_in(
-        self, connection: sqlite3.Connection, stored: Stored, held: Held, result: bytes | None
+        self, connection: sqlite3.Connection, stored: Stored, held: ClaimKey, result: bytes | None
     ) -> State | Refused:
         """Complete a task within the transaction that ``connection`` has begun."""
         engine = self.engine
@@ -408,14 +408,14 @@ class Context:
         self.history.close()
         self.engine.close()
 
-    def decide_update(self, stored: Stored, held: Held, sequence: int, content: bytes) -> Decision:
+    def decide_update(self, stored: Stored, held: ClaimKey, sequence: int, content: bytes) -> Decision:
         """Decide about an update (SK-9); if one of this number is written, it is read to compare them."""
         claim = stored.state.claim
         is_written = claim is not None and claim.number == held.number and claim.updates > sequence
         written = self._read_update(stored.head.id, held, sequence) if is_written else None
         return rules.update(stored.state, held, sequence, content, written)
 
-    def _read_update(self, task: TaskId, held: Held, sequence: int) -> bytes | None:
+    def _read_update(self, task: TaskId, held: ClaimKey, sequence: int) -> bytes | None:
         """Read one update of a claim's log; None if there is none of this number."""
         found = self.updates(task, held.number, sequence, 1)
         if not found:

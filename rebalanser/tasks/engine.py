@@ -322,7 +322,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class QueueNote:
     """The note of a queue, at most 64 KiB that its workers share; ``version`` grows with each one put."""
 
     content: bytes = b""
@@ -356,19 +356,19 @@ class Watch(Protocol):
 
 Sink: TypeAlias = Callable[[Sequence[Stored] | Lost], None]
 """Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
-Wants: TypeAlias = Callable[[Change], bool]
+ChangeFilter: TypeAlias = Callable[[Change], bool]
 """Called from the same thread, in the same order; True if the sink is to get the task of a change."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantsStatuses:
-    """A :data:`Wants` of tasks that were there before and have one of these statuses now.
+class StatusFilter:
+    """A :data:`ChangeFilter` of tasks that were there before and have one of these statuses now.
 
     An engine need not call it for other changes, nor read those.
     """
 
     statuses: frozenset[Status]
-    wants: Wants
+    wants: ChangeFilter
 
     def __call__(self, change: Change) -> bool:
         return change.status in self.statuses and self.wants(change)
@@ -472,7 +472,7 @@ class Engine(ABC):
         """Read the names of all queues, with their numbers of partitions."""
 
     @abstractmethod
-    def note(self, queue: str, timeout_s: float) -> Note:
+    def note(self, queue: str, timeout_s: float) -> QueueNote:
         """Read the note of a queue; an empty one of version 0 if none was put yet."""
 
     @abstractmethod
@@ -518,7 +518,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         """Report to ``sink`` all states written after ``from_revision``, also the first of new tasks.
 
         With ``wants`` only those that it wants, so that the others need not be read. It is called once for

@@ -20,7 +20,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
-from rebalanser.tasks.context import Context, Opened, Opening, TaskHistory, load_engine
+from rebalanser.tasks.context import Context, OpenedQueue, QueueOpener, TaskHistory, load_engine
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, refuse_no_revision, require_id
 from rebalanser.tasks.id_files import IdSource
@@ -99,7 +99,7 @@ class OpenQueue(ABC):
         self._has_left_worker = False
         """True in a child whose parent has a worker, until that is logged."""
 
-        def opened() -> Opened:
+        def opened() -> OpenedQueue:
             if self._has_left_worker:
                 self._has_left_worker = False
                 _log.warning(
@@ -128,7 +128,7 @@ class OpenQueue(ABC):
             except BaseException:
                 engine.close()
                 raise
-            return Opened(context, number, Ancestry(context.read))
+            return OpenedQueue(context, number, Ancestry(context.read))
 
         self._open_engine = opened
         self._begin()
@@ -158,7 +158,7 @@ class OpenQueue(ABC):
         """Counts this process's tasks."""
         self.notifier = waiting.CompletionNotifier(lambda: self.context)
         """Notifies callers that wait for tasks."""
-        self._opening = Opening(self._open_engine)
+        self._opening = QueueOpener(self._open_engine)
         self._outbox: Outbox | None = None
         self._outbox_opening = threading.Lock()
 

@@ -45,7 +45,7 @@ from rebalanser.errors import InvalidArgument, QuotaExceeded, UnusableFolder
 from rebalanser.folders import make_file
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Applied, Collect, Note
+from rebalanser.tasks.engine import Applied, Collect, QueueNote
 from rebalanser.tasks.functions import is_seconds
 from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.loops import Loop
@@ -397,7 +397,7 @@ class RetentionRecord(BaseModel):
     deleted_ever: int = 0
 
     @classmethod
-    def of(cls, note: Note) -> RetentionRecord:
+    def of(cls, note: QueueNote) -> RetentionRecord:
         """Return the record in a note; an empty one if there is none, or this version can't read it."""
         try:
             return cls.model_validate_json(note.content)

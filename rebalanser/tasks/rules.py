@@ -81,8 +81,8 @@ Decision: TypeAlias = State | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Name of a claim in the requests of its holder."""
+class ClaimKey:
+    """Key of a claim, which every write of its holder names."""
 
     number: int
     holder: str
@@ -155,7 +155,7 @@ def claim(
     return State(Status.CLAIMED, claim_state, 0.0, state.failures, state.error, state.result)
 
 
-def renew(state: State, held: Held, term: Term) -> Decision:
+def renew(state: State, held: ClaimKey, term: Term) -> Decision:
     """Extend a claim (SK-7): also after its time, while there is no other.
 
     A renewal that comes late, after one that lasts longer, changes nothing.
@@ -168,7 +168,7 @@ def renew(state: State, held: Held, term: Term) -> Decision:
     return replace(state, claim=replace(current, term=term))
 
 
-def update(state: State, held: Held, sequence: int, content: bytes, written: bytes | None) -> Decision:
+def update(state: State, held: ClaimKey, sequence: int, content: bytes, written: bytes | None) -> Decision:
     """Add to a claim's log (SK-9); ``written`` is the logged update of this number, None if there is none.
 
     A repeated update changes nothing: the given state is returned.
@@ -183,7 +183,7 @@ def update(state: State, held: Held, sequence: int, content: bytes, written: byt
     return replace(state, claim=replace(current, updates=sequence + 1))
 
 
-def complete(state: State, held: Held, result: bytes | None) -> Decision:
+def complete(state: State, held: ClaimKey, result: bytes | None) -> Decision:
     """Complete a task for good (SK-10). Again by the same claim changes nothing: the first result stays."""
     if state.status is Status.COMPLETED and _is_of(state, held):
         return state
@@ -193,7 +193,7 @@ def complete(state: State, held: Held, result: bytes | None) -> Decision:
     return State(Status.COMPLETED, state.claim, state.due, state.failures, "", result)
 
 
-def fail(head: Head, state: State, held: Held, error: str, due: float | None) -> Decision:
+def fail(head: Head, state: State, held: ClaimKey, error: str, due: float | None) -> Decision:
     """End a try that failed: it is tried again from ``due`` on, or never where that is None (SK-15).
 
     A repeated request is refused, as the claim has ended: a failure counts once.
@@ -207,7 +207,7 @@ def fail(head: Head, state: State, held: Held, error: str, due: float | None) ->
     return replace(state, status=Status.WAITING, failures=failures, error=error, due=due)
 
 
-def release(state: State, held: Held, due: float = 0.0, reason: str | None = None) -> Decision:
+def release(state: State, held: ClaimKey, due: float = 0.0, reason: str | None = None) -> Decision:
     """Give a claim back unworked, as a worker does that shuts down; the task waits until it is due.
 
     A ``reason``, as of a worker that can't read the arguments, replaces the last error.
@@ -256,11 +256,11 @@ def _why_not_open(state: State) -> Reason:
             return Reason.ENDED
 
 
-def _is_of(state: State, held: Held) -> bool:
-    return state.claim is not None and Held(state.claim.number, state.claim.holder) == held
+def _is_of(state: State, held: ClaimKey) -> bool:
+    return state.claim is not None and ClaimKey(state.claim.number, state.claim.holder) == held
 
 
-def _current(state: State, held: Held) -> ClaimState | Refused:
+def _current(state: State, held: ClaimKey) -> ClaimState | Refused:
     """Return the claim that ``held`` names, if it is the current one of the task; else a refusal."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED if _is_of(state, held) else Reason.SUPERSEDED)

@@ -46,14 +46,14 @@ from rebalanser.tasks.engine import (
     Forwarded,
     Lost,
     Move,
-    Note,
     Page,
     Paused,
+    QueueNote,
     Skip,
+    StatusFilter,
     Taken,
     TakeOver,
     Unknown,
-    WantsStatuses,
     Write,
 )
 from rebalanser.tasks.ids import partition_of_id
@@ -1201,7 +1201,7 @@ class EngineSuite:
     def test_a_note_is_put_in_place_of_the_one_that_was_read(self, connect: Connect) -> None:
         """Holds: "Replace the note of ``version``; False if that is not the present one"."""
         engine, other = connect(), connect()
-        assert engine.note(QUEUE, TIMEOUT_S) == Note()
+        assert engine.note(QUEUE, TIMEOUT_S) == QueueNote()
         assert not engine.put_note(QUEUE, b"too early", 7, TIMEOUT_S)
         assert engine.put_note(QUEUE, b"first", 0, TIMEOUT_S)
         first = other.note(QUEUE, TIMEOUT_S)
@@ -1212,7 +1212,7 @@ class EngineSuite:
         assert (second.content, second.version > first.version) == (b"second", True)
         assert not engine.put_note(QUEUE, b"late", first.version, TIMEOUT_S)
         assert engine.note(QUEUE, TIMEOUT_S) == second
-        assert engine.note(OTHER_QUEUE, TIMEOUT_S) == Note()
+        assert engine.note(OTHER_QUEUE, TIMEOUT_S) == QueueNote()
         assert everything(engine) == []
 
     # -- pauses
@@ -1697,7 +1697,7 @@ class EngineSuite:
             return change.task != task_id(3)
 
         every = Recorder(harness.patience_s)
-        claims = WantsStatuses(frozenset({Status.CLAIMED}), wants)
+        claims = StatusFilter(frozenset({Status.CLAIMED}), wants)
         with (
             closing(engine.watch(QUEUE, before, recorder, claims)),
             closing(engine.watch(QUEUE, before, every)),

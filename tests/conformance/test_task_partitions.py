@@ -30,7 +30,7 @@ from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -485,7 +485,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
     (claimed,) = idle.claims()
     claim = owner.queue.get(task).state.claim
     assert claim is not None
-    assert (claimed.stored.head.id, claimed.held) == (task, Held(0, claim.holder))
+    assert (claimed.stored.head.id, claimed.held) == (task, ClaimKey(0, claim.holder))
     assert claim.worker == "here"
     assert idle.partitions.payloads([claimed]) == {task: b"a payload"}
     assert idle.partitions.claim(5, NAMES) == []

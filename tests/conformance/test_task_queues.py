@@ -266,7 +266,7 @@ class Desk:
         """A worker that has taken places finds so many tasks; who is woken by that."""
         self.woken.clear()
         self.held[number] += min(taken, found)
-        self.shared.looked(number, min(taken, found))
+        self.shared.return_places(number, min(taken, found))
         return list(self.woken)
 
 
@@ -286,7 +286,7 @@ def test_while_an_earlier_worker_looks_later_ones_get_no_place() -> None:
     assert desk.claim(0, 0, 0) == []
     desk.woken.clear()
     desk.held[1] = 0
-    desk.shared.freed()
+    desk.shared.wake_waiting()
     assert desk.woken == [0, 1]
     assert desk.shared.take(1, 5) == 0, "it goes on looking"
     assert desk.shared.take(0, 5) == 1

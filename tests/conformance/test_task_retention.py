@@ -26,7 +26,7 @@ from rebalanser.tasks.retention import (
     RetentionRecord,
     Sweeper,
 )
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -71,7 +71,7 @@ class Stage:
             self.queue.cancel(task)
         if status not in {Status.COMPLETED, Status.DEAD, Status.CLAIMED}:
             return
-        held, term = Held(0, f"holder {task}"), Term(30.0, "", 0.0)
+        held, term = ClaimKey(0, f"holder {task}"), Term(30.0, "", 0.0)
         head = self.queue.get(task).head
         self._move(task, rules.claim(head, self.queue.get(task).state, held.holder, "me", term, over=False))
         state = self.queue.get(task).state

@@ -19,12 +19,12 @@ from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index import claiming, dependencies
 from rebalanser.tasks.index import owner as owner_module
-from rebalanser.tasks.index.claiming import Claiming, OwnedIndex, PendingClaim
+from rebalanser.tasks.index.claiming import OwnedIndex, PartitionClaims, PendingClaim
 from rebalanser.tasks.index.free_slots import OwnSlots, UsedSlot
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.partitions import PausableClaims
-from rebalanser.tasks.index.ready_index import Offers, Pace
-from rebalanser.tasks.index.slot_offers import Offering
+from rebalanser.tasks.index.ready_index import ClaimableTasks, RateState
+from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.pauses import Pause
@@ -313,13 +313,13 @@ MUTANTS = (
     Mutant(
         "claims that count for a limit",
         "a task is held back while as many of its limit are claimed as that allows",
-        (Switch(Offers, "count", always(None)),),
+        (Switch(ClaimableTasks, "count", always(None)),),
         frozenset({"SK-23"}),
     ),
     Mutant(
         "room that is made",
         "what a limit held back is claimed once there is room",
-        (Switch(Offers, "uncount", always(False)),),
+        (Switch(ClaimableTasks, "uncount", always(False)),),
         frozenset({"SK-17"}),
     ),
     Mutant(
@@ -331,13 +331,13 @@ MUTANTS = (
     Mutant(
         "starts that count for a rate",
         "a start keeps the next one of its rate limit waiting",
-        (Switch(Pace, "start", edited("rate_of(head.rate_limit).every_s", "0.0")),),
+        (Switch(RateState, "start", edited("rate_of(head.rate_limit).every_s", "0.0")),),
         frozenset({"SK-23"}),
     ),
     Mutant(
         "burst of a rate",
         "no more than the burst of a rate limit starts at once",
-        (Switch(Pace, "room_at", edited("(rate.burst - 1)", "rate.burst")),),
+        (Switch(RateState, "room_at", edited("(rate.burst - 1)", "rate.burst")),),
         frozenset({"SK-23"}),
     ),
     Mutant(
@@ -345,7 +345,7 @@ MUTANTS = (
         "however long a rate limit has rested, it allows its burst and no more",
         (
             Switch(
-                Pace,
+                RateState,
                 "start",
                 edited("max(now if self._full_at is None else self._full_at, now)", "self._full_at"),
             ),
@@ -355,20 +355,20 @@ MUTANTS = (
     Mutant(
         "mark of a rate",
         "a new owner of a rate limit counts the starts before it",
-        (Switch(Pace, "learn", edited("full_at(mark, now, clock)", "now")),),
+        (Switch(RateState, "learn", edited("full_at(mark, now, clock)", "now")),),
         frozenset({"SK-23"}),
     ),
     Mutant(
         "start whose outcome is not known",
         "after it the mark of the rate limit is read",
-        (Switch(Pace, "ended", edited("self._full_at = None", "pass")),),
+        (Switch(RateState, "ended", edited("self._full_at = None", "pass")),),
         frozenset({"SK-17"}),
         "lost requests",
     ),
     Mutant(
         "room in time",
         "what a rate limit holds back is claimed once its time has come",
-        (Switch(Offers, "wake", edited("self._rooms.pop_due(now)", "()")),),
+        (Switch(ClaimableTasks, "wake", edited("self._rooms.pop_due(now)", "()")),),
         frozenset({"SK-17"}),
     ),
     Mutant(
@@ -465,14 +465,14 @@ MUTANTS = (
     Mutant(
         "a claim whose outcome is not known",
         "a task whose claim failed is read, then offered again",
-        (Switch(Claiming, "settled", edited("self.owner.conflicted(pending.task, now)\n", "pass\n")),),
+        (Switch(PartitionClaims, "settled", edited("self.owner.conflicted(pending.task, now)\n", "pass\n")),),
         frozenset({"SK-17"}),
         "refused writes",
     ),
     Mutant(
         "changes that were missed",
         "an owner whose watch was broken reads its partitions again",
-        (Switch(OwnedIndex, "missed", always(None)),),
+        (Switch(OwnedIndex, "schedule_full_read", always(None)),),
         frozenset({"SK-17"}),
     ),
     Mutant(
@@ -615,14 +615,14 @@ MUTANTS = (
     Mutant(
         "asking bodies to stop",
         "a body whose claim's time is up is asked to stop",
-        (Switch(Execution, "care", edited("held.claim.deadline <= now", "False")),),
+        (Switch(Execution, "due_steps", edited("held.claim.deadline <= now", "False")),),
         frozenset({"SK-8"}),
         "workers",
     ),
     Mutant(
         "timeouts",
         "a body that takes too long has failed",
-        (Switch(Execution, "runs", always(None)),),
+        (Switch(Execution, "limit_time", always(None)),),
         frozenset({"SK-15"}),
         "workers",
     ),
@@ -632,7 +632,7 @@ MUTANTS = (
         (
             Switch(
                 Execution,
-                "care",
+                "due_steps",
                 edited("held.renew_at <= now + EARLY_RENEWAL_RATIO", "0 > now + EARLY_RENEWAL_RATIO"),
             ),
         ),
@@ -678,7 +678,7 @@ MUTANTS = (
     Mutant(
         "claims for slots that arrive",
         "a claim that has arrived is taken once",
-        (Switch(Offering, "arrived", edited("self.own.take_arrived(len(used) - len(kept))", "pass")),),
+        (Switch(SlotDecisions, "arrived", edited("self.own.take_arrived(len(used) - len(kept))", "pass")),),
         frozenset({"SK-6"}),
         "workers",
     ),
@@ -687,7 +687,7 @@ MUTANTS = (
         "slots are read again once changes may have been missed",
         (
             Switch(
-                Offering,
+                SlotDecisions,
                 "learn",
                 edited("self.lost = True\n", "pass\n"),
             ),
@@ -700,7 +700,7 @@ MUTANTS = (
         "slots that were refused are published again",
         (
             Switch(
-                Offering,
+                SlotDecisions,
                 "_publish",
                 edited("self.own.gone([each.holder for each in slots])\n        raise", "raise"),
             ),
@@ -712,7 +712,7 @@ MUTANTS = (
     Mutant(
         "slots of a lease that has ended",
         "slots that ended with their lease are published anew",
-        (Switch(Offering, "_lease_ended", edited("self.own.lease_ended()", "pass")),),
+        (Switch(SlotDecisions, "_lease_ended", edited("self.own.lease_ended()", "pass")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
         first=100,
@@ -720,7 +720,7 @@ MUTANTS = (
     Mutant(
         "room that is offered",
         "a change of the room is published soon",
-        (Switch(Offering, "offer", edited("due is not None and due < self._looks_at", "False")),),
+        (Switch(SlotDecisions, "offer", edited("due is not None and due < self._looks_at", "False")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
     ),

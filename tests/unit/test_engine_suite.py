@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
     from rebalanser.tasks.engine import (
         Answer,
+        ChangeFilter,
         ClaimAnswer,
         ClaimQuery,
         Engine,
         Page,
         Sink,
-        Wants,
         Watch,
         Write,
     )
@@ -300,26 +300,26 @@ class ForgetsLogs(SqliteEngine):
 
 
 class TellsBackwards(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         return super().watch(
             queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[::-1]), wants
         )
 
 
 class TellsOnlyTheLast(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         return super().watch(
             queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[-1:]), wants
         )
 
 
 class TellsTheUnwanted(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         return super().watch(queue, from_revision, sink)
 
 
 class TellsFromTheStart(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         return super().watch(queue, 0, sink, wants)
 
 

@@ -702,14 +702,14 @@ MUTANTS = (
     _mutant(
         "a queue without tasks looks on",
         "a queue that has no ready task keeps no later one waiting",
-        _edit(SharedConcurrency, "looked", "sharer.looks and sharer.taken <= claimed", "True"),
+        _edit(SharedConcurrency, "return_places", "sharer.looks and sharer.taken <= claimed", "True"),
         f"{QUEUES}::test_while_an_earlier_worker_looks_later_ones_get_no_place",
         "SK-5",
     ),
     _mutant(
         "places that are freed without a word",
         "a place that was taken and not used wakes the workers that look",
-        _edit(SharedConcurrency, "looked", "sharer.taken > 0 or not sharer.looks", "False"),
+        _edit(SharedConcurrency, "return_places", "sharer.taken > 0 or not sharer.looks", "False"),
         f"{QUEUES}::test_while_an_earlier_worker_looks_later_ones_get_no_place",
         "SK-5",
     ),

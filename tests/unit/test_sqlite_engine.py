@@ -47,10 +47,10 @@ from rebalanser.tasks.engine import (
     Forwarded,
     Lost,
     Move,
-    Note,
+    QueueNote,
+    StatusFilter,
     Taken,
     Unknown,
-    WantsStatuses,
 )
 from rebalanser.tasks.model import (
     ID_DIGITS,
@@ -1458,9 +1458,9 @@ def test_a_file_that_was_made_before_there_were_notes_gets_one(tmp_path: Path) -
         turn_into_second_version(connection)
     with closing(SqliteEngine(path)) as engine:
         engine.define("work", 1, 10)
-        assert engine.note("work", 10) == Note()
+        assert engine.note("work", 10) == QueueNote()
         assert engine.put_note("work", b"note", 0, 10)
-        assert engine.note("work", 10) == Note(b"note", 1)
+        assert engine.note("work", 10) == QueueNote(b"note", 1)
 
 
 @pytest.mark.rule("SK-11")
@@ -1480,7 +1480,7 @@ def test_a_watch_of_statuses_reads_no_task_that_has_another(
 
     monkeypatch.setattr(reading.Snapshot, "changed", counted)
     heard = threading.Event()
-    ends = WantsStatuses(frozenset({Status.DEAD}), lambda _: True)
+    ends = StatusFilter(frozenset({Status.DEAD}), lambda _: True)
     with closing(engine.watch(QUEUE, 0, lambda _: heard.set(), ends)):
         engine.apply([enqueue(number) for number in range(3)], PATIENCE_S)
         for number, status in enumerate((Status.CLAIMED, Status.COMPLETED, Status.DEAD)):

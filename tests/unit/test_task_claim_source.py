@@ -15,7 +15,7 @@ from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery, ClaimsFromIndex
 from rebalanser.tasks.execution.claim_source import IndexClaims
 from rebalanser.tasks.index.claiming import MAX_CLAIMS
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.clock import FakeClock
 
 BOOT = "a boot"
@@ -127,7 +127,7 @@ def test_a_claim_tells_when_it_was_asked_for_and_its_payload() -> None:
     stand.index.answer = ClaimAnswer([(stored(4), b"a payload"), (stored(), None)])
     began = stand.clock.now()
     one, two = stand.claims.claim(2, None)
-    assert (one.held, one.payload, one.sent_at) == (Held(4, "h"), b"a payload", began)
+    assert (one.held, one.payload, one.sent_at) == (ClaimKey(4, "h"), b"a payload", began)
     assert two.payload is None
 
 

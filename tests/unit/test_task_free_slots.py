@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, SlotGone
-from rebalanser.tasks.index.claiming import Claiming, PendingClaim, claim_for, keeps_slot
+from rebalanser.tasks.index.claiming import PartitionClaims, PendingClaim, claimant_of, keeps_slot
 from rebalanser.tasks.index.free_slots import (
     AHEAD_FOR_S,
     FRESH_RATIO,
@@ -135,12 +135,14 @@ def test_slots_ahead_are_for_when_no_thread_is_idle() -> None:
 # -- the claim for a slot
 
 
-def asked() -> tuple[Claiming, PendingClaim]:
+def asked() -> tuple[PartitionClaims, PendingClaim]:
     owner = Owner(0, 5, buffer_s=1.0, clock="boot-here")
     owner.learn(Stored(Head(TASK, "q", "send"), State(), 1, 0), 0.0)
-    stored, over = owner.taken(TASK)
-    ask = PendingClaim(stored, claim_for(slot("a"), "boot-here", 2.0), Epoch(0, 5), over=over, slot=slot("a"))
-    return Claiming(owner), ask
+    stored, over = owner.take(TASK)
+    ask = PendingClaim(
+        stored, claimant_of(slot("a"), "boot-here", 2.0), Epoch(0, 5), over=over, slot=slot("a")
+    )
+    return PartitionClaims(owner), ask
 
 
 @pytest.mark.rule("SK-6", "SK-13", "SK-20")
@@ -160,7 +162,7 @@ def test_a_task_whose_slot_is_gone_is_offered_again_at_once() -> None:
     claiming, ask = asked()
     ask.write()
     ask.answered(SlotGone())
-    ask.found(ask.seen)
+    ask.found(ask.last_read)
     assert ask.future.result(timeout=0) == Refused(Reason.NO_SLOT)
     assert claiming.settled(ask, 3.0) is None
     assert not claiming.deposed
@@ -175,7 +177,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_slots_holder() -> None:
     write = ask.write()
     assert write is not None
     ask.answered(SlotGone())
-    ask.found(replace(ask.seen, state=write.state, revision=2))
+    ask.found(replace(ask.last_read, state=write.state, revision=2))
     assert ask.write() is None
     claimed = claiming.settled(ask, 3.0)
     assert claimed is not None
@@ -188,7 +190,7 @@ def test_an_owner_that_was_followed_by_another_claims_for_no_slot() -> None:
     claiming, ask = asked()
     while not ask.settled and ask.write() is not None:
         ask.answered(Conflict())
-        ask.found(ask.seen)
+        ask.found(ask.last_read)
     assert claiming.settled(ask, 3.0) is None
     assert claiming.deposed
     assert keeps_slot(ask)
@@ -205,7 +207,7 @@ def test_a_slot_whose_claim_has_an_unknown_outcome_is_not_tried_again() -> None:
 def test_burying_a_task_uses_no_slot() -> None:
     over = ClaimState(0, "h", "w", Term(TTL_S, "", 0.0))
     stored = Stored(Head(TASK, "q", "send"), State(Status.CLAIMED, over), 1, 0)
-    ask = PendingClaim(stored, claim_for(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
+    ask = PendingClaim(stored, claimant_of(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
     write = ask.write()
     assert write is not None
     assert (write.state.status, write.slot) == (Status.DEAD, None)

@@ -48,7 +48,7 @@ from rebalanser.tasks.model import (
     TaskId,
     Term,
 )
-from rebalanser.tasks.outbox.outbox import Forwarding, Waiting, engine_name
+from rebalanser.tasks.outbox.outbox import Forwarding, WaitingCallers, engine_name
 from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
 from rebalanser.tasks.results import sources_in
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -503,7 +503,7 @@ def test_a_duplicate_that_another_process_forwarded_is_told(stage: Stage) -> Non
         task = send.options(unique_key="k").enqueue("a")
     with closing(stage.spool()) as spool:
         numbers = spool.add([made(number) for number in range(7, 9)])
-        waiting = Waiting(spool)
+        waiting = WaitingCallers(spool)
         (future,) = waiting.enter(numbers[:1])
         for number in numbers:
             spool.refuse(number, SpoolRefusal(DUPLICATE, task))

@@ -15,7 +15,7 @@ from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.engine import Applied, Conflict, Epoch, RateStart
 from rebalanser.tasks.index import dependencies
 from rebalanser.tasks.index import owner as owner_module
-from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, Claiming, PendingClaim, pending_claim
+from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, PartitionClaims, PendingClaim, pending_claim
 from rebalanser.tasks.index.dependencies import Dependencies
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.ready_index import ReadyTasks
@@ -80,7 +80,7 @@ def candidates(owner: Owner, limit: int, now: float, wall: float) -> list[tuple[
     """What is offered one after the other, and whether a claim of it is over; all of it is put back."""
     found: list[tuple[TaskId, bool]] = []
     while len(found) < limit and (best := owner.best(now, wall)) is not None:
-        _, over = owner.taken(best[1])
+        _, over = owner.take(best[1])
         found.append((best[1], over))
     for each, _ in found:
         owner.put_back(each, now)
@@ -92,7 +92,7 @@ def test_the_highest_priority_comes_first_then_the_oldest() -> None:
     owner = make(stored(3), stored(1), stored(4, priority=9), stored(2, priority=-9), stored(5, priority=9))
     assert offered(owner) == [4, 5, 1, 3, 2]
     assert offered(owner, limit=2) == [4, 5], "what was offered and not taken is offered again"
-    owner.taken(task(4))
+    owner.take(task(4))
     owner.learn(stored(6, priority=7), 0.0)
     assert offered(owner, limit=2) == [5, 6]
 
@@ -160,7 +160,7 @@ def offered_once(owner: Owner) -> list[int]:
     found = []
     while (best := owner.best(0.0, 0.0)) is not None:
         found.append(int(best[1], 16))
-        owner.taken(best[1])
+        owner.take(best[1])
     return found
 
 
@@ -170,7 +170,7 @@ def test_an_offered_task_that_fails_says_why_until_more_is_known_of_it() -> None
     ask(owner, Status.DEAD)
     assert owner.failed_dependency(task(1)) == FailedDependency(task(7), Status.DEAD)
     made = pending_claim(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
-    assert (made.fails, made.buries) == (True, True)
+    assert (made.fails, made.makes_dead) == (True, True)
     write = made.write()
     assert write is not None
     assert (write.state.status, write.slot) == (Status.DEAD, None)
@@ -398,7 +398,7 @@ def test_new_tasks_of_a_function_share_their_head(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_being_claimed_is_not_offered_whatever_is_told_meanwhile() -> None:
     owner = make(stored(1), stored(2))
-    owner.taken(task(1))
+    owner.take(task(1))
     owner.learn(stored(1, revision=2), 0.0)
     assert offered(owner) == [2]
     owner.put_back(task(1), 0.0)
@@ -407,12 +407,12 @@ def test_what_is_being_claimed_is_not_offered_whatever_is_told_meanwhile() -> No
 
 def test_a_claim_that_was_written_runs_from_when_that_was_learnt() -> None:
     owner = make(stored(1))
-    owner.taken(task(1))
+    owner.take(task(1))
     mine = stored(1, Status.CLAIMED, revision=2, claim=held())
     owner.learn(mine, 3.0)
     owner.settled(mine, 4.0)
     assert owner.next_wakeup(4.0, 0.0) == 3.0 + TTL_S + BUFFER_S
-    owner.taken(task(1))
+    owner.take(task(1))
     owner.settled(replace(mine, state=replace(mine.state, status=Status.DEAD), revision=3), 5.0)
     assert len(owner) == 0
     assert owner.next_wakeup(5.0, 0.0) is None
@@ -421,7 +421,7 @@ def test_a_claim_that_was_written_runs_from_when_that_was_learnt() -> None:
 def test_what_was_refused_must_be_read_unless_more_is_known_already() -> None:
     owner = make(stored(1), stored(2), stored(3))
     for number in (1, 2, 3):
-        owner.taken(task(number))
+        owner.take(task(number))
     owner.learn(stored(2, revision=2), 0.0)
     for number in (1, 2, 3):
         owner.conflicted(task(number), 0.0)
@@ -442,7 +442,7 @@ def test_the_next_wakeup_is_when_something_can_be_offered() -> None:
     assert owner.next_wakeup(7.0, 90.0) == 7.0
     candidates(owner, 1, 7.0, 90.0)
     assert owner.next_wakeup(7.0, 90.0) == 7.0
-    owner.taken(task(2))
+    owner.take(task(2))
     assert owner.next_wakeup(7.0, 90.0) == 17.0
     assert make().next_wakeup(0.0, 0.0) is None
 
@@ -560,7 +560,7 @@ class OwnerAsAList:
         before = known.newest
         term = Term(float(ttl_s), clock, self.now + ttl_s if clock == HERE else float(self.revision))
         claim = before.state.claim
-        mine = rules.Held(-1, "") if claim is None else rules.Held(claim.number, claim.holder)
+        mine = rules.ClaimKey(-1, "") if claim is None else rules.ClaimKey(claim.number, claim.holder)
         if ask == "claim" and not set(before.head.after) <= {task(each) for each in self.complete}:
             return
         after: Any = {
@@ -594,7 +594,7 @@ class OwnerAsAList:
 
     def take(self, limit: int) -> None:
         for each, _ in candidates(self.owner, limit, self.now, self.wall):
-            self.owner.taken(each)
+            self.owner.take(each)
             self.known[int(each, 16)].is_taken = True
 
     def answer(self, outcome: str) -> None:
@@ -669,7 +669,7 @@ def limited(number: int, status: Status = Status.WAITING, *, most: int = 1, **fi
 
 def whole(*known: Stored, now: float = 0.0) -> Owner:
     owner = make(*known, now=now)
-    owner.knows_all()
+    owner.offer_limited()
     return owner
 
 
@@ -678,7 +678,7 @@ def test_no_limited_task_is_offered_before_all_is_known() -> None:
     owner = make(limited(1), stored(2))
     assert offered(owner) == [2]
     owner.learn(limited(3, Status.CLAIMED, claim=held()), 0.0)
-    owner.knows_all()
+    owner.offer_limited()
     assert offered(owner) == [2]
     owner.learn(limited(3, Status.COMPLETED, revision=2), 0.0)
     assert offered(owner) == [1, 2]
@@ -690,7 +690,7 @@ def test_of_a_limit_the_best_are_offered_as_far_as_there_is_room() -> None:
         *(limited(number, most=2) for number in (1, 2, 3)), limited(4, most=2, priority=5), stored(9)
     )
     assert offered(owner) == [4, 1, 9]
-    owner.taken(task(4))
+    owner.take(task(4))
     owner.settled(limited(4, Status.CLAIMED, most=2, revision=2, claim=held()), 0.0)
     assert offered(owner) == [1, 9]
     owner.learn(limited(5, most=2, priority=7), 0.0)
@@ -705,13 +705,13 @@ def test_of_a_limit_the_best_are_offered_as_far_as_there_is_room() -> None:
 @pytest.mark.rule("SK-23")
 def test_a_claim_whose_outcome_is_unknown_takes_room() -> None:
     owner = whole(limited(1), limited(2))
-    owner.taken(task(1))
+    owner.take(task(1))
     assert offered(owner) == []
     owner.conflicted(task(1), 0.0)
     assert (offered(owner), owner.doubtful()) == ([], [task(1)])
     owner.learn(limited(1, revision=1), 0.0)
     assert offered(owner) == [1]
-    owner.taken(task(1))
+    owner.take(task(1))
     owner.put_back(task(1), 0.0)
     assert offered(owner) == [1]
     owner.forget(task(1))
@@ -721,13 +721,13 @@ def test_a_claim_whose_outcome_is_unknown_takes_room() -> None:
 @pytest.mark.rule("SK-19", "SK-23")
 def test_a_task_whose_claim_can_not_be_written_leaves_its_place_to_others() -> None:
     owner = whole(limited(1), limited(2))
-    claiming = Claiming(owner)
+    claiming = PartitionClaims(owner)
     (ask,) = pending_claims(owner, CLAIMANTS)
     ask.fail(RequestTooLarge("too large"))
     with pytest.raises(RequestTooLarge):
         claiming.settled(ask, 3.0)
     assert (offered(owner, now=3.0), owner.doubtful()) == ([2], [])
-    owner.taken(task(2))
+    owner.take(task(2))
     assert owner.next_wakeup(3.0, 0.0) == 3.0 + ASIDE_S, "it is offered again then"
     owner.settled(limited(2, Status.COMPLETED, revision=2), 4.0)
     assert offered(owner, now=3.0 + ASIDE_S) == [1]
@@ -739,7 +739,7 @@ def test_a_claim_that_failed_for_an_unknown_reason_takes_room_until_it_is_read()
     (ask,) = pending_claims(owner, CLAIMANTS)
     ask.fail(KeyError("a bug"))
     with pytest.raises(KeyError):
-        Claiming(owner).settled(ask, 3.0)
+        PartitionClaims(owner).settled(ask, 3.0)
     assert (offered(owner, now=3.0), owner.doubtful()) == ([], [task(1)])
 
 
@@ -786,7 +786,7 @@ def started(owner: Owner, now: float, *, revision: int | None = None) -> list[in
         ask.answered(Conflict() if revision is None else Applied(revision))
         if revision is None:
             ask.found(None)
-        Claiming(owner).settled(ask, now)
+        PartitionClaims(owner).settled(ask, now)
         owner.completed(best[1], 0, 99)
         numbers.append(int(best[1], 16))
     return numbers
@@ -840,7 +840,7 @@ def test_what_is_over_waits_for_its_rate_and_what_becomes_dead_is_no_start() -> 
     assert write is not None
     assert (write.state.status, write.start) == (Status.DEAD, None)
     ask.answered(Applied(10))
-    Claiming(owner).settled(ask, 60.0)
+    PartitionClaims(owner).settled(ask, 60.0)
     assert offered(owner, now=60.0) == [2]
 
 
@@ -850,7 +850,7 @@ CLAIMANTS = [Claimant(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(numb
 @pytest.mark.rule("SK-6", "SK-13")
 def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
     owner = make(stored(1), stored(2, priority=1))
-    claiming = Claiming(owner)
+    claiming = PartitionClaims(owner)
     asks = pending_claims(owner, CLAIMANTS)
     writes = [ask.write() for ask in asks]
     assert [(each.id, each.epoch, each.revision) for each in writes if each] == [
@@ -868,9 +868,9 @@ def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
 @pytest.mark.rule("SK-15")
 def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
     owner = make(stored(1, Status.CLAIMED, claim=held(), retries=0), stored(2))
-    claiming = Claiming(owner)
+    claiming = PartitionClaims(owner)
     asks = pending_claims(owner, CLAIMANTS[:2], TTL_S + BUFFER_S)
-    assert [(ask.task, ask.buries) for ask in asks] == [(task(1), True), (task(2), False)]
+    assert [(ask.task, ask.makes_dead) for ask in asks] == [(task(1), True), (task(2), False)]
     for ask in asks:
         ask.write()
         ask.answered(Applied(9))
@@ -878,9 +878,9 @@ def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
     assert len(owner) == 1
 
 
-def _refused(found: Stored | None) -> tuple[Owner, Claiming, Stored | None]:
+def _refused(found: Stored | None) -> tuple[Owner, PartitionClaims, Stored | None]:
     owner = make(stored(1))
-    claiming = Claiming(owner)
+    claiming = PartitionClaims(owner)
     (ask,) = pending_claims(owner, CLAIMANTS[:1])
     while not ask.settled and ask.write() is not None:
         ask.answered(Conflict())
@@ -921,7 +921,7 @@ def test_who_is_deposed_knows_it_and_what_is_gone_is_forgotten() -> None:
 
 def test_what_became_of_nobody_knows_is_read_before_it_is_offered_again() -> None:
     owner = make(stored(1))
-    claiming = Claiming(owner)
+    claiming = PartitionClaims(owner)
     (ask,) = pending_claims(owner, CLAIMANTS[:1])
     ask.future.set_exception(TimeoutError("the engine is away"))
     with pytest.raises(TimeoutError):
@@ -972,5 +972,5 @@ def test_that_a_task_is_complete_is_all_that_must_be_told_of_it() -> None:
     owner.learn(stored(1, revision=5), 0.0)
     assert offered(owner) == [2, 3], "what was complete does not come back"
     assert not owner.is_taken(task(2))
-    owner.taken(task(2))
+    owner.take(task(2))
     assert owner.is_taken(task(2))

@@ -58,4 +58,4 @@ def test_tasks_that_nobody_asks_for_are_in_nobodys_way_and_are_kept() -> None:
     assert owner.names() == {"mine", "strange"}
     for number in (0, 1):
         assert owner.best(0.0, 0.0) == (0, f"{number:040x}")
-        owner.taken(f"{number:040x}")
+        owner.take(f"{number:040x}")

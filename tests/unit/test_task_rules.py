@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from rebalanser.tasks import rules
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Term
-from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 
 HEAD = Head("0" * 40, "q", "f", retries=2)
 TERM = Term(10.0, "boot", 110.0)
 LATER = Term(10.0, "boot", 111.0)
-NOW = Held(1, "h1")
+NOW = ClaimKey(1, "h1")
 """Who holds the claim of the states below."""
-BEFORE = Held(0, "h0")
-NAMESAKE = Held(1, "h2")
+BEFORE = ClaimKey(0, "h0")
+NAMESAKE = ClaimKey(1, "h2")
 """Another holder of a claim of the same number."""
-STRANGERS = (BEFORE, NAMESAKE, Held(2, "h1"))
+STRANGERS = (BEFORE, NAMESAKE, ClaimKey(2, "h1"))
 
 
 def state(status: Status, **changes: object) -> State:
@@ -113,7 +113,7 @@ def test_what_is_closed_is_not_claimed(over: bool) -> None:
     assert claimed(CANCELLED, over=over) == Refused(Reason.NOT_OPEN)
 
 
-HOLDERS_RULES: dict[str, Callable[[State, Held], Decision]] = {
+HOLDERS_RULES: dict[str, Callable[[State, ClaimKey], Decision]] = {
     "renew": lambda before, held: rules.renew(before, held, LATER),
     "update": lambda before, held: rules.update(before, held, 2, b"x", None),
     "complete": lambda before, held: rules.complete(before, held, b"result"),
@@ -212,7 +212,7 @@ def test_requeueing_gives_all_tries_and_keeps_the_number() -> None:
     assert rules.requeue(COMPLETED) == Refused(Reason.FINISHED)
 
 
-Asked = Callable[[State, Held, int], Decision]
+Asked = Callable[[State, ClaimKey, int], Decision]
 ASKS: dict[str, Asked] = {
     "claim": lambda before, held, n: rules.claim(HEAD, before, f"h{n}", "w", TERM, over=False),
     "claim over": lambda before, held, n: rules.claim(HEAD, before, f"h{n}", "w", TERM, over=True),
@@ -256,7 +256,7 @@ def _histories(length: int) -> set[State]:
             after
             for before in frontier
             for ask in ASKS.values()
-            for held in (Held(0, "h0"), Held(1, "h1"), Held(0, "h1"), Held(2, "h0"))
+            for held in (ClaimKey(0, "h0"), ClaimKey(1, "h1"), ClaimKey(0, "h1"), ClaimKey(2, "h0"))
             for number in (0, 1)
             if isinstance(after := ask(before, held, number), State)
         } - reached
@@ -268,7 +268,7 @@ def _histories(length: int) -> set[State]:
 def test_from_every_state_that_can_be_reached_only_the_table_is_followed() -> None:
     states = _histories(7)
     assert {each.status for each in states} == set(Status)
-    helds = [Held(number, holder) for number in range(3) for holder in ("h0", "h1", "h2")]
+    helds = [ClaimKey(number, holder) for number in range(3) for holder in ("h0", "h1", "h2")]
     for before in states:
         for name, ask in ASKS.items():
             for held in helds:
@@ -300,7 +300,7 @@ def test_claims_are_numbered_without_reuse_whoever_asks_for_what(steps: list[tup
     holders: list[str] = []
     for step, (name, number, holder) in enumerate(steps):
         unique = step if name.startswith("claim") else holder
-        after = ASKS[name](current, Held(number, f"h{holder}"), unique)
+        after = ASKS[name](current, ClaimKey(number, f"h{holder}"), unique)
         if isinstance(after, Refused):
             continue
         _keeps_what_must_stay(current, after)

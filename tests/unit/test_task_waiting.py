@@ -14,7 +14,7 @@ import pytest
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks.context import SharedWatch
-from rebalanser.tasks.engine import Change, Lost, Wants
+from rebalanser.tasks.engine import Change, ChangeFilter, Lost
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.model import Head, State, Status, Stored
 from rebalanser.tasks.waiting import REPORT_S, CompletionNotifier, WaitingBodies, waiting_for
@@ -25,7 +25,7 @@ class FakeEngine:
     """Has watches, and may be away."""
 
     def __init__(self) -> None:
-        self.watches: list[tuple[Callable[[Sequence[Stored] | Lost], None], Wants]] = []
+        self.watches: list[tuple[Callable[[Sequence[Stored] | Lost], None], ChangeFilter]] = []
         self.is_away = False
         self.errors = ErrorPolicy("mail", SystemClock(), lambda: None)
 
@@ -37,7 +37,7 @@ class FakeEngine:
         return SimpleNamespace(revision=5)
 
     def watch(
-        self, queue: str, revision: int, told: Callable[[Sequence[Stored] | Lost], None], wants: Wants
+        self, queue: str, revision: int, told: Callable[[Sequence[Stored] | Lost], None], wants: ChangeFilter
     ) -> Any:
         assert (queue, revision) == ("mail", 5)
         if self.is_away:

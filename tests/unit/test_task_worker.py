@@ -39,7 +39,7 @@ from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import FilledPayload
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -116,7 +116,7 @@ class Stand:
             holder = f"holder-{number}"
             state = State(Status.CLAIMED, ClaimState(0, holder, "worker", Term(TTL_S, "boot", TTL_S)))
             stored = Stored(Head(f"{number:040}", "work", "it"), state, REVISION, 0)
-            claim = WorkerClaim(stored, Held(0, holder), deadline, context)
+            claim = WorkerClaim(stored, ClaimKey(0, holder), deadline, context)
             self.claims.append(claim)
             self.worker.execution.tries[holder] = Try(claim, holder, stored.head, 0.0)
             self.worker.execution.claim_of[stored.head.id] = claim
@@ -339,7 +339,7 @@ class Unread:
     def __init__(self, number: int, error_before: str = "") -> None:
         self.number = number
         self.error_before = error_before
-        self.held = Held(number, "holder")
+        self.held = ClaimKey(number, "holder")
         self.left: Any = None
 
     def fill_results(self, head: Head, payload: bytes) -> FilledPayload:
@@ -466,7 +466,7 @@ class FakeSource:
         self._made += 1
         claim = ClaimState(0, f"holder-{self._made}", "w", Term(TTL_S, "", 0.0))
         stored = Stored(Head(f"{self._made:040x}", "work", "it"), State(Status.CLAIMED, claim), 1, 0)
-        return Claimed(stored, Held(0, claim.holder), SystemClock().now(), b"{}")
+        return Claimed(stored, ClaimKey(0, claim.holder), SystemClock().now(), b"{}")
 
     def payloads(self, claimed: Sequence[Claimed]) -> dict[str, bytes]:
         return {each.stored.head.id: b"{}" for each in claimed}
@@ -688,6 +688,6 @@ def test_a_claim_that_came_late_is_renewed_the_sooner() -> None:
     stored = Stored(Head("0" * 40, "work", "it"), state, 1, 0)
     age_s = TTL_S / 6
     began = time.monotonic()
-    claimed = Claimed(stored, Held(0, "h"), clock.now() - age_s)
-    made = renewing.execution.made(claimed, renewing._held(claimed))
+    claimed = Claimed(stored, ClaimKey(0, "h"), clock.now() - age_s)
+    made = renewing.execution.try_of(claimed, renewing._held(claimed))
     assert began <= made.renew_at - (TTL_S / RENEWALS_PER_TTL - age_s) <= time.monotonic()

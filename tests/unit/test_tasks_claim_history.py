@@ -16,11 +16,11 @@ from rebalanser.tasks.engine import Change, Lost
 from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, named, parsed
 from rebalanser.tasks.index.partitions import Claimed
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 
 TASK = "1" * 40
 TTL_S = 10.0
-HELD = Held(0, "abc")
+HELD = ClaimKey(0, "abc")
 HEAD = Head(TASK, "work", "send")
 TERM = Term(TTL_S, "here", 110.0)
 
@@ -64,7 +64,7 @@ class Stand:
             raise RegistryUnavailable("away")
         return {task: self.there[task] for task in tasks if task in self.there}
 
-    def news(self, status: Status, held: Held, term: Term = TERM) -> None:
+    def news(self, status: Status, held: ClaimKey, term: Term = TERM) -> None:
         """The engine tells what the task is now."""
         claim = ClaimState(held.number, held.holder, "a", term)
         if self.wants(Change(TASK, 0, status, 20)):
@@ -73,8 +73,8 @@ class Stand:
     def stored(self, revision: int) -> Stored:
         return Stored(HEAD, State(), revision, 0)
 
-    def claim(self, number: int = 0, revision: int = 7) -> Held:
-        held = Held(number, f"holder {number}")
+    def claim(self, number: int = 0, revision: int = 7) -> ClaimKey:
+        held = ClaimKey(number, f"holder {number}")
         self.claim_history.claimed(Claimed(self.stored(revision), held, sent_at=self.now))
         return held
 
@@ -140,7 +140,7 @@ def test_a_claim_that_is_ended_at_another_server_ends_with_the_news(status: Stat
     stand = Stand()
     stand.claim_history.follow()
     held = stand.claim(1)
-    stand.news(Status.WAITING, Held(0, "an earlier one"))  # news that come late
+    stand.news(Status.WAITING, ClaimKey(0, "an earlier one"))  # news that come late
     stand.news(Status.CLAIMED, held)
     assert [kind for kind, _, _ in stand.written] == ["claimed"]
     stand.news(status, held)
@@ -168,7 +168,7 @@ def test_a_claim_that_was_followed_by_another_server_s_ends_with_the_news() -> N
     stand = Stand()
     stand.claim_history.follow()
     stand.claim()
-    stand.news(Status.CLAIMED, Held(1, "of another server"))
+    stand.news(Status.CLAIMED, ClaimKey(1, "of another server"))
     assert stand.written[-1] == ("claim_ended", 7, None)
 
 
@@ -228,8 +228,8 @@ def test_without_a_history_nothing_is_kept_in_mind() -> None:
 
 
 def test_a_holder_is_given_back_with_its_token() -> None:
-    claimed = Claimed(Stand().stored(12), Held(3, "abc"), 0.0)
+    claimed = Claimed(Stand().stored(12), ClaimKey(3, "abc"), 0.0)
     assert named(claimed) == "abc.12"
-    assert parsed(3, "abc.12") == (Held(3, "abc"), 12)
+    assert parsed(3, "abc.12") == (ClaimKey(3, "abc"), 12)
     for holder in ("abc", "abc.", "abc.x", "abc.²", f"abc.{10**30}"):
         assert parsed(0, holder) == (HELD, None), holder

@@ -32,7 +32,7 @@ from rebalanser.tasks.http.messages import NewTask
 from rebalanser.tasks.ids import created_at, partition_of_task
 from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.retention import Retention, Sweeper
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -79,14 +79,14 @@ class Stage:
         (answer,) = self.queue.context.engine.apply([move], 1.0)
         assert isinstance(answer, Applied)
 
-    def claim(self, task: str) -> Held:
+    def claim(self, task: str) -> ClaimKey:
         stored = self.queue.get(task)
         number = 0 if stored.state.claim is None else stored.state.claim.number + 1
-        held = Held(number, f"holder {number}")
+        held = ClaimKey(number, f"holder {number}")
         self.write(task, rules.claim(stored.head, stored.state, held.holder, "me", TERM, over=True))
         return held
 
-    def update(self, task: str, held: Held, content: bytes) -> None:
+    def update(self, task: str, held: ClaimKey, content: bytes) -> None:
         state = self.queue.get(task).state
         assert state.claim is not None
         sequence = state.claim.updates

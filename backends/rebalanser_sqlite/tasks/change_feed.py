@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.tasks.engine import Lost, WantsStatuses
+from rebalanser.tasks.engine import Lost, StatusFilter
 from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.reading import Snapshot
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from rebalanser.tasks.engine import Sink, Wants
+    from rebalanser.tasks.engine import ChangeFilter, Sink
     from rebalanser.tasks.model import Status, Stored
     from rebalanser_sqlite.tasks.rows import Row
 
@@ -33,7 +33,7 @@ class TaskWatch:
     queue: str
     seen: int
     sink: Sink
-    wants: Wants | None
+    wants: ChangeFilter | None
     forget: Callable[[TaskWatch], None] = field(repr=False)
     open: bool = True
 
@@ -89,7 +89,7 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
     def __init__(self, path: Path, open_store: Callable[[], Store]) -> None:
         super().__init__(path, open_store, "tasks")
 
-    def add(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None) -> TaskWatch:
+    def add(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None) -> TaskWatch:
         """Begin a watch; the first one starts the thread."""
         watch = TaskWatch(queue, from_revision, sink, wants, self._forget)
         self._begin(watch)
@@ -147,7 +147,7 @@ def _statuses(watches: Sequence[TaskWatch]) -> set[Status] | None:
     """The statuses of the changes that watches want; None for all, and for new tasks."""
     statuses: set[Status] = set()
     for each in watches:
-        if not isinstance(each.wants, WantsStatuses):
+        if not isinstance(each.wants, StatusFilter):
             return None
         statuses |= each.wants.statuses
     return statuses

@@ -15,6 +15,7 @@ from rebalanser.registry.keys import check_name
 from rebalanser.tasks.clocks import ForeignTerms
 from rebalanser.tasks.engine import (
     Answer,
+    ChangeFilter,
     ClaimAnswer,
     ClaimsFromIndex,
     Collect,
@@ -22,10 +23,9 @@ from rebalanser.tasks.engine import (
     EngineCapabilities,
     Move,
     MovesInTransactions,
-    Note,
     Page,
+    QueueNote,
     Sink,
-    Wants,
     Watch,
     Write,
 )
@@ -269,7 +269,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.queues()
 
-    def note(self, queue: str, timeout_s: float) -> Note:
+    def note(self, queue: str, timeout_s: float) -> QueueNote:
         """The note of a queue; an empty one of version 0 if none was put yet."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.note(queue)
@@ -320,7 +320,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         """Call ``wake`` soon after each commit to the file: pauses have no revisions of their own."""
         return self._follower.add_commits(wake)
 
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
         return self._follower.add(queue, from_revision, sink, wants)
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.errors import RegistryUnavailable, UnusableStore
-from rebalanser.tasks.engine import Note, Page
+from rebalanser.tasks.engine import Page, QueueNote
 from rebalanser.tasks.ids import is_task_id, ready_since
 from rebalanser.tasks.model import (
     ID_DIGITS,
@@ -282,11 +282,11 @@ class Snapshot:
                 counts[status] += more
         return {STATUSES[status]: tasks for status, tasks in counts.items() if tasks > 0}
 
-    def note(self, queue: str) -> Note:
+    def note(self, queue: str) -> QueueNote:
         """The note of a queue."""
         number, _ = self._queue(queue)
         row = self._connection.execute(_NOTE, (number,)).fetchone()
-        return Note() if row is None else Note(*row)
+        return QueueNote() if row is None else QueueNote(*row)
 
     def pauses(self, queue: str) -> dict[str, bytes]:
         """Read the pauses of a queue: its own under an empty name, its schedules' by name."""

@@ -23,7 +23,7 @@ from rebalanser.tasks.engine import ClaimQuery, ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 
 _log = get_logger()
 
@@ -192,7 +192,7 @@ class IndexClaims(ClaimSource):
         for stored, payload in answer.claimed:
             claim = stored.state.claim
             assert claim is not None
-            claimed.append(Claimed(stored, Held(claim.number, claim.holder), sent_at, payload))
+            claimed.append(Claimed(stored, ClaimKey(claim.number, claim.holder), sent_at, payload))
         used = {each.held.holder for each in claimed}
         self._unused += [each for each in holders if each not in used] if used else holders
         times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]

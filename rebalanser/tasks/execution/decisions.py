@@ -17,7 +17,7 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Change
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.model import Head, Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import Decision, Held, Reason
+from rebalanser.tasks.rules import ClaimKey, Decision, Reason
 
 AHEAD_S: Final = 0.05
 """Seconds of work that a worker claims ahead."""
@@ -45,7 +45,7 @@ _SHORTEST_PAUSE_S: Final = 0.001
 class RenewalRule:
     """Renews a claim. Its time counts from when it is written: it may wait for a store that is away."""
 
-    held: Held
+    held: ClaimKey
     now: Callable[[], float]
     term: Callable[[], Term]
     written_at: float = 0.0
@@ -64,7 +64,7 @@ class ClaimLife:
     """
 
     stored: Stored
-    held: Held
+    held: ClaimKey
     deadline: float
     ended: Reason | None = None
     """Reason of its end; None while it lasts."""
@@ -204,7 +204,7 @@ class Begin(Generic[ClaimT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ReportFound:
     """Report the number of tasks that a look has found."""
 
     found: int
@@ -264,7 +264,7 @@ WorkRequest: TypeAlias = (
     | Hold[Any]
     | FetchPayloads
     | Begin[Any]
-    | Looked
+    | ReportFound
     | OfferRoom
     | ReportUnknown
     | NextTask
@@ -273,7 +273,7 @@ WorkScript: TypeAlias = Generator[WorkRequest, Any, ResultT]
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class DueSteps:
     """Steps that a due try needs."""
 
     stops: bool
@@ -343,7 +343,7 @@ class Execution(Generic[ClaimT]):
         claimed, is_paused = yield ClaimTasks(max(room, 0))
         if claimed:
             yield from self._hand_out(claimed)
-        yield Looked(len(claimed))
+        yield ReportFound(len(claimed))
         if is_paused and (waiting := self._take_ahead(math.inf)):
             yield GiveBack(waiting, frees=True)
         yield OfferRoom(self.idle(), self.room())
@@ -408,7 +408,7 @@ class Execution(Generic[ClaimT]):
         held.began_at = None
         return False
 
-    def runs(self, held: Try[ClaimT]) -> None:
+    def limit_time(self, held: Try[ClaimT]) -> None:
         """Limit the time of a body that runs now and can't be ended."""
         if held.head.timeout_s is not None and not self._can_end(held.head):
             held.ends_at = self._now() + held.head.timeout_s
@@ -435,14 +435,16 @@ class Execution(Generic[ClaimT]):
         self.next_look = min((at for at, _ in due), default=math.inf)
         return []
 
-    def care(self, held: Try[ClaimT]) -> Care:
+    def due_steps(self, held: Try[ClaimT]) -> DueSteps:
         """Return the steps that a due try needs."""
         now = self._now()
         stops = held.claim.deadline <= now
         if held.ends_at is not None and held.ends_at <= now:
             held.ends_at = now + RENEWAL_RETRY_S
-            return Care(stops, times_out=True, renews=False)
-        return Care(stops, times_out=False, renews=held.renew_at <= now + EARLY_RENEWAL_RATIO * self._ttl_s)
+            return DueSteps(stops, times_out=True, renews=False)
+        return DueSteps(
+            stops, times_out=False, renews=held.renew_at <= now + EARLY_RENEWAL_RATIO * self._ttl_s
+        )
 
     def renewing(self, tries: Iterable[Try[ClaimT]]) -> float:
         """Note that renewals are submitted; return the time."""
@@ -477,7 +479,7 @@ class Execution(Generic[ClaimT]):
             self._recent.popitem(last=False)
         return self.claim_of.get(change.task)
 
-    def missed(self) -> None:
+    def renew_all(self) -> None:
         """Renew all claims now, as changes may have been missed: a refusal shows that a claim is over."""
         now = self._now()
         for each in self.tries.values():
@@ -487,7 +489,7 @@ class Execution(Generic[ClaimT]):
     def _hand_out(self, claimed: Sequence[Claimed]) -> WorkScript[None]:
         """Hand claimed tasks to the threads; give them back if their payloads can't be read now."""
         claims: Sequence[ClaimT] = yield Hold(claimed)
-        tries = [self.made(each, claim) for each, claim in zip(claimed, claims, strict=True)]
+        tries = [self.try_of(each, claim) for each, claim in zip(claimed, claims, strict=True)]
         try:
             payloads: Mapping[TaskId, bytes] = yield FetchPayloads(claimed)
         except GeneratorExit:
@@ -507,7 +509,7 @@ class Execution(Generic[ClaimT]):
         recent = [self._recent[each.head.id] for each in tries if each.head.id in self._recent]
         yield Begin([(each, payloads[each.head.id]) for each in tries], recent)
 
-    def made(self, claimed: Claimed, claim: ClaimT) -> Try[ClaimT]:
+    def try_of(self, claimed: Claimed, claim: ClaimT) -> Try[ClaimT]:
         """Return the try of a claim. A claim for a slot is older: part of its time is over (SK-20)."""
         now = self._now()
         renew_at = claim.deadline - self._ttl_s + self._ttl_s / RENEWALS_PER_TTL

@@ -39,7 +39,7 @@ from typing import Any, Final
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Lost, WantsStatuses, Watch
+from rebalanser.tasks.engine import Change, Lost, StatusFilter, Watch
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.decisions import (
@@ -55,9 +55,9 @@ from rebalanser.tasks.execution.decisions import (
     FetchPayloads,
     GiveBack,
     Hold,
-    Looked,
     NextTask,
     OfferRoom,
+    ReportFound,
     ReportUnknown,
     Try,
     WaitUntil,
@@ -105,7 +105,7 @@ class SharedConcurrency:
             return len(self._sharers) - 1
 
     def take(self, number: int, wanted: int) -> int:
-        """Take places for claims, at most ``wanted``; :meth:`looked` gives them back."""
+        """Take places for claims, at most ``wanted``; :meth:`return_places` gives them back."""
         with self._lock:
             sharer = self._sharers[number]
             sharer.looks = wanted > 0 or self._free() <= 0
@@ -114,17 +114,17 @@ class SharedConcurrency:
             sharer.taken = max(0, min(wanted, self._free()))
             return sharer.taken
 
-    def looked(self, number: int, claimed: int) -> None:
-        """Return the places of a worker that now holds its claims; it looks on if it may find more."""
+    def return_places(self, number: int, claimed: int) -> None:
+        """Return the places of a worker that now holds its claims; it looks again if it may find more."""
         with self._lock:
             sharer = self._sharers[number]
             sharer.looks = sharer.looks and sharer.taken <= claimed
             changes = sharer.taken > 0 or not sharer.looks
             sharer.taken = 0
         if changes:  # other workers counted these places as taken meanwhile
-            self.freed()
+            self.wake_waiting()
 
-    def freed(self) -> None:
+    def wake_waiting(self) -> None:
         """Wake the workers that look: a place is free, or a worker has stopped looking."""
         with self._lock:
             looking = [each.wake for each in self._sharers if each.looks]
@@ -140,7 +140,7 @@ class SharedConcurrency:
         """Stop looking for a worker; its claims still count."""
         with self._lock:
             self._sharers[number].looks = False
-        self.freed()
+        self.wake_waiting()
 
     def _free(self) -> int:
         return self._concurrency - sum(each.held() + each.taken for each in self._sharers)
@@ -210,7 +210,7 @@ class TaskWorker:
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        self._watch = self._context.watch(self._missed, WantsStatuses(ENDS_CLAIM, self._receive))
+        self._watch = self._context.watch(self._missed, StatusFilter(ENDS_CLAIM, self._receive))
         for loop in [*self._loops]:
             loop.start()
 
@@ -306,7 +306,7 @@ class TaskWorker:
             self._idle_s = self._decide(self.execution.look())
         except BaseException:
             if self._shared is not None:
-                self._shared.looked(self._number, 0)
+                self._shared.return_places(self._number, 0)
             raise
         return True
 
@@ -340,9 +340,9 @@ class TaskWorker:
         """Finish a look for tasks; return the seconds until there may be others."""
         source = self._source
         match request:
-            case Looked(found=found):
+            case ReportFound(found=found):
                 if self._shared is not None:
-                    self._shared.looked(self._number, found)
+                    self._shared.return_places(self._number, found)
             case OfferRoom(idle=idle, room=room):
                 if self._shared is not None:
                     idle = min(idle, self._shared.idle())
@@ -362,7 +362,7 @@ class TaskWorker:
             case GiveBack(tries=tries, frees=frees):
                 self._give_back(tries)
                 if tries and frees and self._shared is not None:
-                    self._shared.freed()
+                    self._shared.wake_waiting()
             case Fail(held=held, error=error):
                 self._bodies.fail(held.claim, held.head, error)
                 held.claim.record(SkuldKind.CLAIM_ENDED)
@@ -448,7 +448,7 @@ class TaskWorker:
         self._places.release()
         self._woken.set()
         if self._shared is not None:
-            self._shared.freed()
+            self._shared.wake_waiting()
         if all_renewed:
             self._context.errors.worked("renewals")
 
@@ -459,7 +459,7 @@ class TaskWorker:
             return None
         self._waiting.enter()
         with self._lock:
-            self.execution.runs(held)
+            self.execution.limit_time(held)
         if not self._bodies.takes_thread(held.head.name):
             return self._bodies.work(held.claim, held.head, payload)
         self._take_thread()
@@ -489,12 +489,12 @@ class TaskWorker:
     def _attend(self, each: Try[WorkerClaim]) -> Renewal | None:
         """Request a stop or fail a try whose time is up; return its renewal if that is due."""
         with self._lock:
-            care = self.execution.care(each)
-        if care.stops:
+            steps = self.execution.due_steps(each)
+        if steps.stops:
             each.claim.stop_requested.set()
-        if care.times_out:
+        if steps.times_out:
             self._bodies.time_out(each.claim, each.head)
-        return each.claim.renewal() if care.renews else None
+        return each.claim.renewal() if steps.renews else None
 
     def _renew_together(self, renewals: Sequence[tuple[Try[WorkerClaim], Renewal]]) -> None:
         """Submit renewals together. The batcher settles each; this thread does not wait."""
@@ -534,7 +534,7 @@ class TaskWorker:
     def _missed(self, _news: Sequence[Stored] | Lost) -> None:
         """Renew all claims now: a watch has missed changes."""
         with self._lock:
-            self.execution.missed()
+            self.execution.renew_all()
 
     def _next_due(self) -> list[Try[WorkerClaim]] | None:
         """Wait until tries are due, and return them; None once the worker has stopped."""

@@ -18,7 +18,7 @@ from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import FilledPayload, fill_results
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class WorkerClaim(Claim):
 
     stop_requested: StopRequest
 
-    def __init__(self, stored: Stored, held: Held, deadline: float, context: Context) -> None:
+    def __init__(self, stored: Stored, held: ClaimKey, deadline: float, context: Context) -> None:
         head, state = stored.head, stored.state
         super().__init__(
             ClaimFacts(head.id, head.queue, head.name, held.number, state.failures, stored.revision),
@@ -212,7 +212,7 @@ class WorkerClaim(Claim):
         return self._life.ended is not None
 
     @property
-    def held(self) -> Held:
+    def held(self) -> ClaimKey:
         """Number and holder of the claim, which every write of it names."""
         return self._life.held
 

@@ -34,7 +34,7 @@ from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.rules import Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Reason, Refused
 from rebalanser.tasks.writes.pending import Decide, PendingMove
 
 HISTORY_DELAY_S: Final = 1.0
@@ -62,11 +62,11 @@ def named(claimed: Claimed) -> str:
     return f"{claimed.held.holder}{_SEPARATOR}{claimed.stored.revision}"
 
 
-def parsed(number: int, holder: str) -> tuple[Held, int | None]:
+def parsed(number: int, holder: str) -> tuple[ClaimKey, int | None]:
     """Return the claim that a holder names, and its token, None if the name has none."""
     name, _, token = holder.partition(_SEPARATOR)
     is_token = token.isascii() and token.isdecimal() and len(token) <= _MAX_DIGITS
-    return Held(number, name), int(token) if is_token else None
+    return ClaimKey(number, name), int(token) if is_token else None
 
 
 class ClaimHistory:
@@ -115,14 +115,14 @@ class ClaimHistory:
             self._ends.set(task, claimed.sent_at + self._context.ttl_s)
             self._write(SkuldKind.CLAIMED, task, token, token, claimed.held.number)
 
-    def renewed(self, task: TaskId, held: Held, token: int | None, ends_at: float) -> None:
+    def renewed(self, task: TaskId, held: ClaimKey, token: int | None, ends_at: float) -> None:
         """Write that a claim was renewed: it lasts until ``ends_at``, in seconds of the context's clock."""
         with self._lock:
             if self._open_claim(task, held) is not None:
                 self._ends.set(task, ends_at)
             self._write(SkuldKind.CLAIM_RENEWED, task, token)
 
-    def updated(self, stored: Stored, held: Held, token: int | None, sequence: int) -> None:
+    def updated(self, stored: Stored, held: ClaimKey, token: int | None, sequence: int) -> None:
         """Write that an update was accepted, now or before."""
         task, number = stored.head.id, None
         with self._lock:
@@ -134,14 +134,14 @@ class ClaimHistory:
                 known.updates = None if number is None else number + 1
             self._write(SkuldKind.UPDATED, task, token, stored.revision, number)
 
-    def completing(self, task: TaskId, held: Held) -> None:
+    def completing(self, task: TaskId, held: ClaimKey) -> None:
         """Note that a claim is about to be completed here: its completion is written before its end."""
         with self._lock:
             known = self._open_claim(task, held)
             if known is not None:
                 known.completes_here = True
 
-    def completed(self, stored: Stored, held: Held, token: int | None) -> None:
+    def completed(self, stored: Stored, held: ClaimKey, token: int | None) -> None:
         """Write that the claim has completed its task."""
         task = stored.head.id
         with self._lock:
@@ -149,20 +149,20 @@ class ClaimHistory:
             if self._open_claim(task, held) is not None:
                 self._end(task)
 
-    def ended(self, task: TaskId, held: Held) -> None:
+    def ended(self, task: TaskId, held: ClaimKey) -> None:
         """Write that a claim has failed, was given back, or reached no client."""
         with self._lock:
             if self._open_claim(task, held) is not None:
                 self._end(task)
 
-    def fenced(self, task: TaskId, held: Held, token: int | None) -> None:
+    def fenced(self, task: TaskId, held: ClaimKey, token: int | None) -> None:
         """Write that a request of its holder was refused: the holder must stop."""
         with self._lock:
             self._write(SkuldKind.FENCED, task, token)
             if self._open_claim(task, held) is not None:
                 self._end(task)
 
-    def due_after(self, task: TaskId, held: Held) -> float:
+    def due_after(self, task: TaskId, held: ClaimKey) -> float:
         """Return the wall time until which a task waits after its claim is ended here; 0 for no wait.
 
         By then the server that made the claim, if it is another one, knows of its end.
@@ -230,7 +230,7 @@ class ClaimHistory:
         latest = self._context.clock.now() + term.ttl_s
         return min(latest, term.ends_at_s) if term.clock == self._context.clock_name else latest
 
-    def _open_claim(self, task: TaskId, held: Held) -> _OpenClaim | None:
+    def _open_claim(self, task: TaskId, held: ClaimKey) -> _OpenClaim | None:
         """Return the claim, if this server made it and it has not ended here."""
         known = self._open.get(task)
         return known if known is not None and known.holder == held.holder else None

@@ -20,7 +20,7 @@ from rebalanser.tasks.index.free_slots import FreeSlot, Names
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import Decision, FailedDependency, Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import (
     Await,
@@ -50,7 +50,7 @@ class Claimed:
     """
 
     stored: Stored
-    held: Held
+    held: ClaimKey
     sent_at: float
     payload: bytes | None = None
 
@@ -93,8 +93,8 @@ class PendingClaim(PendingMove):
         self.payload: bytes | None = None
         """The payload, if the answer had it."""
 
-    def starts(self, start: RateStart | None) -> None:
-        """Count as a start of a rate limit (SK-23)."""
+    def set_start(self, start: RateStart | None) -> None:
+        """Set the start of a rate limit that the claim counts as (SK-23)."""
         self._start = start
 
     def answered(self, answer: Answer) -> None:
@@ -108,7 +108,7 @@ class PendingClaim(PendingMove):
         return stored.state.claim is not None and stored.state.claim.holder == self.claimant.holder
 
     @property
-    def seen(self) -> Stored:
+    def last_read(self) -> Stored:
         """The task as it was last read."""
         return self._stored
 
@@ -126,7 +126,7 @@ class PendingClaim(PendingMove):
         return isinstance(outcome, Refused) and outcome.reason is Reason.PAUSED
 
     @property
-    def buries(self) -> bool:
+    def makes_dead(self) -> bool:
         """True if it makes the task dead: its last try was cut off, or a dependency failed."""
         decision = self._claimed(self._offered)
         return not isinstance(decision, Refused) and decision.status is Status.DEAD
@@ -154,15 +154,15 @@ def pending_claim(
     ``wall`` is seconds since 1970. A task that becomes dead is no start of its rate limit (SK-23).
     """
     failed = owner.failed_dependency(task)
-    stored, over = owner.taken(task)
+    stored, over = owner.take(task)
     epoch = Epoch(owner.partition, owner.token)
     pending = PendingClaim(stored, claimant, epoch, over=over, slot=slot, failed=failed)
-    if stored.head.rate_limit and not pending.buries:
-        pending.starts(owner.start(task, wall))
+    if stored.head.rate_limit and not pending.makes_dead:
+        pending.set_start(owner.start(task, wall))
     return pending
 
 
-def claim_for(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
+def claimant_of(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
     """Return the claimant of a slot. The claim's time counts from ``now``, in seconds of ``clock_name``."""
     return Claimant(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
 
@@ -177,7 +177,7 @@ def keeps_slot(pending: PendingClaim) -> bool:
     return outcome.state.claim is None or not pending.is_mine(outcome)
 
 
-class Claiming:
+class PartitionClaims:
     """Takes the outcomes of claims in one partition. Pure; times are those of its owner."""
 
     def __init__(self, owner: Owner) -> None:
@@ -192,7 +192,7 @@ class Claiming:
             RebalanserError: the engine stayed away. The task is not offered again before it has been read. Or
                 the claim can't be written: the task is set aside.
         """
-        self.owner.start_ended(pending.seen.head, pending.applied_at)
+        self.owner.start_ended(pending.last_read.head, pending.applied_at)
         try:
             outcome = pending.future.result(timeout=0)
         except BaseException as error:
@@ -215,7 +215,7 @@ class Claiming:
             self.owner.put_back(pending.task, now)
         else:
             self.owner.conflicted(pending.task, now)
-            self.owner.learn(pending.seen, now)
+            self.owner.learn(pending.last_read, now)
 
 
 class SlotPool(Protocol):
@@ -269,7 +269,7 @@ class OwnedIndex:
         self._buffer_s = buffer_s
         self._new_holder = new_holder
         self._slots = slots
-        self._owners: dict[int, Claiming] = {}
+        self._owners: dict[int, PartitionClaims] = {}
         self._skew_detector = ClockSkewDetector()
         self._complete = Completions()
         self._awaited: list[tuple[Owner, Container[TaskId]]] = []
@@ -305,7 +305,7 @@ class OwnedIndex:
         owner = Owner(
             partition, token, buffer_s=self._buffer_s, clock=self._clock_name, complete=self._complete
         )
-        self._owners[partition] = Claiming(owner)
+        self._owners[partition] = PartitionClaims(owner)
         self._awaited = [(each, each.awaited) for each in self.owners]
 
     def remove(self, partition: int) -> None:
@@ -345,7 +345,7 @@ class OwnedIndex:
         """Return the sets of functions for which other processes have room; empty without partitions."""
         return [] if self._slots is None or not self._owners else self._slots.groups()
 
-    def missed(self) -> None:
+    def schedule_full_read(self) -> None:
         """Schedule a full read, as changes may have been missed."""
         self._lost = True
         self.news.wakes = True
@@ -401,7 +401,7 @@ class OwnedIndex:
             if after is None:
                 break
         if claiming is not None and self._owners.get(partition) is claiming:
-            claiming.owner.knows_all()
+            claiming.owner.offer_limited()
             self.news.wakes = True
 
     def catch_up(self) -> Script[None]:
@@ -523,9 +523,9 @@ class OwnedIndex:
 
     def _own_claims(
         self, limit: int, names: Collection[str] | None, worker: str
-    ) -> list[tuple[Claiming, PendingClaim]]:
+    ) -> list[tuple[PartitionClaims, PendingClaim]]:
         """Return claims of the best tasks of all partitions. Tasks that become dead take no room."""
-        pending_writes: list[tuple[Claiming, PendingClaim]] = []
+        pending_writes: list[tuple[PartitionClaims, PendingClaim]] = []
         for claiming, task in self._best_first(names) if limit > 0 else ():
             term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
             claimant = Claimant(self._new_holder(), worker, term)
@@ -536,9 +536,9 @@ class OwnedIndex:
                 break
         return pending_writes
 
-    def _claims_for_others(self, limit: int) -> list[tuple[Claiming, PendingClaim]]:
+    def _claims_for_others(self, limit: int) -> list[tuple[PartitionClaims, PendingClaim]]:
         """Return claims of the remaining ready tasks, for the free slots of other processes."""
-        pending_writes: list[tuple[Claiming, PendingClaim]] = []
+        pending_writes: list[tuple[PartitionClaims, PendingClaim]] = []
         if self._slots is None:
             return pending_writes
         for names in self.groups():
@@ -546,14 +546,14 @@ class OwnedIndex:
                 slot = self._slots.take(names)
                 if slot is None:
                     break
-                claimant = claim_for(slot, self._clock_name, self._clock.now())
+                claimant = claimant_of(slot, self._clock_name, self._clock.now())
                 pending = pending_claim(claiming.owner, task, claimant, slot, self._clock.wall())
                 pending_writes.append((claiming, pending))
                 if len(pending_writes) == limit:
                     break
         return pending_writes
 
-    def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[Claiming, TaskId]]:
+    def _best_first(self, names: Collection[str] | None) -> Iterator[tuple[PartitionClaims, TaskId]]:
         """Iterate over the best tasks of all partitions; each must be taken before the next step."""
         now, wall = self._clock.now(), self._clock.wall()
         offers = [
@@ -571,7 +571,11 @@ class OwnedIndex:
                 heapq.heappop(offers)
 
     def _settled(
-        self, claiming: Claiming, pending: PendingClaim, sent_at: float, payloads: Mapping[TaskId, bytes]
+        self,
+        claiming: PartitionClaims,
+        pending: PendingClaim,
+        sent_at: float,
+        payloads: Mapping[TaskId, bytes],
     ) -> Claimed | None:
         """Pass the outcome of a claim to its owner; return the claim, if it was made for this process."""
         error = pending.future.exception()
@@ -588,7 +592,7 @@ class OwnedIndex:
                 self.remove(partition)
         if stored is None or stored.state.claim is None or pending.slot is not None:
             return None
-        held = Held(stored.state.claim.number, pending.claimant.holder)
+        held = ClaimKey(stored.state.claim.number, pending.claimant.holder)
         return Claimed(stored, held, sent_at, payloads.get(pending.task))
 
 

@@ -39,7 +39,7 @@ from rebalanser.tasks.clocks import Timers, is_same_term, over_at
 from rebalanser.tasks.engine import RateStart
 from rebalanser.tasks.ids import ready_since
 from rebalanser.tasks.index.dependencies import Completions, Dependencies
-from rebalanser.tasks.index.ready_index import Offers, Rank
+from rebalanser.tasks.index.ready_index import ClaimableTasks, Rank
 from rebalanser.tasks.model import (
     OPEN,
     AfterFailure,
@@ -160,7 +160,7 @@ class Owner:
         self._open = OpenTasks(partition)
         self._closed: OrderedDict[TaskId, int] = OrderedDict()
         self._over_at: dict[TaskId, float] = {}
-        self._ready = Offers(clock)
+        self._ready = ClaimableTasks(clock)
         self._scheduled = Timers()
         self._running = Timers()
         self._blocked = Dependencies(complete)
@@ -269,14 +269,14 @@ class Owner:
                 self._leave(task, self._open.get(task))
                 self._doubtful[task] = None
 
-    def knows_all(self) -> None:
-        """Offer limited tasks from now on: the whole partition was read after it was taken over."""
+    def offer_limited(self) -> None:
+        """Offer limited tasks from now on: all of the partition was read since it was taken over."""
         self._ready.open()
 
     def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:
         """Return the task of these functions to claim next (SK-5, SK-8); None if there is none.
 
-        ``names`` None is all functions. The task stays the same until it is :meth:`taken` or news arrives.
+        ``names`` None is all functions. The task stays the same until it is :meth:`take` or news arrives.
         The cost grows with the number of names, and with the logarithm of the number of tasks.
         """
         self._wake(now, wall)
@@ -294,7 +294,7 @@ class Owner:
             times.append(ready_since(oldest, self._open[oldest].state.due, wall))
         return min(times, default=None)
 
-    def taken(self, task: TaskId) -> tuple[Stored, bool]:
+    def take(self, task: TaskId) -> tuple[Stored, bool]:
         """Take a task whose claim is about to be written: it is not offered until the outcome is known.
 
         Return the task, and True if it replaces a claim that is over.
@@ -306,7 +306,7 @@ class Owner:
         return stored, stored.state.status is Status.CLAIMED
 
     def start(self, task: TaskId, wall: float) -> RateStart | None:
-        """Count a start of a :meth:`taken` task for its rate limit, at the time of :meth:`best`.
+        """Count a start of a :meth:`take` task for its rate limit, at the time of :meth:`best`.
 
         :meth:`start_ended` must follow.
         """

@@ -322,7 +322,7 @@ class Partitions(ClaimSource):
         try:
             with self._lock:
                 if isinstance(news, Lost):
-                    self._index.missed()
+                    self._index.schedule_full_read()
                 else:
                     self._index.learn(news)
             self._report()
@@ -333,7 +333,7 @@ class Partitions(ClaimSource):
         """Schedule a full read after an error: a watch takes no exception."""
         self._context.errors.ignored("a watch", error)
         with self._lock:
-            self._index.missed()
+            self._index.schedule_full_read()
         self._report()
 
     def _run(self, script: Script[ResultT]) -> ResultT:

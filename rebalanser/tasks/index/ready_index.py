@@ -142,7 +142,7 @@ class ReadyByName:
         return best
 
 
-class Pace:
+class RateState:
     """The rate of one limit: when a start of it may be claimed (SK-23). Pure.
 
     One start is written at a time, on the condition that the mark in the store is the one known here. So
@@ -202,10 +202,10 @@ class Limit:
         self.over = ReadyTasks()
         self.heads: dict[TaskId, Head] = {}
         self.offered: Head | None = None
-        self.pace = Pace()
+        self.pace = RateState()
 
 
-class Offers(ReadyByName):
+class ClaimableTasks(ReadyByName):
     """Tasks that may be claimed, without those that a limit holds back.
 
     ``clock`` names the clock of ``now``; see :class:`~rebalanser.tasks.index.owner.Owner`.
@@ -355,7 +355,7 @@ class Offers(ReadyByName):
             return waiting or over
         return min(waiting, over, key=lambda head: (-head.priority, head.id))
 
-    def _rate_has_room(self, pace: Pace, head: Head) -> bool:
+    def _rate_has_room(self, pace: RateState, head: Head) -> bool:
         """True if a start may be claimed now; else note what must be read, or when there is room."""
         if pace.pending is not None:
             return False

@@ -1,7 +1,7 @@
 """Offers this process's free slots in the store, and follows those of other processes (SK-20).
 
-One thread publishes, withdraws and keeps what :class:`Offering` decides, which is pure: the simulator runs it
-too. The claims that others make for the slots arrive by the watch.
+:class:`SlotDecisions` decides. It is pure, and the simulator runs it too. One thread publishes, withdraws and
+keeps the slots. The claims that others make for them arrive by the watch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rebalanser.tasks.index.free_slots import (
 )
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import Decision, Held
+from rebalanser.tasks.rules import ClaimKey, Decision
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, run_script
 
@@ -41,11 +41,11 @@ RENEWALS_PER_LEASE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ArrivedClaim:
     """A claim that an owner has made for this process; its time counts from ``sent_at`` (SK-8)."""
 
     stored: Stored
-    held: Held
+    held: ClaimKey
     sent_at: float
 
 
@@ -116,8 +116,8 @@ SlotRequest: TypeAlias = (
 SlotScript: TypeAlias = Generator[SlotRequest, Any, ResultT]
 
 
-class Offering:
-    """Decides about the free slots of a queue, as one process sees them. Pure.
+class SlotDecisions:
+    """Decisions about the free slots of a queue, as one process sees them. Pure.
 
     ``now`` returns seconds of a monotonic clock, ``term`` the term of a claim made now, ``new_holder`` a
     unique name for a claim. Not thread-safe: one script of each method may run at a time, and other methods
@@ -214,7 +214,7 @@ class Offering:
 
     def arrived(
         self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
-    ) -> SlotScript[list[Arrived]]:
+    ) -> SlotScript[list[ArrivedClaim]]:
         """Take the claims that others have made for this process; see :meth:`SlotOffers.arrived`."""
         used = list(self.own.arrived)
         if not used:
@@ -222,8 +222,8 @@ class Offering:
         mine = yield from self._current_claims([slot for slot, _ in used])
         kept: list[tuple[UsedSlot, float | None]] = []
         now = self._now()
-        arrived: list[Arrived] = []
-        old: list[tuple[Stored, Held]] = []
+        arrived: list[ArrivedClaim] = []
+        old: list[tuple[Stored, ClaimKey]] = []
         for slot, published_at in used:
             if slot.holder not in mine:
                 continue
@@ -235,7 +235,7 @@ class Offering:
                 else:
                     yield Submit([_release(*mine[slot.holder])])
             elif published_at is not None and is_fresh(published_at, now, self._ttl_s):
-                arrived.append(Arrived(*mine[slot.holder], published_at))
+                arrived.append(ArrivedClaim(*mine[slot.holder], published_at))
             else:
                 old.append(mine[slot.holder])
         if old:
@@ -318,20 +318,20 @@ class Offering:
         self.lease = None
         self.own.lease_ended()
 
-    def _current_claims(self, used: Sequence[UsedSlot]) -> SlotScript[dict[str, tuple[Stored, Held]]]:
+    def _current_claims(self, used: Sequence[UsedSlot]) -> SlotScript[dict[str, tuple[Stored, ClaimKey]]]:
         """Read the current claims among those made for slots, by holder."""
         found: Mapping[TaskId, Stored] = yield ReadTasks([each.task for each in used])
-        mine: dict[str, tuple[Stored, Held]] = {}
+        mine: dict[str, tuple[Stored, ClaimKey]] = {}
         for each in used:
             stored = found.get(each.task)
             claim = None if stored is None else stored.state.claim
             if stored is None or claim is None or stored.state.status is not Status.CLAIMED:
                 continue
             if claim.holder == each.holder:
-                mine[each.holder] = stored, Held(claim.number, claim.holder)
+                mine[each.holder] = stored, ClaimKey(claim.number, claim.holder)
         return mine
 
-    def _renewed(self, claims: Sequence[tuple[Stored, Held]]) -> SlotScript[list[Arrived]]:
+    def _renewed(self, claims: Sequence[tuple[Stored, ClaimKey]]) -> SlotScript[list[ArrivedClaim]]:
         """Renew claims of old slots; return those that are still current."""
         sent_at, term = self._now(), self._term()
         pending_writes = [
@@ -340,7 +340,7 @@ class Offering:
         yield Submit([pending for _, pending in pending_writes])
         yield Await([pending for _, pending in pending_writes])
         settled = [(held, pending.future.result()) for held, pending in pending_writes]
-        return [Arrived(stored, held, sent_at) for held, stored in settled if isinstance(stored, Stored)]
+        return [ArrivedClaim(stored, held, sent_at) for held, stored in settled if isinstance(stored, Stored)]
 
 
 class SlotOffers:
@@ -350,7 +350,7 @@ class SlotOffers:
     """
 
     def __init__(self, context: Context, engine: SharesSlots, worker: str, wake: Callable[[], None]) -> None:
-        self.offering = Offering(
+        self.offering = SlotDecisions(
             secrets.token_hex(8),
             worker,
             context.ttl_s,
@@ -381,7 +381,7 @@ class SlotOffers:
             self._loop.start()
 
     def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """Offer idle threads, and room for ``room`` tasks; see :meth:`Offering.offer`."""
+        """Offer idle threads, and room for ``room`` tasks; see :meth:`SlotDecisions.offer`."""
         with self._lock:
             if self.offering.offer(idle, room, names):
                 self._changed.set()
@@ -411,7 +411,7 @@ class SlotOffers:
 
     def arrived(
         self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
-    ) -> list[Arrived]:
+    ) -> list[ArrivedClaim]:
         """Take at most ``limit`` claims that others have made for this process, of these functions.
 
         ``names`` None is all functions. The other claims are given back at once, as the threads of their
@@ -515,13 +515,13 @@ class SlotOffers:
             self._wake()
 
 
-def _release(stored: Stored, held: Held) -> PendingMove:
+def _release(stored: Stored, held: ClaimKey) -> PendingMove:
     return PendingMove(stored, partial(_released, held=held), lasting=True)
 
 
-def _released(stored: Stored, held: Held) -> Decision:
+def _released(stored: Stored, held: ClaimKey) -> Decision:
     return rules.release(stored.state, held)
 
 
-def _renewed(stored: Stored, held: Held, term: Term) -> Decision:
+def _renewed(stored: Stored, held: ClaimKey, term: Term) -> Decision:
     return rules.renew(stored.state, held, term)

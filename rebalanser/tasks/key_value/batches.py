@@ -40,9 +40,9 @@ from rebalanser.tasks.key_value.enqueues import EnqueueStep, EntryOfOutbox
 from rebalanser.tasks.key_value.steps import (
     SPARE_BYTES,
     EngineCall,
-    Found,
-    Otherwise,
+    NotShared,
     Read,
+    ReadItems,
     Step,
     bytes_of,
     parts_of,
@@ -81,7 +81,7 @@ class OutboxBatch:
     def _takes_entry(self, step: EnqueueStep, entry: EntryOfOutbox) -> bool:
         if self.steps and (self._last is None or not entry.follows(self._last)):
             return False
-        addition = step.lone_addition()
+        addition = step.addition_alone()
         puts = {each.key: each for each in addition.then if isinstance(each, Put)}
         size = bytes_of(addition)
         longest = max(len(self._guards) + len(addition.guards), len(self._puts) + len(puts))
@@ -316,7 +316,7 @@ class Batch:
         self._carry_out_alone(window[0])
         return 1
 
-    def _look(self, window: Sequence[int], wants: Sequence[Sequence[Read]]) -> Found:
+    def _look(self, window: Sequence[int], wants: Sequence[Sequence[Read]]) -> ReadItems:
         items: dict[str, KeyValue] = {}
         ranges: dict[str, tuple[KeyValue, ...]] = {}
         reads, unread = self._reads_of(window, wants)
@@ -325,7 +325,7 @@ class Batch:
                 items[result.key] = result
             elif isinstance(read, Range) and isinstance(result, tuple):
                 ranges[read.prefix] = result
-        return Found(items, ranges, unread)
+        return ReadItems(items, ranges, unread)
 
     def _reads_of(
         self, window: Sequence[int], wants: Sequence[Sequence[Read]]
@@ -346,7 +346,11 @@ class Batch:
         return list(reads), unread - {read.key for read in reads if isinstance(read, Get)}
 
     def _plan(
-        self, window: Sequence[int], wants: Sequence[Sequence[Read]], found: Found, shared: SharedTransaction
+        self,
+        window: Sequence[int],
+        wants: Sequence[Sequence[Read]],
+        found: ReadItems,
+        shared: SharedTransaction,
     ) -> int | None:
         """Plan steps while they fit shared; return their number.
 
@@ -357,14 +361,14 @@ class Batch:
                 return count
             step = self._steps[index]
             planned = step.plan(found)
-            if planned is Otherwise.ALONE or planned is Otherwise.LATER:
+            if planned is NotShared.ALONE or planned is NotShared.LATER:
                 return count
-            if planned is Otherwise.READ:
+            if planned is NotShared.READ:
                 return count or None
             if isinstance(planned, Transaction):
                 if not shared.takes(index, step, planned):
                     return count
-            elif planned is not Otherwise.AGAIN:
+            elif planned is not NotShared.AGAIN:
                 self._answers[index] = planned
         return len(window)
 

@@ -28,11 +28,11 @@ from rebalanser.tasks.engine import Answer, Applied, Collect, Conflict
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     EngineCall,
-    Found,
-    Limits,
-    Otherwise,
+    NotShared,
     Planned,
     Read,
+    ReadItems,
+    SizeLimits,
     Step,
     check_bytes,
 )
@@ -313,7 +313,7 @@ class CollectStep(Step):
 
     collects = True
 
-    def __init__(self, write: Collect, keys: QueueKeys, limits: Limits, max_operations: int) -> None:
+    def __init__(self, write: Collect, keys: QueueKeys, limits: SizeLimits, max_operations: int) -> None:
         """``max_operations`` is the maximum of deletions, and of guards, in one nested transaction."""
         self.keys = keys
         self._write = write
@@ -332,10 +332,10 @@ class CollectStep(Step):
         self._asked = {Get(key) for key in self._last_keys.values()}
         return (*self._reads(), *self._asked) if self._fits else ()
 
-    def plan(self, found: Found) -> Planned:
+    def plan(self, found: ReadItems) -> Planned:
         """Delete all if no state has changed; alone if that is too much for one transaction."""
         if not self._fits:
-            return Otherwise.ALONE
+            return NotShared.ALONE
         guards: dict[Guard, None] = {}
         deletions: list[Delete] = []
         for task in self._write.tasks:
@@ -344,11 +344,11 @@ class CollectStep(Step):
             guards |= dict.fromkeys(self._guards(task, found))
             deletions += self._deletions(task, found)
         if not {Get(key) for key in self._last_keys.values()} <= self._asked:
-            return Otherwise.READ
+            return NotShared.READ
         if max(len(guards), len(deletions)) > self._max_operations:
-            return Otherwise.ALONE
+            return NotShared.ALONE
         if any(len(items) >= MAX_LISTED for items in self._listed(found)):
-            return Otherwise.ALONE
+            return NotShared.ALONE
         return Transaction(tuple(guards), tuple(deletions))
 
     def carry_out_alone(self, call: EngineCall) -> Answer:
@@ -366,12 +366,12 @@ class CollectStep(Step):
             yield Range(self.keys.dependents(task), limit=MAX_LISTED)
             yield Range(self.keys.log(task), limit=MAX_LISTED)
 
-    def _listed(self, found: Found) -> Iterator[Sequence[object]]:
+    def _listed(self, found: ReadItems) -> Iterator[Sequence[object]]:
         for task in self._write.tasks:
             yield found.ranges[self.keys.dependents(task)]
             yield found.ranges[self.keys.log(task)]
 
-    def _guards(self, task: TaskId, found: Found) -> Iterator[Guard]:
+    def _guards(self, task: TaskId, found: ReadItems) -> Iterator[Guard]:
         partition, revision = self._write.tasks[task]
         yield Unchanged(self.keys.state(partition, task), revision)
         news = found.items.get(self.keys.news(task))
@@ -383,7 +383,7 @@ class CollectStep(Step):
             if dependent not in self._write.tasks:
                 yield Absent(self.keys.payload(dependent))
 
-    def _deletions(self, task: TaskId, found: Found) -> Iterator[Delete]:
+    def _deletions(self, task: TaskId, found: ReadItems) -> Iterator[Delete]:
         partition, _ = self._write.tasks[task]
         yield Delete(self.keys.state(partition, task))
         yield Delete(self.keys.payload(task))
@@ -395,12 +395,12 @@ class CollectStep(Step):
         for item in (*found.ranges[self.keys.dependents(task)], *found.ranges[self.keys.log(task)]):
             yield Delete(item.key)
 
-    def _last(self, task: TaskId, found: Found) -> KeyValue | None:
+    def _last(self, task: TaskId, found: ReadItems) -> KeyValue | None:
         """Return the item that names the task as the last of its unique key, if any."""
         item = found.items.get(self._last_keys.get(task, ""))
         return item if item is not None and load_last(item).task == task else None
 
-    def _is_unchanged(self, task: TaskId, found: Found) -> bool:
+    def _is_unchanged(self, task: TaskId, found: ReadItems) -> bool:
         """True if the task's state is unchanged and unmarked; notes its mark and its unique key."""
         partition, revision = self._write.tasks[task]
         item = found.items.get(self.keys.state(partition, task))

@@ -29,20 +29,20 @@ from rebalanser.registry.urls import RegistryUrl, open_registry, parse_url
 from rebalanser.tasks.engine import (
     Answer,
     Applied,
+    ChangeFilter,
     Collect,
     Engine,
     EngineCapabilities,
     Enqueue,
     EnqueueAll,
     Move,
-    Note,
     Page,
+    QueueNote,
     SharesSlots,
     Sink,
     Skip,
     SlotSink,
     TakeOver,
-    Wants,
     Watch,
     Write,
 )
@@ -56,7 +56,7 @@ from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, Ski
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
 from rebalanser.tasks.key_value.reading import StateSink
-from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, limits_of
+from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, size_limits_of
 from rebalanser.tasks.key_value.values import dump_definition, load_definition, load_rate
 from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
 
@@ -92,7 +92,7 @@ class KeyValueEngine(Engine, SharesSlots):
     def __init__(self, registry: Registry, root: str) -> None:
         self._registry = registry
         self._root = root
-        self._limits = limits_of(registry.capabilities)
+        self._limits = size_limits_of(registry.capabilities)
         self._epochs = Epochs()
         self._keys: dict[str, QueueKeys] = {}
         self._partitions: dict[str, int] = {}
@@ -220,11 +220,11 @@ class KeyValueEngine(Engine, SharesSlots):
             defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
         }
 
-    def note(self, queue: str, timeout_s: float) -> Note:
+    def note(self, queue: str, timeout_s: float) -> QueueNote:
         """Read the note of a queue; its version is the mod revision of its key."""
         key = self._keys_of(queue).note
         found = EngineCall(self._registry, timeout_s).get([key]).get(key)
-        return Note() if found is None else Note(found.value, found.mod_revision)
+        return QueueNote() if found is None else QueueNote(found.value, found.mod_revision)
 
     def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
         """Replace the note of ``version``; False if that is not the present one."""
@@ -261,7 +261,7 @@ class KeyValueEngine(Engine, SharesSlots):
         target = Target(self._keys_of(queue).pause, prefix=True)
         return self._registry.watch(target, from_revision + 1, lambda _: wake())
 
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: Wants | None = None) -> Watch:
+    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
         """Report to ``sink`` all states written after ``from_revision``, also the first of new tasks."""
         keys = self._keys_of(queue)
         return self._registry.watch(

@@ -56,11 +56,11 @@ from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     SPARE_BYTES,
     EngineCall,
-    Found,
-    Limits,
-    Otherwise,
+    NotShared,
     Planned,
     Read,
+    ReadItems,
+    SizeLimits,
     Step,
     bytes_of,
     check_bytes,
@@ -177,7 +177,7 @@ class SkipStep(Step):
         """Return the read of the tally."""
         return (Get(self._entry.key),)
 
-    def plan(self, found: Found) -> Planned:
+    def plan(self, found: ReadItems) -> Planned:
         """Count the entry if it is the next one and the tally is still the one that was read."""
         if self._entry.is_skipped(found.items):
             return Applied(found.items[self._entry.key].mod_revision)
@@ -253,7 +253,7 @@ class LastOfKey:
 class EnqueueStep(Step):
     """Adds a task."""
 
-    def __init__(self, write: Enqueue, keys: QueueKeys, limits: Limits) -> None:
+    def __init__(self, write: Enqueue, keys: QueueKeys, limits: SizeLimits) -> None:
         self.keys = keys
         self._write = write
         self._id = write.task.head.id
@@ -279,11 +279,11 @@ class EnqueueStep(Step):
         """True if the task has neither dependencies nor a unique key."""
         return not self._after and self._last is None
 
-    def lone_addition(self) -> Transaction:
+    def addition_alone(self) -> Transaction:
         """Return the transaction that adds the task if it is alone, without the outbox's tally."""
         return Transaction((Absent(self._payload_key),), self._task_puts)
 
-    def _made_puts(self, limits: Limits) -> tuple[Put, ...]:
+    def _made_puts(self, limits: SizeLimits) -> tuple[Put, ...]:
         write = self._write
         task, state = write.task, write.state
         head, state_text = dump_head(task.head), dump_state(state)
@@ -322,29 +322,29 @@ class EnqueueStep(Step):
             return (*tally, *marks)
         return (*tally, *(Get(self.keys.payload(task)) for task in self._after), *marks)
 
-    def plan(self, found: Found) -> Planned:
+    def plan(self, found: ReadItems) -> Planned:
         """Put the task if its id is free and all dependencies still exist."""
         if len(self._after) > MAX_GUARDED:
-            return Otherwise.ALONE
+            return NotShared.ALONE
         refusal = self._refused_by_tally(found.items)
         if refusal is not None:
             return refusal
         if self._last is not None:
             if not self._last.look(found.items):
-                return Otherwise.READ
+                return NotShared.READ
             if self._last.duplicate is not None:
                 return self._refusal()
         return self._planned_among(found)
 
-    def _planned_among(self, found: Found) -> Planned:
+    def _planned_among(self, found: ReadItems) -> Planned:
         """Plan the task by its dependencies as read."""
         for task in self._after:
             if (mark := found.items.get(self.keys.mark(task))) is not None:
                 self.mark = load_mark(mark)
-                return Otherwise.AGAIN
+                return NotShared.AGAIN
         missing = [task for task in self._after if not self._exists(task, found)]
         if any(self.keys.payload(task) in found.unread for task in missing):
-            return Otherwise.LATER
+            return NotShared.LATER
         self._missing = tuple(missing)
         if missing:
             return self._refusal()
@@ -418,11 +418,11 @@ class EnqueueStep(Step):
         self._tally_guards = (self.entry.guard(items),)
         return self.entry.refusal(items)
 
-    def _exists(self, task: TaskId, found: Found) -> bool:
+    def _exists(self, task: TaskId, found: ReadItems) -> bool:
         key = self.keys.payload(task)
         return self._write.waits_for_unknown or key in found.added or key in found.items
 
-    def _dependency_guards(self, found: Found) -> tuple[Guard, ...]:
+    def _dependency_guards(self, found: ReadItems) -> tuple[Guard, ...]:
         """Return guards that hold if all dependencies exist unmarked when the task is added."""
         guards: dict[Guard, None] = {}
         for task in self._after:
@@ -442,15 +442,15 @@ class EnqueueAllStep(Step):
     many, there is one guard on the witness instead.
     """
 
-    def __init__(self, enqueues: Sequence[Enqueue], keys: QueueKeys, limits: Limits) -> None:
+    def __init__(self, enqueues: Sequence[Enqueue], keys: QueueKeys, limits: SizeLimits) -> None:
         self.keys = keys
         self._steps = [EnqueueStep(each, keys, limits) for each in enqueues]
-        size = sum(bytes_of(step.lone_addition()) for step in self._steps)
+        size = sum(bytes_of(step.addition_alone()) for step in self._steps)
         check_bytes(f"{len(enqueues)} tasks that are enqueued together", size, limits.task)
 
-    def plan(self, found: Found) -> Planned:  # noqa: ARG002
+    def plan(self, found: ReadItems) -> Planned:  # noqa: ARG002
         """Return that its transaction takes no other step."""
-        return Otherwise.ALONE
+        return NotShared.ALONE
 
     def answer(self, outcome: Outcome) -> Answer | None:
         """Return Applied; None to plan it again."""
@@ -524,7 +524,7 @@ class EnqueueAllStep(Step):
         """Return the transaction that adds all; its puts are nested if they don't fit one list."""
         put = {each.key: each for each in puts}
         for step in self._steps:
-            addition, task = step.lone_addition(), step.write.task.head
+            addition, task = step.addition_alone(), step.write.task.head
             guards |= dict.fromkeys(addition.guards)
             put |= {each.key: each for each in addition.then if isinstance(each, Put)}
             dependents = (Put(self.keys.dependent(needed, task.id), b"") for needed in task.after)

@@ -10,10 +10,10 @@ from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, Paused, Rat
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     Epochs,
-    Found,
-    Limits,
     Planned,
     Read,
+    ReadItems,
+    SizeLimits,
     Step,
     check_bytes,
     read_item,
@@ -38,7 +38,7 @@ class MoveStep(Step):
     moves = True
 
     def __init__(
-        self, write: Move, keys: QueueKeys, epochs: Epochs, limits: Limits, rate_lease: int = 0
+        self, write: Move, keys: QueueKeys, epochs: Epochs, limits: SizeLimits, rate_lease: int = 0
     ) -> None:
         """``rate_lease`` is the lease of the mark of a rate limit, if the move puts one."""
         self.keys = keys
@@ -71,7 +71,7 @@ class MoveStep(Step):
                 reads.append(Get(self._epoch_key))
         return reads
 
-    def plan(self, found: Found) -> Planned:
+    def plan(self, found: ReadItems) -> Planned:
         """Put the state if neither task, epoch, mark nor slot has changed, and it may be claimed."""
         if self._head is None:
             item = found.items.get(self._state_key)
@@ -139,7 +139,7 @@ class MoveStep(Step):
             puts.append(Put(self._slot_key, dump_used_slot(write.id), write.slot.lease))
         return tuple(puts)
 
-    def _written_at(self, epoch_key: str, found: Found) -> int | None:
+    def _written_at(self, epoch_key: str, found: ReadItems) -> int | None:
         """Return the revision at which this move's epoch was written; None if another epoch is stored.
 
         The cache is not read again: a concurrent batch may have dropped an epoch that is still valid.
@@ -176,7 +176,7 @@ class TakeOverStep(Step):
         """Return the read of the epoch."""
         return (Get(self._key),)
 
-    def plan(self, found: Found) -> Planned:
+    def plan(self, found: ReadItems) -> Planned:
         """Put the epoch if the one that was read is lesser and unchanged."""
         item = found.items.get(self._key)
         put = Put(self._key, dump_token(self._token))

@@ -11,7 +11,7 @@ from typing import Final
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import Changed, Get, HistoryLost, KeyValue, Range, Result, WatchEvent
 from rebalanser.tasks import ids
-from rebalanser.tasks.engine import Change, Lost, Page, Sink, Wants
+from rebalanser.tasks.engine import Change, ChangeFilter, Lost, Page, Sink
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import EngineCall
 from rebalanser.tasks.key_value.values import is_marked, load_place, load_task, status_of
@@ -26,7 +26,7 @@ class StateSink:
     later read raises the error.
     """
 
-    def __init__(self, keys: QueueKeys, sink: Sink, wants: Wants | None = None) -> None:
+    def __init__(self, keys: QueueKeys, sink: Sink, wants: ChangeFilter | None = None) -> None:
         self._keys = keys
         self._sink = sink
         self._wants = wants

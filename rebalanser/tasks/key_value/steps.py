@@ -41,7 +41,7 @@ LARGEST_UPDATE_BYTES: Final = 131_072
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SizeLimits:
     """Limits in bytes. Any state fits beside a head and an update, so that any task can be moved."""
 
     payload: int
@@ -53,12 +53,12 @@ class Limits:
     """Payload, head and first state together."""
 
 
-def limits_of(capabilities: Capabilities) -> Limits:
+def size_limits_of(capabilities: Capabilities) -> SizeLimits:
     """Return the limits that follow from a registry's."""
     request = capabilities.max_request_bytes - KEYS_BYTES
     update = min(LARGEST_UPDATE_BYTES, (request - 2 * STATE_BYTES) * 3 // 10)
     state = update * 4 // 3 + STATE_BYTES
-    return Limits(
+    return SizeLimits(
         payload=request - STATE_BYTES,
         update=update,
         state=state,
@@ -135,8 +135,8 @@ SPARE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Items read before a transaction is planned, and the tasks that it adds so far.
+class ReadItems:
+    """Items that were read before a transaction is planned, and the tasks that it adds so far.
 
     ``unread`` are keys that were not read, because an earlier step of the batch may put them. ``added`` has
     the payload keys of new tasks, with the guards under which these are added: if the guards hold, such a
@@ -149,7 +149,7 @@ class Found:
     added: dict[str, tuple[Guard, ...]] = field(default_factory=dict)
 
 
-class Otherwise(Enum):
+class NotShared(Enum):
     """Reasons why a step can't share a transaction with others now."""
 
     ALONE = auto()
@@ -162,7 +162,7 @@ class Otherwise(Enum):
     """A collection has marked its task, and must be settled first."""
 
 
-Planned: TypeAlias = Transaction | Answer | Otherwise
+Planned: TypeAlias = Transaction | Answer | NotShared
 
 
 class Step(ABC):
@@ -185,7 +185,7 @@ class Step(ABC):
         return ()
 
     @abstractmethod
-    def plan(self, found: Found) -> Planned:
+    def plan(self, found: ReadItems) -> Planned:
         """Return its transaction or its answer, or the reason why it has neither yet."""
 
     def carry_out_alone(self, call: EngineCall) -> Answer | None:

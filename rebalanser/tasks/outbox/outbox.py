@@ -52,7 +52,7 @@ from rebalanser.errors import (
 from rebalanser.folders import make_folder
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.context import Opened, Opening
+from rebalanser.tasks.context import OpenedQueue, QueueOpener
 from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
 from rebalanser.tasks.ids import partition_of_task
 from rebalanser.tasks.loops import ErrorPolicy, Loop
@@ -79,7 +79,7 @@ Report: TypeAlias = Callable[[int, RebalanserError | Duplicate | None], bool]
 class Forwarding:
     """Forwards the entries of a spool. At most one at a time may do so for a spool."""
 
-    def __init__(self, spool: Spool, opened: Opened, report: Report) -> None:
+    def __init__(self, spool: Spool, opened: OpenedQueue, report: Report) -> None:
         self._spool = spool
         self._context = opened.context
         self._ancestry = opened.ancestry
@@ -271,7 +271,7 @@ class Outbox:
         folder: Path,
         queue: str,
         url: RegistryUrl,
-        opening: Opening,
+        opening: QueueOpener,
         timeout_s: float,
         errors: ErrorPolicy,
     ) -> None:
@@ -279,7 +279,7 @@ class Outbox:
         path = name.file_in(_made(folder))
         self._spool = Spool(path, name, timeout_s)
         self._timeout_s = timeout_s
-        self._waiting = Waiting(self._spool)
+        self._waiting = WaitingCallers(self._spool)
         self._forwarder = Forwarder(self._spool, _lock_file(path), opening, self._waiting, timeout_s, errors)
 
     def start(self, *, is_away: bool) -> None:
@@ -311,7 +311,7 @@ class Outbox:
         self._spool.close()
 
 
-class Waiting:
+class WaitingCallers:
     """Callers that wait for entries of the spool to be forwarded."""
 
     def __init__(self, spool: Spool) -> None:
@@ -387,8 +387,8 @@ class Forwarder:
         self,
         spool: Spool,
         lock_file: Path,
-        opening: Opening,
-        waiting: Waiting,
+        opening: QueueOpener,
+        waiting: WaitingCallers,
         timeout_s: float,
         errors: ErrorPolicy,
     ) -> None:

@@ -33,7 +33,7 @@ from rebalanser.tasks.engine import (
 from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, Stored, TaskId, Update
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
-from rebalanser.tasks.rules import Held, is_duplicate
+from rebalanser.tasks.rules import ClaimKey, is_duplicate
 from rebalanser.testing.tasks_simulation.oracle import Oracle
 from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
 
@@ -64,7 +64,7 @@ class SimulatedEngine:
         self._holders: set[str] = set()
         self._last_of_key: dict[tuple[str, str], TaskId] = {}
 
-    def apply(self, write: Write, author: Held | None) -> Answer:
+    def apply(self, write: Write, author: ClaimKey | None) -> Answer:
         """Carry out one write; ``author`` is the claim in whose name it is asked, for the oracle alone."""
         self.oracle.arrives(write)
         answer = self._apply(write, author)
@@ -79,7 +79,7 @@ class SimulatedEngine:
         contents = (write.state.result, None if write.update is None else write.update.content)
         return any(content is not None and len(content) > MAX_CONTENT_BYTES for content in contents)
 
-    def _apply(self, write: Write, author: Held | None) -> Answer:
+    def _apply(self, write: Write, author: ClaimKey | None) -> Answer:
         match write:
             case Enqueue():
                 return self._enqueue(write)
@@ -277,7 +277,7 @@ class SimulatedEngine:
         self._put(Stored(write.task.head, write.state, self.revision, write.partition))
         return Applied(self.revision)
 
-    def _move(self, write: Move, author: Held | None) -> Answer:
+    def _move(self, write: Move, author: ClaimKey | None) -> Answer:
         if write.slot is not None and not self._is_free(write.slot):
             return SlotGone()
         if self._is_paused(write):

@@ -40,16 +40,16 @@ from rebalanser.tasks.index.slot_offers import (
     FollowSlots,
     GrantLease,
     KeepLease,
-    Offering,
     PublishSlots,
     ReadSlots,
+    SlotDecisions,
     SlotRequest,
     WakeClaimant,
     WithdrawSlots,
 )
 from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadTasks, Submit
 from rebalanser.testing.simulation.oracle import Violation
@@ -430,7 +430,7 @@ class PoolWorker(Process):
         if not self.execution.may_run(held):
             claim.give_back()
             return
-        self.execution.runs(held)
+        self.execution.limit_time(held)
         self._judge_may_run(claim)
         if held.head.name == KILLER:
             self.world.replace(self)
@@ -500,15 +500,15 @@ class PoolWorker(Process):
         run = self.execution
         renewals: list[tuple[Try[PoolClaim], RenewalRule, PendingMove]] = []
         for each in due:
-            care = run.care(each)
-            if care.stops:
+            steps = run.due_steps(each)
+            if steps.stops:
                 if self.world.is_quiet:
                     raise Violation("SK-7", f"{self.name} lets a claim run out that it could renew")
                 each.claim.stop_requested.set()
-            if care.times_out:
+            if steps.times_out:
                 self.world.oracle.counts["timed out"] += 1
                 each.claim.fail()
-            if care.renews and not each.claim.is_over:
+            if steps.renews and not each.claim.is_over:
                 rule = RenewalRule(each.claim.life.held, lambda: self.now, self.term)
                 renewals.append((each, rule, PendingMove(each.claim.life.stored, rule)))
         if renewals:
@@ -560,7 +560,7 @@ class PoolWorker(Process):
                 raise Violation("SK-7", f"{self.name} takes {change} for what it is not")
 
     def _is_lost(self) -> None:
-        self.execution.missed()
+        self.execution.renew_all()
         self._source.lost()
 
 
@@ -570,10 +570,10 @@ def _ends(change: Change, claim: PoolClaim) -> bool:
     return change.revision > claim.made_at and not is_open_claim
 
 
-def _author_of(pending: Any) -> Held:
+def _author_of(pending: Any) -> ClaimKey:
     """The claim that an ask is about, for the oracle."""
     claim = pending._stored.state.claim  # noqa: SLF001
-    return Held(claim.number, claim.holder)
+    return ClaimKey(claim.number, claim.holder)
 
 
 class SlotSource:
@@ -582,7 +582,7 @@ class SlotSource:
     def __init__(self, worker: PoolWorker) -> None:
         self.worker = worker
         self.changed = Signal(worker)
-        self.offering = Offering(
+        self.offering = SlotDecisions(
             worker.name,
             worker.name,
             TTL_S,

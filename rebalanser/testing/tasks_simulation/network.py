@@ -17,7 +17,7 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks.engine import Write
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.simulation.trace import text
 from rebalanser.testing.tasks_simulation.process import Process, Resume, Wish
 from rebalanser.testing.tasks_simulation.scenario import OF_REQUESTS, Fault
@@ -93,7 +93,7 @@ class Network:
         return self.request(process, serve)
 
     def apply(
-        self, process: Process, writes: Sequence[Write], authors: Sequence[Held | None] | None = None
+        self, process: Process, writes: Sequence[Write], authors: Sequence[ClaimKey | None] | None = None
     ) -> Wish:
         """Have the engine apply writes in their order; the answer is theirs, or an :class:`Unanswered`.
 
@@ -103,7 +103,7 @@ class Network:
         return self.request(process, lambda: self._applied(process, writes, authors or [None] * len(writes)))
 
     def _applied(
-        self, process: Process, writes: Sequence[Write], authors: Sequence[Held | None]
+        self, process: Process, writes: Sequence[Write], authors: Sequence[ClaimKey | None]
     ) -> list[Any] | Unanswered:
         world = self.world
         if world.now < self.refuses_until:

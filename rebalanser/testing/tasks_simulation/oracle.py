@@ -30,7 +30,7 @@ from rebalanser.tasks.model import (
     TaskId,
     rate_of,
 )
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.scenario import DRIFT_RATIO, RETENTION
 
@@ -214,7 +214,7 @@ class Oracle:
         self.counts["take-overs"] += 1
         self._epochs[epoch.partition] = max(epoch.token, self._epochs.get(epoch.partition, 0))
 
-    def moved(self, before: Stored, after: Stored, write: Move, author: Held | None) -> None:
+    def moved(self, before: Stored, after: Stored, write: Move, author: ClaimKey | None) -> None:
         """A task's state changes."""
         if after.state.status not in OPEN and after.state.status is not before.state.status:
             self._closed_at[after.head.id] = self.now()
@@ -239,7 +239,7 @@ class Oracle:
             self.completed[after.head.id] = after.revision
         self._logged(before, after, write)
 
-    def granted(self, task: TaskId, held: Held) -> None:
+    def granted(self, task: TaskId, held: ClaimKey) -> None:
         """A worker is told that it has a claim."""
         self.counts["granted"] += 1
         key = (task, held.number)
@@ -249,7 +249,7 @@ class Oracle:
         if self._holders.get(key) != held.holder:
             raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted, and another's")
 
-    def updated(self, task: TaskId, held: Held, sequence: int, content: bytes) -> None:
+    def updated(self, task: TaskId, held: ClaimKey, sequence: int, content: bytes) -> None:
         """A body is told that an update is written."""
         if self._updates.get((task, held.number), [])[sequence : sequence + 1] != [content]:
             raise Violation(
@@ -275,7 +275,7 @@ class Oracle:
         """A slot is withdrawn, or ends with its worker's lease."""
         self._slots_over.add(holder)
 
-    def accesses(self, task: TaskId, held: Held, *, in_time: bool) -> None:
+    def accesses(self, task: TaskId, held: ClaimKey, *, in_time: bool) -> None:
         """A body accesses the world outside; ``in_time`` says that its claim lasts by its own clock."""
         self.counts["accesses"] += 1
         since = self._taken_from.get((task, held.number))
@@ -364,9 +364,9 @@ class Oracle:
         """True if a task was dead or cancelled at any time since its dependent waits as it does."""
         return self._failed_until.get(needed, -1.0) > dependent.revision
 
-    def _is_of_author(self, before: Stored, author: Held | None, rule: str) -> None:
+    def _is_of_author(self, before: Stored, author: ClaimKey | None, rule: str) -> None:
         claim = before.state.claim
-        current = None if claim is None else Held(claim.number, claim.holder)
+        current = None if claim is None else ClaimKey(claim.number, claim.holder)
         if before.state.status is not Status.CLAIMED or author is None or current != author:
             raise Violation(rule, f"{_told(before)} is written by {author}, whose claim is not current")
 

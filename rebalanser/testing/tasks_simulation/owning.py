@@ -13,7 +13,13 @@ from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.free_slots import SlotNews
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
-from rebalanser.tasks.index.slot_offers import FollowSlots, Offering, ReadSlots, SlotRequest, WakeClaimant
+from rebalanser.tasks.index.slot_offers import (
+    FollowSlots,
+    ReadSlots,
+    SlotDecisions,
+    SlotRequest,
+    WakeClaimant,
+)
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.writes.pending import PendingTakeOver
 from rebalanser.tasks.writes.script import (
@@ -78,7 +84,7 @@ class OwnerProcess(Process):
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._holders = 0
-        self._offering = Offering(name, name, TTL_S, self.clock.now, self._term, self._new_holder)
+        self._offering = SlotDecisions(name, name, TTL_S, self.clock.now, self._term, self._new_holder)
         self.index = OwnedIndex(
             name, self.clock, host.clock, TTL_S, BUFFER_S, self._new_holder, self._offering
         )
@@ -139,7 +145,7 @@ class OwnerProcess(Process):
         try:
             yield from self._driven(self.index.read(tenancy.partition))
         except RebalanserError:
-            self.index.missed()
+            self.index.schedule_full_read()
         self._wake()
 
     def _run(self) -> Script:
@@ -285,7 +291,7 @@ class OwnerProcess(Process):
         self._wake()
 
     def _is_lost(self) -> None:
-        self.index.missed()
+        self.index.schedule_full_read()
         self._offering.learn(Lost(0))
         self._wake()
 
@@ -322,11 +328,11 @@ class OwnerProcess(Process):
             better = [
                 stored
                 for stored in known
-                if _rank(stored) < _rank(pending.seen)
+                if _rank(stored) < _rank(pending.last_read)
                 and position_of.get(stored.head.id, position) >= position
-                and _limit_lets(stored, pending.seen)
+                and _limit_lets(stored, pending.last_read)
             ]
-            self.world.oracle.chose(pending.seen, min(better, key=_rank, default=None))
+            self.world.oracle.chose(pending.last_read, min(better, key=_rank, default=None))
 
     def _is_surely_ready(self, owner: Owner, stored: Stored) -> bool:
         state = stored.state

@@ -11,7 +11,7 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.index.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
 from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
-from rebalanser.tasks.rules import Decision, Held, Reason, Refused
+from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.network import LOST, Unanswered, once
@@ -114,7 +114,7 @@ class SimulatedWorker(Process):
         sent_at = None if published_at is None else self.counted_from(published_at)
         if sent_at is None or not is_fresh(sent_at, self.now, TTL_S):
             sent_at, term = self.now, self.term()
-            held = Held(_claim_number(stored), arrived.holder)
+            held = ClaimKey(_claim_number(stored), arrived.holder)
             pending = PendingMove(stored, lambda now: rules.renew(now.state, held, term))
             try:
                 stored = yield from self.writer.written(pending, held)
@@ -184,7 +184,7 @@ class Working:
         self.worker = worker
         self.world = worker.world
         self.stored = claimed
-        self.held = Held(claim.number, holder)
+        self.held = ClaimKey(claim.number, holder)
         self.deadline = self.counted_from(asked_at) + TTL_S
         self._sequence = claim.updates
         self._has_ended = False

@@ -11,7 +11,7 @@ from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.engine import Enqueue, EnqueueAll, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.rules import Held
+from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
 from rebalanser.tasks.writes.pending import PendingTakeOver, PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, RequestT, Sleep
@@ -52,7 +52,7 @@ class Writer:
         self._process = process
         self._world: World = process.world
         self._batches = Batches(self._world.random.randint(1, 3))
-        self._authors: dict[int, Held | None] = {}
+        self._authors: dict[int, ClaimKey | None] = {}
         """By the identity of a pending write, in whose name it is."""
         self._order: dict[TaskId, deque[PendingWrite[Any]]] = {}
         self._delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
@@ -61,7 +61,7 @@ class Writer:
         """By the identity of a pending write, the writes that were sent for it."""
         self._found: list[Violation] = []
 
-    def submit_all(self, pending_writes: Sequence[PendingWrite[Any]], author: Held | None = None) -> None:
+    def submit_all(self, pending_writes: Sequence[PendingWrite[Any]], author: ClaimKey | None = None) -> None:
         """Have all of these written."""
         for pending in pending_writes:
             self._authors[id(pending)] = author
@@ -88,7 +88,7 @@ class Writer:
 
         return wish
 
-    def written(self, pending: PendingWrite[Any], author: Held | None = None) -> Script:
+    def written(self, pending: PendingWrite[Any], author: ClaimKey | None = None) -> Script:
         """Have something written, and wait for the outcome; raises what the pending write's future does."""
         self.submit_all([pending], author)
         yield self.settled([pending])
@@ -139,7 +139,7 @@ class Writer:
         network = self._world.network
         match request:
             case Apply(writes=writes):
-                authors: list[Held | None] = []
+                authors: list[ClaimKey | None] = []
                 for write in writes:
                     pending = pending_writes[_task_of(write)]
                     self._sent.setdefault(id(pending), []).append(write)
