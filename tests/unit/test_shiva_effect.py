@@ -80,6 +80,16 @@ def test_the_effect_has_come_once_a_document_that_read_the_command_shows_it(
 
 
 @pytest.mark.rule("SH-18")
+def test_a_stop_that_lasts_names_the_worker_that_has_to_stop_it() -> None:
+    stopping = document(ApplicationState.STOPPING, command="earlier")
+    left = Leaving("w1", Incarnation("folder", 1), Epoch(1, 1))
+    entry = replace(stopping.applications[WEB], leaving=left, reason="")
+    stop = effect()
+    assert not stop.has_come(replace(stopping, applications={WEB: entry}))
+    assert stop.standing == "t/c/web is stopping on w1, which has not said yet that it stopped it"
+
+
+@pytest.mark.rule("SH-18")
 def test_what_failed_everywhere_is_told_with_the_reason_of_each_worker() -> None:
     with pytest.raises(ApplicationFailed, match="t/c/web is failed: why; w1: exit code 3"):
         effect().has_come(document(ApplicationState.FAILED))

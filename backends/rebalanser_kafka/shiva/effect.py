@@ -102,6 +102,8 @@ class Effect:
         if entry is None:
             return f"{self._application} is not there"
         place = f" on {entry.worker}" if entry.worker else ""
+        if entry.state is ApplicationState.STOPPING and entry.leaving is not None:
+            place = f" on {entry.leaving.worker}, which has not said yet that it stopped it"
         reason = f": {entry.reason}" if entry.reason else ""
         each = "".join(f"; {worker}: {why}" for worker, why in sorted(entry.failed_on.items())[:_SHOWN])
         return f"{self._application} is {entry.state}{place}{reason}{each}"
