@@ -13,7 +13,7 @@ import pytest
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.engine import Change, Lost
-from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, named, parsed
+from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, holder_with_token, parse_holder
 from rebalanser.tasks.index.partitions import Claimed
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.rules import ClaimKey
@@ -229,7 +229,7 @@ def test_without_a_history_nothing_is_kept_in_mind() -> None:
 
 def test_a_holder_is_given_back_with_its_token() -> None:
     claimed = Claimed(Stand().stored(12), ClaimKey(3, "abc"), 0.0)
-    assert named(claimed) == "abc.12"
-    assert parsed(3, "abc.12") == (ClaimKey(3, "abc"), 12)
+    assert holder_with_token(claimed) == "abc.12"
+    assert parse_holder(3, "abc.12") == (ClaimKey(3, "abc"), 12)
     for holder in ("abc", "abc.", "abc.x", "abc.²", f"abc.{10**30}"):
-        assert parsed(0, holder) == (HELD, None), holder
+        assert parse_holder(0, holder) == (HELD, None), holder

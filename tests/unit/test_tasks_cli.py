@@ -532,13 +532,14 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
     assert f"waits for {dead} send, which is dead: requeue that one, or cancel this one" in shown
     assert f"waits for {cancelled} send, which is cancelled" in shown
     assert stage.cli("show", "work", free, "--json").documents[0]["blocked_by"] == []
-    assert [each.id for each in operations.full(stage.queue, first).blocked_by] == [dead]
+    assert [each.id for each in operations.full_document(stage.queue, first).blocked_by] == [dead]
     over_http = {
-        each.id: len(each.blocked_by) for each in operations.listed(stage.queue, None, after=None, limit=5)
+        each.id: len(each.blocked_by)
+        for each in operations.task_documents(stage.queue, None, after=None, limit=5)
     }
     assert over_http == {dead: 0, cancelled: 0, done: 0, first: 1, second: 2}
     stage.queue.requeue(dead)
-    assert [each.id for each in operations.full(stage.queue, second).blocked_by] == [cancelled]
+    assert [each.id for each in operations.full_document(stage.queue, second).blocked_by] == [cancelled]
 
 
 @pytest.mark.rule("SK-23")
@@ -562,7 +563,7 @@ def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
     held = f"{following} send: waiting, held back while 1 of its name with key customer 7 run\n"
     assert held in stage.cli("list", "work").out
     assert held in stage.cli("show", "work", following).out
-    told = operations.full(stage.queue, following).room
+    told = operations.full_document(stage.queue, following).room
     assert told is not None
     assert (told.running, told.at) == (1, 0.0)
     few = stage.cli("enqueue", "work", "send", "--max-running", "2").out.strip()
@@ -651,7 +652,7 @@ def test_what_runs_or_fails_after_a_failure_says_so(stage: Stage) -> None:
         {"name": "send", "payload": {"value": {}}, "after": [dead], "after_failure": "fail"}
     )
     (task,) = operations.enqueue(stage.queue, [over_http])
-    assert operations.full(stage.queue, task).after_failure is AfterFailure.FAIL
+    assert operations.full_document(stage.queue, task).after_failure is AfterFailure.FAIL
 
 
 @pytest.mark.rule("SK-1", "SK-2")

@@ -48,10 +48,12 @@ OPERATIONS = {
 @pytest.fixture
 def document(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
     from rebalanser.tasks.http.dispenser import Dispenser
-    from rebalanser.tasks.http.serving import ServingOptions, built
+    from rebalanser.tasks.http.serving import ServingOptions, build_application
 
     with Queue("work", f"memory://{request.node.nodeid}", state_folder=tmp_path) as queue:
-        yield built(queue, Dispenser(queue.context), ServingOptions(token="0123456789abcdef")).openapi()
+        yield build_application(
+            queue, Dispenser(queue.context), ServingOptions(token="0123456789abcdef")
+        ).openapi()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -109,10 +111,10 @@ def test_lists_are_streams_of_lines(document: dict[str, Any]) -> None:
 def test_the_health_of_a_server_says_what_fails_and_not_why(tmp_path: Path) -> None:
     """Anybody may ask for it, and the text of an error may name hosts and files."""
     from rebalanser.tasks.http.dispenser import Dispenser
-    from rebalanser.tasks.http.serving import ServingOptions, built
+    from rebalanser.tasks.http.serving import ServingOptions, build_application
 
     with Queue("work", f"memory://{tmp_path}", state_folder=tmp_path) as queue:
-        app = built(queue, Dispenser(queue.context), ServingOptions())
+        app = build_application(queue, Dispenser(queue.context), ServingOptions())
         (health,) = [route.endpoint for route in app.routes if getattr(route, "path", "") == "/health"]
         assert asyncio.run(health()).troubles == ()
         queue.context.errors.failed("claims", QuotaExceeded("no space to write /secret"))

@@ -36,7 +36,7 @@ from rebalanser.tasks.http.serving import (
     Connection,
     Connections,
     ServingOptions,
-    built,
+    build_application,
 )
 from rebalanser.testing.waiting import wait_until
 
@@ -107,7 +107,7 @@ JSON = "application/json"
 
 
 def client_of(queue: Queue, **options: Any) -> Client:
-    return Client(built(queue, Dispenser(queue.context), ServingOptions(**options)))
+    return Client(build_application(queue, Dispenser(queue.context), ServingOptions(**options)))
 
 
 @pytest.mark.rule("SK-16")
@@ -538,7 +538,7 @@ def test_who_has_the_wrong_token_is_told_how_to_send_it(queue: Queue) -> None:
 @pytest.mark.rule("SK-16")
 def test_a_rate_is_not_got_round_by_a_header(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "max_connections", lambda: 100)
-    config = serving.Serving(queue, ServingOptions(rate="3/hour"), lambda _url: None)._config
+    config = serving.QueueServer(queue, ServingOptions(rate="3/hour"), lambda _url: None)._config
     config.load()
     client = Client(config.loaded_app)
     forwarded = [[("x-forwarded-for", f"10.0.0.{number}")] for number in range(5)]
@@ -642,7 +642,7 @@ def test_health_tells_what_fails_until_it_works_again(queue: Queue) -> None:
 @pytest.mark.rule("SK-16")
 def test_a_queue_and_its_schedules_are_paused_and_resumed(queue: Queue) -> None:
     dispenser = Dispenser(queue.context)
-    client = Client(built(queue, dispenser, ServingOptions()))
+    client = Client(build_application(queue, dispenser, ServingOptions()))
     dispenser.start(queue.start_claim_source(dispenser.wake))
     base = "/v1/queues/work"
     try:
@@ -675,7 +675,7 @@ def test_metrics_tell_what_clients_enqueue_claim_and_end(queue: Queue) -> None:
     dispenser = Dispenser(queue.context)
     dispenser.start(queue.start_claim_source(dispenser.wake))
     try:
-        client = Client(built(queue, dispenser, ServingOptions()))
+        client = Client(build_application(queue, dispenser, ServingOptions()))
         for _ in range(2):
             assert client.send("POST", TASKS, '{"name": "send", "payload": {}}').status == 201
         ends = (("complete", {}), ("complete", {}), ("fail", {"error": "no", "give_up": True}))
@@ -718,7 +718,7 @@ def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(
     dispenser = Noting(queue.context)
     dispenser.start(queue.start_claim_source(dispenser.wake))
     try:
-        client = Client(built(queue, dispenser, ServingOptions()), hang_up)
+        client = Client(build_application(queue, dispenser, ServingOptions()), hang_up)
         task = client.send("POST", TASKS, '{"name": "send", "payload": {}}').json["id"]
         assert claims_of(client) == []
         assert len(asked[0].future.result()) == 1
@@ -733,7 +733,7 @@ def lent(queue: Queue) -> Iterator[Client]:
     """A client of a server that hands out claims."""
     dispenser = Dispenser(queue.context)
     dispenser.start(queue.start_claim_source(dispenser.wake))
-    yield Client(built(queue, dispenser, ServingOptions()))
+    yield Client(build_application(queue, dispenser, ServingOptions()))
     dispenser.stop()
     queue.stop()
 

@@ -57,12 +57,12 @@ class _OpenClaim:
     completes_here: bool = False
 
 
-def named(claimed: Claimed) -> str:
+def holder_with_token(claimed: Claimed) -> str:
     """Return the holder that the client gets, with the claim's token."""
     return f"{claimed.held.holder}{_SEPARATOR}{claimed.stored.revision}"
 
 
-def parsed(number: int, holder: str) -> tuple[ClaimKey, int | None]:
+def parse_holder(number: int, holder: str) -> tuple[ClaimKey, int | None]:
     """Return the claim that a holder names, and its token, None if the name has none."""
     name, _, token = holder.partition(_SEPARATOR)
     is_token = token.isascii() and token.isdecimal() and len(token) <= _MAX_DIGITS
@@ -279,7 +279,7 @@ class ClientClaim:
         self._context: Context = queue.context
         self._claim_history = claim_history
         self._task = task
-        self._held, self._token = parsed(number, holder)
+        self._held, self._token = parse_holder(number, holder)
 
     def renew(self) -> Stored:
         """Let the claim last for its whole time from now (SK-7)."""

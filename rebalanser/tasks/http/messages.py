@@ -72,10 +72,10 @@ def _json_of(value: Any) -> bytes:
     return content
 
 
-class Asked(BaseModel):
-    """A request's body: a field that is not known is refused.
+class RequestBody(BaseModel):
+    """Base of request bodies: unknown fields are refused.
 
-    The number of errors that are looked for has a limit, so that no request costs seconds to be refused.
+    If there are too many, the error names the known ones instead, so that no refusal takes seconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,7 +88,7 @@ class Asked(BaseModel):
         return given
 
 
-class GivenContent(Asked):
+class GivenContent(RequestBody):
     """Bytes to store: a value as JSON, or any bytes in base64, not both."""
 
     value: Any = Field(default=None, description="Stored as JSON (UTF-8); at most 200 levels deep.")
@@ -119,7 +119,7 @@ def _few_results(given: Any) -> Any:
 Results = Annotated[dict[Label, Id | tuple[Id, ...]], BeforeValidator(_few_results)]
 
 
-class NewTask(Asked):
+class NewTask(RequestBody):
     """A task to enqueue (SK-2)."""
 
     name: Label = Field(description="The function that is to work on it.")
@@ -178,7 +178,7 @@ class NewTask(Asked):
     )
 
 
-class NewTasks(Asked):
+class NewTasks(RequestBody):
     """Tasks to enqueue in few transactions: each alone, or all or none."""
 
     tasks: Annotated[tuple[NewTask, ...], Field(min_length=1, max_length=MAX_BATCH)]
@@ -189,7 +189,7 @@ class NewTasks(Asked):
     )
 
 
-class Enqueued(BaseModel):
+class EnqueuedTask(BaseModel):
     """A task is stored for good, or in the server's outbox (SK-4), or an earlier one keeps it out (SK-23)."""
 
     id: Id = Field(description="The task's, or of a `duplicate` that of the earlier one.")
@@ -198,7 +198,7 @@ class Enqueued(BaseModel):
     )
 
 
-class EnqueuedMany(BaseModel):
+class EnqueuedTasks(BaseModel):
     """Tasks are stored for good, or in the server's outbox (SK-4), in the order in which they were given."""
 
     ids: tuple[Id, ...] = Field(description="The tasks', or of a `duplicate` that of the earlier one.")
@@ -213,7 +213,7 @@ class NewIds(BaseModel):
     ids: tuple[Id, ...]
 
 
-class ClaimRequest(Asked):
+class ClaimRequest(RequestBody):
     """Ask for tasks to work on (SK-5)."""
 
     worker: Label = Field(description="Who asks, a label for people.")
@@ -260,13 +260,13 @@ class ClaimedTasks(BaseModel):
     claims: tuple[ClaimedTask, ...]
 
 
-class HolderNamed(Asked):
-    """Holder of the claim that the task and the number in the path name."""
+class HolderRequest(RequestBody):
+    """Request that names the holder of a claim; the path has its task and its number."""
 
     holder: Label = Field(description="The claim's, as it was answered.")
 
 
-class NewUpdate(HolderNamed):
+class NewUpdate(HolderRequest):
     """Add to a claim's log (SK-9). Sending it again is harmless."""
 
     sequence: Annotated[int, Field(strict=True, ge=0)] = Field(
@@ -275,13 +275,13 @@ class NewUpdate(HolderNamed):
     content: GivenContent
 
 
-class Completion(HolderNamed):
+class Completion(HolderRequest):
     """Complete a task for good (SK-10). Sending it again is harmless: the first result stays."""
 
     result: GivenContent | None = Field(default=None, description="What it came to, if it is to be kept.")
 
 
-class Failure(HolderNamed):
+class Failure(HolderRequest):
     """The try has failed (SK-15)."""
 
     error: Annotated[str, Field(max_length=4000)] = Field(description="What happened, for people.")
@@ -303,7 +303,7 @@ class Renewed(Settled):
     ttl_s: float
 
 
-class Selected(Asked):
+class Selection(RequestBody):
     """Selection of tasks to change: those that match all given fields, at least one of three."""
 
     status: Annotated[tuple[Status, ...], Field(min_length=1, max_length=len(Status))] | None = Field(
@@ -322,7 +322,7 @@ class Selected(Asked):
         return self
 
 
-class Changed(BaseModel):
+class ChangedCounts(BaseModel):
     """Numbers of tasks that matched, and of those that were changed; the others are unchanged."""
 
     queue: str

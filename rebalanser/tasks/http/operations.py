@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.http.messages import Changed, NewTask, Selected
+from rebalanser.tasks.http.messages import ChangedCounts, NewTask, Selection
 from rebalanser.tasks.http.problems import INVALID, ProblemRaised
 from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.tasks.operator import MAX_ROOMS
@@ -58,14 +58,14 @@ def _made(queue: Queue, task: NewTask) -> Enqueue:
     )
 
 
-def full(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:
+def full_document(queue: Queue, task: TaskId, at_least: int = 0) -> FullTaskDocument:
     """Return a task with its payload, not older than revision ``at_least`` (SK-11)."""
     ((stored, blockers),) = queue.with_blockers([queue.get(task, at_least=at_least)])
     room = queue.rooms([stored]).get(task)
     return FullTaskDocument.with_payload(stored, queue.payload(task), blockers, room)
 
 
-def listed(
+def task_documents(
     queue: Queue,
     statuses: frozenset[Status] | None,
     *,
@@ -83,7 +83,7 @@ def listed(
     return _documents(queue, islice(tasks, limit))
 
 
-def newest(
+def newest_documents(
     queue: Queue,
     statuses: frozenset[Status] | None,
     *,
@@ -113,17 +113,17 @@ def _documents(queue: Queue, tasks: Iterable[Stored]) -> Iterator[TaskDocument]:
         yield TaskDocument.of(stored, blockers, rooms.get(stored.head.id))
 
 
-def cancel(queue: Queue, selected: Selected) -> Changed:
+def cancel(queue: Queue, selected: Selection) -> ChangedCounts:
     """Cancel tasks: open ones unless a status is given."""
     return _change(queue, selected, OPEN, queue.cancel_all)
 
 
-def requeue(queue: Queue, selected: Selected) -> Changed:
+def requeue(queue: Queue, selected: Selection) -> ChangedCounts:
     """Requeue tasks: dead ones unless a status is given."""
     return _change(queue, selected, frozenset({Status.DEAD}), queue.requeue_all)
 
 
-def delete(queue: Queue, selected: Selected) -> Changed:
+def delete(queue: Queue, selected: Selection) -> ChangedCounts:
     """Delete tasks: closed ones unless a status is given.
 
     Raises:
@@ -143,10 +143,10 @@ def delete(queue: Queue, selected: Selected) -> Changed:
 
 def _change(
     queue: Queue,
-    selected: Selected,
+    selected: Selection,
     statuses: frozenset[Status],
     change: Callable[[Iterable[Stored]], int],
-) -> Changed:
+) -> ChangedCounts:
     """Change the selected tasks, page by page; or only count them."""
     matched = 0
 
@@ -162,10 +162,10 @@ def _change(
         changed = 0
     else:
         changed = change(each())
-    return Changed(queue=queue.name, matched=matched, changed=changed)
+    return ChangedCounts(queue=queue.name, matched=matched, changed=changed)
 
 
-def logged(queue: Queue, task: TaskId) -> Iterator[UpdateDocument]:
+def update_documents(queue: Queue, task: TaskId) -> Iterator[UpdateDocument]:
     """Read the updates of a task's claims, page by page."""
     return (UpdateDocument.of(each) for each in queue.log(task))
 

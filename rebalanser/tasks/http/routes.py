@@ -19,11 +19,11 @@ from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import MAX_SECONDS, Id
 from rebalanser.tasks.http import messages, operations, problems
-from rebalanser.tasks.http.claims import ClientClaim, named
+from rebalanser.tasks.http.claims import ClientClaim, holder_with_token
 from rebalanser.tasks.http.dispenser import DispensedClaim, Dispenser, WaitingClient
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
-    Changed,
+    ChangedCounts,
     ClaimedTask,
     ClaimedTasks,
     ClaimRequest,
@@ -31,7 +31,7 @@ from rebalanser.tasks.http.messages import (
     Counts,
     Failure,
     Health,
-    HolderNamed,
+    HolderRequest,
     Label,
     NewIds,
     NewPause,
@@ -40,7 +40,7 @@ from rebalanser.tasks.http.messages import (
     NewUpdate,
     Renewed,
     Resumed,
-    Selected,
+    Selection,
     Settled,
 )
 from rebalanser.tasks.http.problems import Problem
@@ -64,7 +64,7 @@ TURNS: Final = 5
 """Turns of the event loop after which a request knows that its connection has ended."""
 
 
-class Server:
+class QueueRoutes:
     """Handlers of all paths, on one queue and the dispenser of its claims."""
 
     def __init__(self, queue: Queue, dispenser: Dispenser) -> None:
@@ -72,7 +72,7 @@ class Server:
         self.dispenser = dispenser
         self.routers = (self._tasks(), self._selections(), self._pauses(), self._claims())
 
-    async def named(self, queue: str) -> None:
+    async def require_queue(self, queue: str) -> None:
         """Refuse a request for another queue. Takes no thread: all threads may wait for the store."""
         if queue != self.queue.name:
             raise UnknownQueue(f"this server serves the queue {self.queue.name!r}, not {queue!r}")
@@ -81,7 +81,7 @@ class Server:
         return APIRouter(
             prefix=PREFIX,
             tags=[tag],
-            dependencies=[Depends(self.named), Depends(refuse_unknown_query)],
+            dependencies=[Depends(self.require_queue), Depends(refuse_unknown_query)],
             responses=_described(problems.UNKNOWN, problems.INVALID, problems.TOO_LARGE, *kinds),
         )
 
@@ -95,21 +95,25 @@ class Server:
             """Get ids for tasks to come: enqueueing a task with one more than once is harmless (SK-3)."""
             return NewIds(ids=tuple(queue.new_id() for _ in range(count)))
 
-        @router.post("/tasks", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.Enqueued))
-        def enqueue(task: NewTask, response: Response) -> messages.Enqueued:
+        @router.post(
+            "/tasks", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.EnqueuedTask)
+        )
+        def enqueue(task: NewTask, response: Response) -> messages.EnqueuedTask:
             """Enqueue a task; it is then stored for good, or in the server's outbox (SK-4)."""
             (enqueued,) = operations.enqueue(queue, [task])
             _mark_spooled(response, [enqueued])
-            return messages.Enqueued(id=enqueued, answer=enqueued.answer)
+            return messages.EnqueuedTask(id=enqueued, answer=enqueued.answer)
 
         @router.post(
-            "/batches", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.EnqueuedMany)
+            "/batches", status_code=HTTPStatus.CREATED, responses=exists | _spooled(messages.EnqueuedTasks)
         )
-        def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedMany:
+        def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedTasks:
             """Enqueue many tasks in few transactions: each alone, or all or none (`together`)."""
             enqueued = operations.enqueue(queue, batch.tasks, together=batch.together)
             _mark_spooled(response, enqueued)
-            return messages.EnqueuedMany(ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued))
+            return messages.EnqueuedTasks(
+                ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued)
+            )
 
         @router.get("/tasks", response_class=StreamingResponse, responses=_stream_of(TaskDocument))
         def list_tasks(
@@ -135,7 +139,7 @@ class Server:
         ) -> StreamingResponse:
             """List tasks in the order of their ids, a line of JSON for each, as they are read (SK-12)."""
             statuses = frozenset(status) if status else None
-            read = operations.newest if newest else operations.listed
+            read = operations.newest_documents if newest else operations.task_documents
             tasks = read(
                 queue,
                 statuses,
@@ -150,14 +154,16 @@ class Server:
         @router.get("/tasks/{task}")
         def get_task(task: TaskPath, at_least: AtLeast = 0) -> FullTaskDocument:
             """Get a task with its payload, state and result."""
-            return operations.full(queue, task, at_least)
+            return operations.full_document(queue, task, at_least)
 
         @router.get(
             "/tasks/{task}/log", response_class=StreamingResponse, responses=_stream_of(UpdateDocument)
         )
         def get_log(task: TaskPath) -> StreamingResponse:
             """Get what all claims of a task wrote, a line of JSON for each, the earliest first (SK-9)."""
-            return StreamingResponse(operations.lines(operations.logged(queue, task)), media_type=NDJSON)
+            return StreamingResponse(
+                operations.lines(operations.update_documents(queue, task)), media_type=NDJSON
+            )
 
         @router.get("/counts")
         def count() -> Counts:
@@ -184,7 +190,7 @@ class Server:
         router = self._router("tasks")
 
         @router.post("/cancel")
-        def cancel_selected(selected: Selected) -> Changed:
+        def cancel_selected(selected: Selection) -> ChangedCounts:
             """Cancel the tasks that match, waiting and claimed ones unless a status is given.
 
             They are read page by page; asking again is harmless.
@@ -192,7 +198,7 @@ class Server:
             return operations.cancel(queue, selected)
 
         @router.post("/requeue")
-        def requeue_selected(selected: Selected) -> Changed:
+        def requeue_selected(selected: Selection) -> ChangedCounts:
             """Try the tasks that match again, with all their tries: dead ones unless a status is given.
 
             They are read page by page; asking again is harmless.
@@ -200,7 +206,7 @@ class Server:
             return operations.requeue(queue, selected)
 
         @router.post("/delete")
-        def delete_selected(selected: Selected) -> Changed:
+        def delete_selected(selected: Selection) -> ChangedCounts:
             """Delete the tasks that match, closed ones unless a status is given.
 
             A task stays as long as one that it is connected to by dependencies does not match. The id of a
@@ -259,7 +265,7 @@ class Server:
             return ClaimedTasks(claims=tuple(_claimed(each, queue.context.ttl_s) for each in dispensed))
 
         @router.post(f"{of_claim}/renew", responses=fenced)
-        def renew(task: TaskPath, number: NumberPath, given: HolderNamed) -> Renewed:
+        def renew(task: TaskPath, number: NumberPath, given: HolderRequest) -> Renewed:
             """Let a claim last for its whole time from now (SK-7)."""
             stored = held(task, number, given.holder).renew()
             return Renewed(**dict(_settled(stored)), ttl_s=queue.context.ttl_s)
@@ -283,7 +289,7 @@ class Server:
             return _settled(held(task, number, given.holder).fail(given.error, delay_s))
 
         @router.post(f"{of_claim}/release", responses=fenced)
-        def release(task: TaskPath, number: NumberPath, given: HolderNamed) -> Settled:
+        def release(task: TaskPath, number: NumberPath, given: HolderRequest) -> Settled:
             """Give a claim back unworked; its try is not counted."""
             return _settled(held(task, number, given.holder).release())
 
@@ -335,7 +341,7 @@ def _claimed(dispensed: DispensedClaim, ttl_s: float) -> ClaimedTask:
         name=stored.head.name,
         payload=Content.of(dispensed.payload),
         number=dispensed.claimed.held.number,
-        holder=named(dispensed.claimed),
+        holder=holder_with_token(dispensed.claimed),
         token=stored.revision,
         ttl_s=ttl_s,
         waited_s=dispensed.waited_s,
@@ -370,7 +376,7 @@ def _stream_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model, "description": "Lines of JSON", "content": {NDJSON: {"schema": reference}}}}
 
 
-def application(server: Server, version: str, *, is_guarded: bool) -> FastAPI:
+def application(server: QueueRoutes, version: str, *, is_guarded: bool) -> FastAPI:
     """Build the application with all its paths; if ``is_guarded``, its description asks for a token."""
     app = FastAPI(title="Rebalanser tasks", version=version, docs_url=None, redoc_url=None)
     problems.add_handlers(app)

@@ -33,7 +33,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.routes import Server, application
+from rebalanser.tasks.http.routes import QueueRoutes, application
 from rebalanser.tasks.queue import Queue
 
 HEALTH_PATH: Final = "/health"
@@ -97,7 +97,7 @@ class BearerToken:
         await self._app(scope, receive, send)
 
 
-class OwnHost:
+class HostCheck:
     """Refuses requests that name another host (403), where there is no token.
 
     A browser sends a page's requests to any server on its user's machine, under a name of the page's choice
@@ -223,24 +223,26 @@ def read_token(file: Path) -> str:
     return token
 
 
-def built(queue: Queue, dispenser: Dispenser, options: ServingOptions) -> FastAPI:
+def build_application(queue: Queue, dispenser: Dispenser, options: ServingOptions) -> FastAPI:
     """Build the application behind its guards: rate, then token or host, then the size of the body.
 
     Raises:
         InvalidSettings: the rate can't be read, or a token is missing.
     """
     _refuse_open(options)
-    app = application(Server(queue, dispenser), version("rebalanser"), is_guarded=options.token is not None)
+    app = application(
+        QueueRoutes(queue, dispenser), version("rebalanser"), is_guarded=options.token is not None
+    )
     app.add_middleware(BodyLimit, limit_bytes=options.max_body_bytes)
     if options.token is None:
-        app.add_middleware(OwnHost, host=options.host)
+        app.add_middleware(HostCheck, host=options.host)
     else:
         app.add_middleware(BearerToken, token=options.token)
     app.add_middleware(RateLimit, rate=parse_rate(options.rate))
     return app
 
 
-class Serving:
+class QueueServer:
     """A server of a queue, from its start to its stop, for ``run_until_stopped``.
 
     ``started`` is called with the URL once the server listens.
@@ -257,7 +259,7 @@ class Serving:
         limit = max_connections()
         self._dispenser = Dispenser(queue.context, max_waiting=limit // 2)
         self._config = uvicorn.Config(
-            built(queue, self._dispenser, options),
+            build_application(queue, self._dispenser, options),
             host=options.host,
             port=options.port,
             http=Connection,
@@ -270,7 +272,7 @@ class Serving:
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
         )
-        self._server = _Server(self._config, self._dispenser.stop, limit)
+        self._server = _UvicornServer(self._config, self._dispenser.stop, limit)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -318,8 +320,8 @@ class Serving:
 
 
 def serve(queue: Queue, options: ServingOptions, started: Callable[[str], None]) -> None:
-    """Serve a queue until SIGINT, SIGTERM or SIGHUP; raises what :class:`Serving` and its start do."""
-    run_until_stopped(Serving(queue, options, started))
+    """Serve a queue until SIGINT, SIGTERM or SIGHUP; raises what :class:`QueueServer` and its start do."""
+    run_until_stopped(QueueServer(queue, options, started))
 
 
 def _bound(config: uvicorn.Config) -> socket.socket:
@@ -455,7 +457,7 @@ class Connection(H11Protocol):
             )
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A server that signals when it listens, and answers waiting clients before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], None], limit: int) -> None:
