@@ -16,6 +16,8 @@ from rebalanser.registry.contract import (
     Granted,
     KeepAlive,
     KeyValue,
+    Operation,
+    Outcome,
     Put,
     Range,
     Registry,
@@ -48,16 +50,15 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser.tasks.ids import is_task_id
 from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews, UsedSlot
-from rebalanser.tasks.key_value import free_slots as _slots
 from rebalanser.tasks.key_value import reading
 from rebalanser.tasks.key_value.batches import outbox_batches
 from rebalanser.tasks.key_value.collection import CollectStep
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
-from rebalanser.tasks.key_value.reading import StateSink
+from rebalanser.tasks.key_value.reading import SlotChangeSink, StateSink
 from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, size_limits_of
-from rebalanser.tasks.key_value.values import dump_definition, load_definition, load_rate
+from rebalanser.tasks.key_value.values import dump_definition, dump_free_slot, load_definition, load_rate
 from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
 
 COLLECTION_OVERHEAD: Final = 2
@@ -286,25 +287,53 @@ class KeyValueEngine(Engine, SharesSlots):
     def publish_slots(
         self, queue: str, slots: Sequence[FreeSlot], used: Sequence[UsedSlot], timeout_s: float
     ) -> None:
-        """Publish free slots, and delete used ones, in one transaction."""
-        _slots.publish(EngineCall(self._registry, timeout_s), self._keys_of(queue), slots, used)
+        """Publish free slots, and delete used ones."""
+        keys, call = self._keys_of(queue), EngineCall(self._registry, timeout_s)
+        operations: list[Operation] = [Delete(keys.slot(each.process, each.holder)) for each in used]
+        operations += [
+            Put(keys.slot(each.process, each.holder), dump_free_slot(each), each.lease) for each in slots
+        ]
+        step = call.max_operations
+        for start in range(0, len(operations), step):
+            call.execute(Transaction(then=tuple(operations[start : start + step])))
 
     def withdraw_slots(
         self, queue: str, process: str, holders: Collection[str] | None, timeout_s: float
     ) -> Sequence[UsedSlot]:
         """Delete the free slots of a process; return the used ones."""
-        return _slots.withdraw(EngineCall(self._registry, timeout_s), self._keys_of(queue), process, holders)
+        keys, call = self._keys_of(queue), EngineCall(self._registry, timeout_s)
+        used: list[UsedSlot] = []
+        free: list[KeyValue] = []
+        for item in reading.all_values(call, keys.slots_of(process)):
+            if holders is None or keys.process_and_holder(item.key)[1] in holders:
+                slot = reading.stored_slot(keys, item)
+                if isinstance(slot, UsedSlot):
+                    used.append(slot)
+                elif slot is not None:
+                    free.append(item)
+        step = max(1, call.max_operations - 1)
+        for start in range(0, len(free), step):
+            nested = tuple(map(_deletion, free[start : start + step]))
+            for result in call.execute(Transaction(then=nested)).results:
+                if not isinstance(result, Outcome):
+                    raise InternalError(f"a nested transaction was answered {result!r}")
+                # A slot that has changed since it was read was used, and nothing else.
+                found = None if result.succeeded else result.results[0]
+                slot = reading.stored_slot(keys, found) if isinstance(found, KeyValue) else None
+                if isinstance(slot, UsedSlot):
+                    used.append(slot)
+        return used
 
     def slots(self, queue: str, timeout_s: float) -> tuple[Sequence[SlotNews], int]:
         """Read all free and used slots, and the revision of the read."""
         call = EngineCall(self._registry, timeout_s)
-        return _slots.read(call, self._keys_of(queue)), call.seen
+        return reading.slots(call, self._keys_of(queue)), call.seen
 
     def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
         """Report to ``sink`` all slots published, used or deleted after ``from_revision``."""
         keys = self._keys_of(queue)
         return self._registry.watch(
-            Target(keys.slots, prefix=True), from_revision + 1, _slots.SlotChangeSink(keys, sink)
+            Target(keys.slots, prefix=True), from_revision + 1, SlotChangeSink(keys, sink)
         )
 
     def settle(self) -> None:
@@ -361,6 +390,10 @@ class KeyValueEngine(Engine, SharesSlots):
             case Collect():
                 longest = self._registry.capabilities.max_operations - COLLECTION_OVERHEAD
                 return CollectStep(write, self._keys_of(write.queue), self._limits, longest)
+
+
+def _deletion(item: KeyValue) -> Transaction:
+    return Transaction((Unchanged(item.key, item.mod_revision),), (Delete(item.key),), (Get(item.key),))
 
 
 def _durability(capabilities: Capabilities) -> str:

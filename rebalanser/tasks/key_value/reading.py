@@ -1,59 +1,69 @@
-"""Reads of an engine: tasks, payloads, logs, pages and counts of a queue."""
+"""Reads and watches of an engine: tasks, payloads, logs, pages, counts and free slots of a queue."""
 
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import Changed, Get, HistoryLost, KeyValue, Range, Result, WatchEvent
 from rebalanser.tasks import ids
-from rebalanser.tasks.engine import Change, ChangeFilter, Lost, Page, Sink
+from rebalanser.tasks.engine import Change, ChangeFilter, Lost, Page, Sink, SlotSink
+from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import EngineCall
-from rebalanser.tasks.key_value.values import is_marked, load_place, load_task, status_of
+from rebalanser.tasks.key_value.values import is_marked, load_place, load_slot, load_task, status_of
 from rebalanser.tasks.model import LimitId, Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import settles
 
+NewsT = TypeVar("NewsT")
 
-class StateSink:
-    """The sink of a registry's watch that passes changed states on to an engine's sink.
+
+class _ChangeSink(ABC, Generic[NewsT]):
+    """A sink of a registry's watch that passes changes on to an engine's sink, in their order."""
+
+    def __init__(self, sink: Callable[[Sequence[NewsT] | Lost], None]) -> None:
+        self._sink = sink
+
+    def __call__(self, events: Sequence[WatchEvent]) -> None:
+        """Report the changes of these events."""
+        changes: list[NewsT] = []
+        for event in events:
+            news = Lost(event.revision) if isinstance(event, HistoryLost) else self._news_of(event)
+            if isinstance(news, Lost):
+                self._report(changes)
+                changes = []
+                self._sink(news)
+            elif news is not None:
+                changes.append(news)
+        self._report(changes)
+
+    def _report(self, changes: Sequence[NewsT]) -> None:
+        if changes:
+            self._sink(changes)
+
+    @abstractmethod
+    def _news_of(self, event: Changed) -> NewsT | Lost | None:
+        """Return the news of a change; None if there is none."""
+
+
+class StateSink(_ChangeSink[Stored]):
+    """Reports changed states.
 
     Deletions are left out: only closed tasks are deleted. Unreadable values are reported as lost, so that a
     later read raises the error.
     """
 
     def __init__(self, keys: QueueKeys, sink: Sink, wants: ChangeFilter | None = None) -> None:
+        super().__init__(sink)
         self._keys = keys
-        self._sink = sink
         self._wants = wants
 
-    def __call__(self, events: Sequence[WatchEvent]) -> None:
-        """Report the changes of these events."""
-        changed: list[Stored] = []
-        for event in events:
-            news = self._lost_or_changed(event)
-            if isinstance(news, Stored):
-                changed.append(news)
-            elif news is not None:
-                self._report(changed)
-                changed = []
-                self._sink(news)
-        self._report(changed)
-
-    def _report(self, changed: Sequence[Stored]) -> None:
-        if changed:
-            self._sink(changed)
-
-    def _lost_or_changed(self, event: WatchEvent) -> Stored | Lost | None:
-        if isinstance(event, HistoryLost):
-            return Lost(event.revision)
-        return self._changed(event)
-
-    def _changed(self, event: Changed) -> Stored | Lost | None:
+    def _news_of(self, event: Changed) -> Stored | Lost | None:
         """Return the task that was put; None if it was deleted or marked, or is not wanted."""
         value = event.value
         if value is None or is_marked(value):
@@ -68,6 +78,20 @@ class StateSink:
         except UnusableStore:
             return Lost(event.revision)
         return entry.stored
+
+
+class SlotChangeSink(_ChangeSink[SlotNews]):
+    """Reports slots that were published, used or deleted."""
+
+    def __init__(self, keys: QueueKeys, sink: SlotSink) -> None:
+        super().__init__(sink)
+        self._keys = keys
+
+    def _news_of(self, event: Changed) -> SlotNews | None:
+        if event.value is None:
+            process, holder = self._keys.process_and_holder(event.key)
+            return GoneSlot(holder, process)
+        return _slot_of(self._keys, event.key, event.value, event.revision)
 
 
 MAX_COUNTED: Final = 10_000
@@ -253,3 +277,21 @@ def count(call: EngineCall, keys: QueueKeys) -> Mapping[Status, int]:
         counted.update(status_of(item.key, item.value) for item in items)
         after = items[-1].key
     return dict(counted)
+
+
+def slots(call: EngineCall, keys: QueueKeys) -> list[SlotNews]:
+    """Read all slots."""
+    loaded = (stored_slot(keys, item) for item in all_values(call, keys.slots))
+    return [slot for slot in loaded if slot is not None]
+
+
+def stored_slot(keys: QueueKeys, item: KeyValue) -> FreeSlot | UsedSlot | None:
+    """Load a slot; None if it can't be read, as one of a newer version."""
+    return _slot_of(keys, item.key, item.value, item.mod_revision)
+
+
+def _slot_of(keys: QueueKeys, key: str, value: bytes, revision: int) -> FreeSlot | UsedSlot | None:
+    try:
+        return load_slot(*keys.process_and_holder(key), key, value, revision)
+    except UnusableStore:
+        return None
