@@ -44,7 +44,8 @@ class _Postponed:
         depth = getattr(self._own, "depth", 0)
         if not depth:
             with self._changed:
-                self._changed.wait_for(lambda: not self._forking)
+                while self._forking:
+                    self._changed.wait()
                 self._inside += 1
         self._own.depth = depth + 1
 

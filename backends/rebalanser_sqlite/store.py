@@ -152,7 +152,14 @@ class Store:
         self._commits = 0
         self._log_warned_bytes = 0
         self._checkpointer: sqlite3.Connection | None = None
-        self._identities: dict[Path, tuple[int, int]] = {}
+        self._identities: dict[str, tuple[int, int]] = {}
+        self._page_bytes = 0
+        self._pages_left = 0
+        """The pages that the last transaction left; 0 if these must be counted before the next one."""
+        self._pages_before = 0
+        self._pages_now = 0
+        self._is_scarce = False
+        """True if the disk had little room when the database last grew."""
         self._settings = list(SETTINGS)
         self._is_suspended = False
         self._is_closed = False
@@ -176,7 +183,8 @@ class Store:
         try:
             with self._failures():
                 patiently(self._prepare, deadline)
-            self._identities = {file: self._identity(file) for file in (self.path, *self._beside)}
+            self._pages_left = 0
+            self._identities = {str(file): self._identity(str(file)) for file in (self.path, *self._beside)}
             self._check_identity()
         except BaseException:
             self.connection.close()
@@ -188,7 +196,8 @@ class Store:
             self._is_suspended = True
             self._close_connections()
             # The files beside it may go with the last connection of the host; the file itself may not.
-            self._identities = {self.path: self._identities.get(self.path, (0, 0))}
+            path = str(self.path)
+            self._identities = {path: self._identities.get(path, (0, 0))}
 
     def _resume(self, deadline: Deadline) -> None:
         """Open the connection again, if it was suspended."""
@@ -290,9 +299,9 @@ class Store:
                 raise failure(error, self.path) from error
 
     @staticmethod
-    def _identity(file: Path) -> tuple[int, int]:
+    def _identity(file: str) -> tuple[int, int]:
         try:
-            found = os.stat(file)  # noqa: PTH116 - half the time of Path.stat, three times a transaction
+            found = os.stat(file)  # noqa: PTH116 - as below
         except OSError:
             return 0, 0
         return found.st_dev, found.st_ino
@@ -303,7 +312,12 @@ class Store:
         Another file has another history: two sets of processes would each own all resources.
         """
         for file, opened in self._identities.items():
-            if self._identity(file) != opened or opened == (0, 0):
+            try:
+                found = os.stat(file)  # noqa: PTH116 - half the time of Path.stat, three times a transaction
+                is_other = (found.st_dev, found.st_ino) != opened
+            except OSError:
+                is_other = True
+            if is_other:
                 raise UnusableStore(
                     f"{file} was removed or replaced while in use; stop all processes that use {self.path}, "
                     "then start them again"
@@ -344,21 +358,33 @@ class Store:
         """
         with forks.postponed:
             self._resume(deadline)
-            with self._rolled_back_at_end():
-                with self._failures():
-                    patiently(lambda: self.connection.execute("BEGIN IMMEDIATE"), deadline)
+            self._pages_before, self._pages_left, self._pages_now = self._pages_left, 0, 0
+            try:
+                try:  # other context managers would take a tenth of the time of a small transaction
+                    patiently(self._begin_writing, deadline)
                     self._check_identity()
                     ends = deadline if ends_within_s is None else Deadline.after(ends_within_s)
                     yield
-                if not ends.left_s:
-                    raise RegistryUnavailable(
-                        f"the time was up before {self.path} could commit; no effect, try again"
-                    )
-                try:
-                    self.connection.execute("COMMIT")
                 except sqlite3.Error as error:
-                    raise commit_failure(error, self.path) from error
+                    raise failure(error, self.path) from error
+                self._commit(ends)
+            finally:
+                self._roll_back()
             self._commits += 1
+            self._pages_left = self._pages_now
+
+    def _begin_writing(self) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+
+    def _commit(self, ends: Deadline) -> None:
+        if not ends.left_s:
+            raise RegistryUnavailable(
+                f"the time was up before {self.path} could commit; no effect, try again"
+            )
+        try:
+            self.connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise commit_failure(error, self.path) from error
 
     @contextmanager
     def _rolled_back_at_end(self) -> Iterator[None]:
@@ -381,6 +407,14 @@ class Store:
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         return int(pages)
 
+    def pages_before(self) -> int:
+        """Return the number of pages before this transaction has changed anything.
+
+        It is that after the last one of this connection while the disk has room: if others have added pages
+        meanwhile, this transaction counts as one that does.
+        """
+        return self._pages_before or self.pages()
+
     def check_room(self, pages_before: int) -> None:
         """Refuse a transaction that enlarges the database when the disk has room only for heartbeats.
 
@@ -390,18 +424,24 @@ class Store:
         """
         pages = self.pages()
         if pages <= pages_before:
+            self._pages_now = 0 if self._is_scarce else pages
             return
-        (page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
+        if not self._page_bytes:
+            (self._page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
+        page_bytes = self._page_bytes
         try:
-            disk, file_bytes = os.statvfs(self.path), self.path.stat().st_size
+            disk, file_bytes = os.statvfs(self.path), os.stat(self.path).st_size  # noqa: PTH116
         except OSError as error:
             raise RegistryUnavailable(
                 f"the disk of {self.path} does not say how full it is: {error.strerror}; try again"
             ) from error
         not_yet_in_the_file = pages * page_bytes - file_bytes
         free = disk.f_bavail * disk.f_frsize - not_yet_in_the_file
-        if free < SCARCE_BYTES:
+        self._is_scarce = free < SCARCE_BYTES
+        if self._is_scarce:
             self._commits = COMMITS_PER_CHECKPOINT
+        else:
+            self._pages_now = pages
         if free < RESERVE_BYTES:
             raise QuotaExceeded(
                 f"the disk of {self.path} is nearly full, and the last {RESERVE_BYTES >> 20} MB are left for "
@@ -410,8 +450,10 @@ class Store:
 
     def checkpoint_if_due(self) -> None:
         """Make a checkpoint every ``COMMITS_PER_CHECKPOINT`` commits."""
+        if self._commits < COMMITS_PER_CHECKPOINT:
+            return
         with forks.postponed:
-            if self._commits >= COMMITS_PER_CHECKPOINT and not self._is_suspended:
+            if not self._is_suspended:
                 self.checkpoint()
 
     def checkpoint(self) -> None:

@@ -325,6 +325,52 @@ def test_tasks_leave_the_last_room_on_the_disk_to_heartbeats(
     assert isinstance(engine.apply([large], PATIENCE_S)[0], Applied)
 
 
+@pytest.mark.rule("RB-21")
+def test_pages_that_others_have_added_are_not_taken_for_ones_own(
+    engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pages before a transaction are those after the last one, unless it could matter."""
+    engine.apply([enqueue(number) for number in range(1, 100)], PATIENCE_S)
+    known = engine._committer._store._pages_left
+    with closing(SqliteEngine(path)) as other:
+        large = replace(enqueue(100), task=replace(enqueue(100).task, payload=bytes(1_000_000)))
+        assert isinstance(other.apply([large], PATIENCE_S)[0], Applied)
+    assert 0 < known < engine._committer._store.pages()
+    monkeypatch.setattr(store, "RESERVE_BYTES", 1 << 62)
+    claimed = replace(completion(present(engine, 1)), update=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_forget_some", lambda *_: pytest.fail("the history is trimmed for nothing"))
+        assert isinstance(engine.apply([claimed], PATIENCE_S)[0], Applied)
+    larger = replace(enqueue(101), task=replace(enqueue(101).task, payload=bytes(1_000_000)))
+    with pytest.raises(QuotaExceeded, match="left for heartbeats"):
+        engine.apply([larger], PATIENCE_S)
+
+
+def test_a_lone_enqueue_takes_five_statements(engine: SqliteEngine) -> None:
+    """Each one more would take longer than all that Python does for it."""
+    engine.apply([enqueue(number) for number in range(1, 10)], PATIENCE_S)
+    statements: list[str] = []
+    engine._committer._store.connection.set_trace_callback(statements.append)
+    engine.apply([enqueue(10)], PATIENCE_S)
+    first_words = [each.split()[0] for each in statements]
+    assert first_words == ["BEGIN", "SELECT", "INSERT", "PRAGMA", "COMMIT"]
+
+
+def test_the_numbers_of_queues_are_read_again_once_the_file_has_gone_back(
+    engine: SqliteEngine, path: Path
+) -> None:
+    engine.define("other", 1, PATIENCE_S)
+    engine.apply([enqueue(1), enqueue(2, "other")], PATIENCE_S)
+    with closing(sqlite3.connect(path)) as restored, restored:  # a backup in which they have other numbers
+        for table in ("tasks", "changes", "counts"):
+            restored.execute(f"DELETE FROM skuld_{table}")
+        restored.execute("UPDATE skuld_meta SET counted = 0, forgotten_to = 0")
+        restored.execute("UPDATE skuld_queues SET number = 10 - number")
+    engine.apply([enqueue(3), enqueue(4, "other")], PATIENCE_S)
+    assert list(engine.read(QUEUE, [task_id(3), task_id(4)], PATIENCE_S)) == [task_id(3)]
+    assert list(engine.read("other", [task_id(3), task_id(4)], PATIENCE_S)) == [task_id(4)]
+
+
 @pytest.mark.rule("RB-28")
 def test_tasks_make_room_in_the_history_of_a_registry_in_their_file(engine: SqliteEngine, path: Path) -> None:
     with closing(SqliteRegistry(path)) as registry:

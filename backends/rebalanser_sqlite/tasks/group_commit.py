@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -22,6 +21,8 @@ from rebalanser_sqlite.tasks.writing import Writing
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from rebalanser_sqlite.tasks.writing import Known
 
 CHUNK_WEIGHT = 500
 CHUNK_BYTES = 4 << 20
@@ -178,6 +179,7 @@ class Committer:
         self._waiting: deque[_Job[Any]] = deque()
         self._led = False
         self._closed = False
+        self._known: Known | None = None
 
     def submit(self, action: Action[T], deadline: Deadline) -> T:
         """Carry out an action in one transaction, perhaps with other threads' actions; return its outcome.
@@ -266,15 +268,20 @@ class Committer:
 
     def _commit(self, group: list[_Job[Any]], deadline: Deadline) -> bool:
         """Commit a group; True if anything was changed."""
-        with self._store.writing(deadline), closing(self._store.connection.cursor()) as cursor:
-            if not group:
-                self._take(group)
-            pages = self._store.pages()
-            writing = Writing(cursor)
-            for job in group:
-                job.do(writing)
-            writing.finish()
+        with self._store.writing(deadline):
+            cursor = self._store.connection.cursor()
+            try:
+                if not group:
+                    self._take(group)
+                pages = self._store.pages_before()
+                writing = Writing(cursor, self._known)
+                for job in group:
+                    job.do(writing)
+                writing.finish()
+            finally:
+                cursor.close()
             self._store.check_room(pages)
+        self._known = writing.known
         return writing.changed
 
     def _take(self, group: list[_Job[Any]]) -> None:

@@ -6,7 +6,7 @@ Every statement is a constant, so that SQLite reuses its prepared form.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rebalanser.errors import InvalidState
 from rebalanser.tasks.engine import (
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from rebalanser.tasks.model import Head, TaskId
+
+    Known: TypeAlias = tuple[int, dict[str, int]]
 
 _COUNT = (
     "INSERT INTO skuld_counts (queue, status, tasks) VALUES (?, ?, ?) "
@@ -197,17 +199,23 @@ FORGET_STEP = 1_000
 class Writing:
     """The writes of one transaction: each in turn, then :meth:`finish`.
 
-    The connection of ``cursor`` holds the write lock.
+    The connection of ``cursor`` holds the write lock. ``known`` has a revision, and the numbers of queues
+    that were committed by then: they are read again if the file has gone back since.
     """
 
-    def __init__(self, cursor: sqlite3.Cursor) -> None:
+    def __init__(self, cursor: sqlite3.Cursor, known: Known | None = None) -> None:
         self.cursor = cursor
         self._before, self._counted, self._forgotten = latest(cursor)
         self._revision = self._before
-        self._queues: dict[str, int] = {}
+        self._queues = dict(known[1]) if known is not None and known[0] <= self._before else {}
         self._tokens: dict[tuple[int, int], int | None] = {}
         self._with_dependents: dict[int, bool] = {}
         self._changes: list[tuple[int, int, int, int | None, int | None]] = []
+
+    @property
+    def known(self) -> Known:
+        """What the next transaction knows of this one, once it is committed."""
+        return self._revision, self._queues
 
     @property
     def changed(self) -> bool:
