@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from etcd3 import etcdrpc
@@ -89,11 +88,10 @@ def to_request(transaction: Transaction, anchor: str) -> Any:
 
 def to_outcome(transaction: Transaction, reply: Any, follow_up: FollowUp) -> Outcome:
     """Return the outcome in a TxnResponse; ``follow_up`` reads the further pages of long ranges."""
+    revision, term = reply.header.revision, reply.header.raft_term
     if _is_bare(transaction):
-        outcome = Outcome(succeeded=reply.succeeded, revision=reply.header.revision, results=())
-    else:
-        outcome = _outcome(transaction, reply, reply.header.revision, follow_up)
-    return replace(outcome, term=reply.header.raft_term)
+        return Outcome(reply.succeeded, revision, (), term)
+    return _outcome(transaction, reply, revision, follow_up, term)
 
 
 def to_watch_request(target: Target, from_revision: int) -> Any:
@@ -115,7 +113,9 @@ def _txn_request(transaction: Transaction) -> Any:
     )
 
 
-def _outcome(transaction: Transaction, reply: Any, revision: int, follow_up: FollowUp) -> Outcome:
+def _outcome(
+    transaction: Transaction, reply: Any, revision: int, follow_up: FollowUp, term: int = 0
+) -> Outcome:
     operations = transaction.then if reply.succeeded else transaction.otherwise
     if len(operations) != len(reply.responses):
         raise InternalError(f"etcd answered {len(reply.responses)} of {len(operations)} operations")
@@ -123,7 +123,7 @@ def _outcome(transaction: Transaction, reply: Any, revision: int, follow_up: Fol
         _result(operation, response, revision, follow_up)
         for operation, response in zip(operations, reply.responses, strict=True)
     )
-    return Outcome(succeeded=reply.succeeded, revision=revision, results=results)
+    return Outcome(reply.succeeded, revision, results, term)
 
 
 def _bytes(transaction: Transaction) -> int:

@@ -155,7 +155,7 @@ def unsafe_reasons(versions: Iterable[str]) -> tuple[str, ...]:
     return _unsafe_reasons(tuple(sorted(set(versions))))
 
 
-@lru_cache(maxsize=16)  # asked for with every request
+@lru_cache(maxsize=16)
 def _unsafe_reasons(versions: tuple[str, ...]) -> tuple[str, ...]:
     reasons = []
     for text in versions:

@@ -6,11 +6,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -212,16 +211,8 @@ class EtcdRegistry(Registry):
         etcd does not report its shortest lease, which depends on its election timeout: ``min_lease_ttl_s`` is
         1 until a grant shows that it is longer. ``Granted.ttl_s`` has the true time to live.
         """
-        return replace(
-            CAPABILITIES,
-            max_operations=self._max_operations,
-            min_lease_ttl_s=self._min_lease_ttl_s,
-            unsafe_reasons=(
-                *self._reasons,
-                *unsafe_reasons(self._endpoints.versions),
-                *(f"{each} has not answered: its cluster is not known" for each in self._endpoints.absent),
-            ),
-        )
+        limits = (self._max_operations, self._min_lease_ttl_s)
+        return _capabilities(*limits, self._reasons, tuple(self._endpoints.versions), self._endpoints.absent)
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
         """Carry out one request within ``timeout_s`` seconds, and return its answer; see the contract."""
@@ -324,9 +315,13 @@ class EtcdRegistry(Registry):
     def _read_whole(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
         """Read, and start again if a compaction removed the first page's revision before the last page."""
         deadline = time.monotonic() + timeout_s
+        try:
+            return self._read(transaction, request, timeout_s)  # nearly always the only try, as in Endpoints
+        except CallFailed:
+            pass
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(CallFailed),
-            stop=lambda state: state.attempt_number > 1 and time.monotonic() >= deadline,
+            stop=lambda _state: time.monotonic() >= deadline,
             reraise=True,
         )
         try:
@@ -336,33 +331,62 @@ class EtcdRegistry(Registry):
 
     def _read(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
         reply = self._endpoints.call("transact", request, timeout_s, Repeat.READ)
-        with self._pages(timeout_s) as pages:
+        with _Pages(self._endpoints, timeout_s) as pages:
             return to_outcome(transaction, reply, pages)
 
     def _write(self, transaction: Transaction, request: Any, timeout_s: float) -> Outcome:
         reply = self._endpoints.call("transact", request, timeout_s, Repeat.NEVER)
         try:
-            with self._pages(timeout_s) as pages:
+            with _Pages(self._endpoints, timeout_s) as pages:
                 return to_outcome(transaction, reply, pages)
         except (CallFailed, RegistryUnavailable) as error:
             raise OutcomeUnknown(
                 f"etcd carried out the transaction, but what it read came incompletely: {error}"
             ) from error
 
-    @contextmanager
-    def _pages(self, timeout_s: float) -> Iterator[FollowUp]:
-        """Read further pages of a range aside; each page has the time limit of a request.
 
-        The thread for it is started with the first page, as most transactions have none.
-        """
-        with ExitStack() as stack:
+class _Pages:
+    """Reads further pages of a range aside; each page has the time limit of a request.
 
-            @cache
-            def aside() -> ThreadPoolExecutor:
-                return stack.enter_context(ThreadPoolExecutor(1, "rebalanser-etcd-pages"))
+    The thread for it is started with the first page, as most transactions have none.
+    """
 
-            read = partial(self._endpoints.call, "range", timeout_s=timeout_s, repeat=Repeat.READ)
-            yield lambda page: aside().submit(read, page).result
+    def __init__(self, endpoints: Endpoints, timeout_s: float) -> None:
+        self._endpoints = endpoints
+        self._timeout_s = timeout_s
+        self._aside: ThreadPoolExecutor | None = None
+
+    def __call__(self, page: Any) -> Callable[[], Any]:
+        """Send a request for a page; return what waits for its answer."""
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, "rebalanser-etcd-pages")
+        return self._aside.submit(
+            self._endpoints.call, "range", page, timeout_s=self._timeout_s, repeat=Repeat.READ
+        ).result
+
+    def __enter__(self) -> FollowUp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._aside is not None:
+            self._aside.shutdown()
+
+
+@lru_cache(maxsize=16)  # asked for with every request
+def _capabilities(
+    max_operations: int,
+    min_lease_ttl_s: float,
+    reasons: tuple[str, ...],
+    versions: tuple[str, ...],
+    absent: tuple[str, ...],
+) -> Capabilities:
+    unknown = (f"{each} has not answered: its cluster is not known" for each in absent)
+    return replace(
+        CAPABILITIES,
+        max_operations=max_operations,
+        min_lease_ttl_s=min_lease_ttl_s,
+        unsafe_reasons=(*reasons, *unsafe_reasons(versions), *unknown),
+    )
 
 
 def _left_s(deadline: float) -> float:

@@ -275,13 +275,8 @@ class Batch:
         Raises:
             OutcomeUnknown: also if the registry refused a transaction after others had taken effect.
         """
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_result(bool),
-            stop=tenacity.stop_after_attempt(MAX_TRIES - 1),
-            retry_error_callback=lambda _state: True,
-        )
         try:
-            if self._carry_out() and retrying(self._carry_out):
+            if self._carry_out() and self._carry_out_again():
                 raise RegistryUnavailable(f"others were quicker {MAX_TRIES} times")
         except OutcomeUnknown:
             raise
@@ -290,6 +285,15 @@ class Batch:
                 raise OutcomeUnknown(f"a part of the batch took effect, the rest did not: {error}") from error
             raise
         return [answer for answer in self._answers if answer is not None]
+
+    def _carry_out_again(self) -> bool:
+        """Carry out the unanswered steps a few times more; True if some are still unanswered."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_result(bool),
+            stop=tenacity.stop_after_attempt(MAX_TRIES - 1),
+            retry_error_callback=lambda _state: True,
+        )
+        return bool(retrying(self._carry_out))
 
     def _unanswered(self) -> list[int]:
         return [index for index, answer in enumerate(self._answers) if answer is None]
