@@ -51,6 +51,8 @@ class Ancestry:
         Raises:
             DependencyCycle: a dependency waits for the new task.
         """
+        if not head.after:
+            return
         coming = coming or {}
         seen: set[TaskId] = set()
         all_exist = True

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -163,9 +162,10 @@ class Settlement:
                 raise lost or error from error
             lost = newly_lost or lost
             pending_writes = [pending for pending, _ in writes if not pending.settled]
-            if pending_writes:
-                yield from self._read_back(pending_writes, lost)
-                pending_writes = [pending for pending in pending_writes if not pending.settled]
+            if not pending_writes:
+                return
+            yield from self._read_back(pending_writes, lost)
+            pending_writes = [pending for pending in pending_writes if not pending.settled]
             if pending_writes and newly_lost is not None:
                 losses += 1
                 if losses > MAX_QUICK_RETRIES and self._now() >= gives_up_at:
@@ -186,7 +186,10 @@ class Settlement:
                 raise
             return (yield from self._write_apart(writes, error))
         for (pending, _), answer in zip(writes, answers, strict=True):
-            _of_one(pending, partial(pending.answered, answer))
+            try:
+                pending.answered(answer)
+            except Exception as error:
+                _fail(pending, error)
         return None
 
     def _write_apart(
@@ -214,18 +217,22 @@ class Settlement:
         except RegistryUnavailable as error:
             raise lost or error from error
         for pending in pending_writes:
-            _of_one(pending, partial(pending.found, found.get(pending.task)))
+            try:
+                pending.found(found.get(pending.task))
+            except Exception as error:
+                _fail(pending, error)
 
     def _patiently(self, request: Request) -> Script[Any]:
         """Make a request; retry it while the engine is away."""
         gives_up_at = self._now() + self._timeout_s
-        delay = GrowingDelay(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
+        delay: GrowingDelay | None = None
         while True:
             try:
                 return (yield request)
             except RegistryUnavailable:
                 if self._now() >= gives_up_at:
                     raise
+            delay = delay or GrowingDelay(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
             yield Sleep(delay.after(0.0))
 
 
@@ -240,25 +247,23 @@ def _writes_of(
 ) -> list[tuple[PendingWrite[object], Write]]:
     writes: list[tuple[PendingWrite[object], Write]] = []
     for pending in pending_writes:
-        write = _of_one(pending, pending.write, lost)
-        if write is not None:
-            writes.append((pending, write))
+        try:
+            write = pending.write()
+        except Exception as error:
+            _fail(pending, error, lost)
+        else:
+            if write is not None:
+                writes.append((pending, write))
     return writes
 
 
-def _of_one(
-    pending: PendingWrite[object], part: Callable[[], ResultT], lost: OutcomeUnknown | None = None
-) -> ResultT | None:
-    """Run one pending write's own code; what it raises fails that pending write only.
+def _fail(pending: PendingWrite[object], error: Exception, lost: OutcomeUnknown | None = None) -> None:
+    """Fail a pending write whose own code raised an error; the others of its batch go on.
 
-    If the error is an outage, the pending write fails with ``lost``, as its earlier write may take effect.
+    If the error is an outage, it fails with ``lost``, as its earlier write may take effect.
     """
-    try:
-        return part()
-    except Exception as error:
-        unknown = lost if kind_of(error) is ErrorKind.OUTAGE else None
-        pending.fail(unknown or error)
-        return None
+    unknown = lost if kind_of(error) is ErrorKind.OUTAGE else None
+    pending.fail(unknown or error)
 
 
 def enqueue_together(tasks: Sequence[Enqueue], places: Sequence[str] = ()) -> Script[None]:

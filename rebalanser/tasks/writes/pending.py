@@ -168,9 +168,12 @@ class PendingEnqueue(PendingWrite[Answer]):
     """Enqueues one task or several. The result is the answer; after a lost one it is repeated (SK-3)."""
 
     def __init__(self, enqueue: Enqueue | EnqueueAll) -> None:
-        enqueues = enqueue.enqueues if isinstance(enqueue, EnqueueAll) else (enqueue,)
-        super().__init__(enqueues[0].task.head.id)
-        self.after = tuple(task for each in enqueues for task in each.task.head.after)
+        if isinstance(enqueue, EnqueueAll):
+            super().__init__(enqueue.enqueues[0].task.head.id)
+            self.after = tuple(task for each in enqueue.enqueues for task in each.task.head.after)
+        else:
+            super().__init__(enqueue.task.head.id)
+            self.after = enqueue.task.head.after
         self._enqueue = enqueue
 
     def write(self) -> Enqueue | EnqueueAll:

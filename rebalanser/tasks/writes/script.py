@@ -7,9 +7,9 @@ takes no lock, so that threads and the simulator run the same code. Threads run 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rebalanser.tasks.engine import Write
 from rebalanser.tasks.model import LimitId, TaskId
@@ -84,30 +84,40 @@ class Sleep:
 
 Request: TypeAlias = Apply | ReadTasks | ReadPage | ReadPayloads | ReadRates | Submit | Await | Sleep
 Script: TypeAlias = Generator[Request, Any, ResultT]
-_NO_LOCK: Final = nullcontext()
 
 
 def run_script(
     script: Generator[RequestT, Any, ResultT],
     perform: Callable[[RequestT], Any],
-    lock: AbstractContextManager[object] = _NO_LOCK,
+    lock: AbstractContextManager[object] | None = None,
 ) -> ResultT:
     """Run a script, and return its result; errors of requests are thrown into it.
 
     ``lock`` is held while the script runs, and released during requests.
     """
+    send: Callable[[Any], RequestT] = script.send
+    throw: Callable[[Any], RequestT] = script.throw
+    if lock is not None:
+        send, throw = _within(lock, send), _within(lock, throw)
     try:
-        with lock:
-            request = next(script)
+        request = send(None)
         while True:
             try:
                 answer = perform(request)
             except BaseException as error:
-                with lock:
-                    request = script.throw(error)
+                request = throw(error)
             else:
-                with lock:
-                    request = script.send(answer)
+                request = send(answer)
     except StopIteration as ended:
         result: ResultT = ended.value
         return result
+
+
+def _within(
+    lock: AbstractContextManager[object], advance: Callable[[Any], RequestT]
+) -> Callable[[Any], RequestT]:
+    def locked(answer: Any) -> RequestT:
+        with lock:
+            return advance(answer)
+
+    return locked
