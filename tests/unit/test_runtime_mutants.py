@@ -775,7 +775,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, _Verdict]
         check=False,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     ended = (json.loads(path.read_text()) for path in results.iterdir())
