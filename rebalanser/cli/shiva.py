@@ -39,7 +39,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import stopping_on_signals
 from rebalanser.settings import Settings
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, OutputAnswer
+from rebalanser.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnswer
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -145,6 +145,16 @@ StalledOption = Annotated[
         help="Time after which a worker that answers and follows no assignment counts as gone.",
     ),
 ]
+SnapshotOption = Annotated[
+    int,
+    typer.Option(
+        "--snapshot-changes",
+        min=0,
+        max=CHANGE_KEYS - 1,
+        metavar="N",
+        help="Changes published at most before the next whole assignment; 0 for whole ones only.",
+    ),
+]
 RetryInitialOption = Annotated[
     float,
     typer.Option(
@@ -242,6 +252,7 @@ def leader(
     retry_initial: RetryInitialOption = 30.0,
     retry_max: RetryMaxOption = 300.0,
     away_grace: GraceOption = 0.0,
+    snapshot_changes: SnapshotOption = CHANGE_KEYS - 1,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -259,6 +270,7 @@ def leader(
         retry_initial_s=retry_initial,
         retry_max_s=retry_max,
         away_grace_s=away_grace,
+        snapshot_changes=snapshot_changes,
     )
     options.check()
     _warn_of_short_deadline(options, WorkerOptions())
@@ -306,6 +318,7 @@ def daemon(
     retry_initial: RetryInitialOption = 30.0,
     retry_max: RetryMaxOption = 300.0,
     away_grace: GraceOption = 0.0,
+    snapshot_changes: SnapshotOption = CHANGE_KEYS - 1,
     registry: UrlOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
@@ -323,6 +336,7 @@ def daemon(
         retry_initial_s=retry_initial,
         retry_max_s=retry_max,
         away_grace_s=away_grace,
+        snapshot_changes=snapshot_changes,
     )
     options.check()
     offered = _worker_options(tag, keep_files)

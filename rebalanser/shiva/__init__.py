@@ -22,14 +22,23 @@ late document of it there all the same, its **epoch** (term, number) is below th
 and status readers refuse it (SH-7).
 
 *The document.* One complete assignment, written to COMMAND and ASSIGNEMENT with the consumed offset, both or
-neither. On COMMAND it stands behind the commands that it follows from, so that an application's archive is on
-the log, and a worker knows where, before a document names it (SH-6). A worker acts on the last document only,
-on entries that name it and **its incarnation**: a restarted worker runs nothing until a leader has heard it.
+neither. Restarts that a worker makes by itself are not in it; pongs tell of them. On COMMAND it stands behind
+the commands that it follows from, so that an application's archive is on the log, and a worker knows where,
+before a document names it (SH-6). A worker acts on the last document only, on entries that name it and **its
+incarnation**: a restarted worker runs nothing until a leader has heard it.
 
 *Files* (SH-4). A worker that is named for an application reads its archive from where the parts stand,
 unpacks it, and starts the application then; until then it is pending. Unpacked files stay while a document
 names the worker, while a process uses them, and ``keep_files_s`` longer: what comes back in that time starts
 at once. An application's own data stays until a stop.
+
+*Changes* (SH-24). A document is written whole or as a change of the one published before it in the same term;
+the first of a term is whole. A change is written just as a document is, and applied to the very document that
+it names: whoever has not read that one knows so, and waits for a whole one. A worker that waits acts on an
+older document, which is as if it read slowly. A leader never goes on from a document that lacks a change: the
+missing one may have named another worker. A leader of a version that reads whole documents only would do just
+that. So workers refuse its documents while a change is outstanding, and its successor goes on from the last
+one that they followed. Leaders write changes only while every known worker reads them.
 
 *One worker at a time* (SH-13). An entry names at most one worker. To move an application, the leader
 publishes it without a worker, ``leaving`` the old one since that epoch, and names the new one only when the

@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import Final, TypeAlias, assert_never
 
 from rebalanser.errors import InternalError
+from rebalanser.shiva.changes import DocumentChain
 from rebalanser.shiva.keeping import Keeper
 from rebalanser.shiva.membership import Members, Verdict
 from rebalanser.shiva.messages import (
     CaughtUp,
+    ChangeRead,
     Deposed,
     DocumentPassed,
     DocumentRead,
@@ -43,6 +45,7 @@ from rebalanser.shiva.placing import MAX_CORDONS, MAX_REASON_CHARS, Board, Retri
 from rebalanser.shiva.publishing import Publisher
 from rebalanser.shiva.records import (
     AssignmentDocument,
+    DocumentChange,
     KeptCommand,
     Ping,
     Pong,
@@ -108,6 +111,8 @@ class Leader:
         self._announced = _NOTHING_READ
         self._version = 0
         self._assignement_lost = True
+        self._chain = DocumentChain()
+        """What was read of documents on COMMAND."""
         self._inherited_s = 0.0
         self._caught_up = False
         self._done = False
@@ -255,6 +260,7 @@ class Leader:
         | StopRead
         | WorkerCommandRead
         | DocumentRead
+        | ChangeRead
         | DocumentPassed
         | LeaderRead
         | PartRead
@@ -273,10 +279,10 @@ class Leader:
                 self._command_read(event)
             case WorkerCommandRead():
                 self._worker_command_read(event)
-            case DocumentRead(at, document):
-                self._give_way_to(document.epoch.term)
+            case DocumentRead(at, record) | ChangeRead(at, record):
+                self._give_way_to(record.epoch.term)
                 if not self._caught_up and at.offset < self._term:
-                    self._go_on_from(document)
+                    self._go_on_from(record)
             case LeaderRead(at):
                 self._announced = max(self._announced, at.offset)
                 self._give_way_to(at.offset)
@@ -296,12 +302,10 @@ class Leader:
         else:
             self._unread = [*self._unread, record][-max(1, self._options.max_set_aside) :]
 
-    def _go_on_from(self, document: AssignmentDocument) -> None:
+    def _go_on_from(self, record: AssignmentDocument | DocumentChange) -> None:
         """COMMAND has the last document, too, should ASSIGNEMENT have lost it; late ones do not count."""
-        known = self.document
-        newer = known is None or document.epoch > known.epoch
-        if self._assignement_lost and newer and document.epoch.term >= self._announced:
-            self._publisher.document = document
+        if self._assignement_lost and record.epoch.term >= self._announced and self._chain.read(record):
+            self._publisher.document = self._chain.document
 
     def _command_read(self, event: StartRead | StopRead) -> None:
         command = commanded(event)
@@ -356,6 +360,9 @@ class Leader:
         """Go on from the predecessor's document, and follow what it does not reflect yet (SH-9)."""
         self._require_term()
         if self._caught_up:
+            return
+        if self._assignement_lost and self._chain.missed:
+            self._step_down("changes of the last document are missing: where applications run is not known")
             return
         self._caught_up = True
         base = self.document
@@ -658,7 +665,8 @@ class Leader:
             return
         self._board.issued = document.epoch
         self._board.next = replace(document.epoch, number=document.epoch.number + 1)
-        self._effects.append(PublishDocument(document))
+        change = self._publisher.change_under_way(self._now, self._members.all_read_changes)
+        self._effects.append(PublishDocument(document, change))
 
     def _composed(self) -> AssignmentDocument:
         return AssignmentDocument(
@@ -671,6 +679,7 @@ class Leader:
             set_aside=tuple(self._set_aside),
             round_s=self._options.round_s,
             cordons=MappingProxyType(dict(self._board.cordons)),
+            reads_changes=True,
         )
 
     def _published(self, offset: int) -> None:
@@ -705,6 +714,7 @@ class Leader:
         What must have been followed by now was published before the last round began.
         """
         for worker in self._members.find_behind(self._required, self._now, overslept):
+            self._publisher.want_whole(self._now)
             seen, required = self._members.seen(worker), self._required
             self._report(
                 FactKind.WORKER_STALLED, worker=worker, seen=str(seen or "none"), published=str(required)

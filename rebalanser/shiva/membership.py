@@ -59,6 +59,7 @@ class Members:
         self._seen: dict[WorkerId, Epoch | None] = {}
         self._behind: dict[WorkerId, _Behind] = {}
         self._stalled: dict[WorkerId, tuple[Incarnation, Epoch]] = {}
+        self._reads_changes: set[WorkerId] = set()
 
     def take_over(self, workers: Mapping[WorkerId, WorkerEntry], at: float) -> None:
         """Go on from the workers of a predecessor's document; nobody has been heard since ``at``."""
@@ -118,6 +119,7 @@ class Members:
         self._heard_in[worker] = self._rounds
         self._seen[worker] = pong.seen
         self._stalled.pop(worker, None)
+        (self._reads_changes.add if pong.reads_changes else self._reads_changes.discard)(worker)
         self._answered[worker] = Heard(pong.incarnation, pong.sequence)
 
     def refuse(self, pong: Pong) -> bool:
@@ -133,6 +135,12 @@ class Members:
             self.changed = True
         for about in (self._heard_in, self._answered, self._refused, self._seen, self._behind):
             about.pop(worker, None)
+        self._reads_changes.discard(worker)
+
+    @property
+    def all_read_changes(self) -> bool:
+        """True if every known worker has said to this leader that it reads changes (SH-24)."""
+        return self._reads_changes >= self.entries.keys()
 
     def remove_stalled(self, worker: WorkerId, until: Epoch) -> None:
         """Know a worker no longer, and hear none of its pongs before it follows the document ``until``.

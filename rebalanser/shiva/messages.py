@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from rebalanser.shiva.records import (
     AssignmentDocument,
+    DocumentChange,
     KeptCommand,
     LeaderAnnouncement,
     Ping,
@@ -74,8 +75,16 @@ class DocumentRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRead:
+    """A change of the document before it was read from COMMAND."""
+
+    at: Standing
+    record: DocumentChange
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentPassed:
-    """A document on COMMAND was replaced by a later one before it was decoded (SH-24)."""
+    """A document or change on COMMAND was replaced by a later document before it was decoded (SH-24)."""
 
     at: Standing
 
@@ -133,6 +142,7 @@ CommandEvent: TypeAlias = (
     | StopRead
     | WorkerCommandRead
     | DocumentRead
+    | ChangeRead
     | DocumentPassed
     | LeaderRead
     | PartRead
@@ -188,9 +198,13 @@ LeaderEvent: TypeAlias = CommandEvent | TookOver | PongRead | Published | Kept |
 
 @dataclass(frozen=True, slots=True)
 class PublishDocument:
-    """Write the document to COMMAND and ASSIGNEMENT with the offset consumed, both or neither (SH-4)."""
+    """Write the document to COMMAND and ASSIGNEMENT with the offset consumed, both or neither (SH-4).
+
+    With a ``change`` that is written instead: both topics hold what it changes.
+    """
 
     document: AssignmentDocument
+    change: DocumentChange | None = None
 
 
 @dataclass(frozen=True, slots=True)

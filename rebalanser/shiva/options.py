@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from rebalanser.errors import InvalidSettings
+from rebalanser.shiva.records import CHANGE_KEYS
 
 _APPLICATIONS_PER_INTERVAL: Final = 1000
 
@@ -44,6 +45,14 @@ class LeaderOptions:
     """How long changes are collected after a first one, before a document is published."""
     min_publish_interval_s: float = 0.1
     """The shortest time between two documents of up to 1,000 applications; it grows with their number."""
+    snapshot_changes: int = CHANGE_KEYS - 1
+    """How many changes are published at most before the next whole document; 0 for whole ones only (SH-24).
+
+    A whole one is published, too, once changes have as many entries as it has, and while a worker is known
+    that reads no changes.
+    """
+    snapshot_s: float = 3600.0
+    """Seconds after a whole document from which the next one published is a whole one again."""
     retention_s: float = 15 * 24 * 3600.0
     """After how long COMMAND forgets a record (SH-1)."""
     retention_bytes: int = 100_000_000
@@ -82,6 +91,10 @@ class LeaderOptions:
             raise InvalidSettings(
                 f"retry_initial_s {self.retry_initial_s:g} is over retry_max_s {self.retry_max_s:g}"
             )
+        if self.snapshot_changes >= CHANGE_KEYS:
+            raise InvalidSettings(
+                f"snapshot_changes {self.snapshot_changes} must be below the {CHANGE_KEYS} keys of changes"
+            )
         if self.budget_ratio + self.keep_ratio >= 1:
             raise InvalidSettings(
                 f"budget_ratio {self.budget_ratio:g} + keep_ratio {self.keep_ratio:g} must be below 1: what "
@@ -112,5 +125,13 @@ class LeaderOptions:
 
 
 _MAY_BE_ZERO: Final = frozenset(
-    {"away_grace_s", "settle_time_s", "min_publish_interval_s", "drop_after_s", "max_set_aside"}
+    {
+        "away_grace_s",
+        "settle_time_s",
+        "min_publish_interval_s",
+        "drop_after_s",
+        "max_set_aside",
+        "snapshot_changes",
+        "snapshot_s",
+    }
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from rebalanser.errors import InternalError
+from rebalanser.shiva.changes import change_between
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId
+
+LEAST_ENTRIES: Final = 50
+"""Entries of changes that are not worth a whole document, however small that is."""
 
 
 class Publisher:
@@ -23,6 +28,10 @@ class Publisher:
         self._changed_at: float | None = None
         self._commanded = -1
         """The offset of the last command that a document must take into account."""
+        self._whole_due = False
+        self._whole_at = 0.0
+        self._changes = 0
+        self._changed_entries = 0
 
     @property
     def newest(self) -> AssignmentDocument | None:
@@ -47,6 +56,12 @@ class Publisher:
         self._commanded = offset
         self.changed(now)
 
+    def want_whole(self, now: float) -> None:
+        """A worker does not follow: publish a whole document after changes, though nothing is new (SH-24)."""
+        if self._changes:
+            self._whole_due = True
+            self.changed(now)
+
     def due_at(self, applications: int) -> float | None:
         """When (monotonic seconds) a document of so many applications is due; None while none is."""
         if self._changed_at is None or self.under_way is not None:
@@ -63,11 +78,43 @@ class Publisher:
         waits for. What is worth publishing is under way from now on.
         """
         self._changed_at = None
-        if self._is_known(document):
+        if self._is_known(document) and not self._whole_due:
             return False
         self.under_way = document
         self._issued_at = now
         return True
+
+    def change_under_way(self, now: float, all_read_changes: bool) -> DocumentChange | None:
+        """What to write for the document under way; None for all of it (SH-24).
+
+        The first document of a term is whole, as it may follow one of a leader that reads no changes. So a
+        change and its base are of one leader.
+
+        Raises:
+            InternalError: no document is under way.
+        """
+        base, document = self.document, self.under_way
+        if document is None:
+            raise InternalError("no document is under way")
+        if base is not None and base.epoch.term == document.epoch.term:
+            change = change_between(base, document)
+            if all_read_changes and not self._is_whole_due(document, change.entries, now):
+                self._changes += 1
+                self._changed_entries += change.entries
+                return change
+        self._whole_due, self._whole_at = False, now
+        self._changes = self._changed_entries = 0
+        return None
+
+    def _is_whole_due(self, document: AssignmentDocument, entries: int, now: float) -> bool:
+        """True if readers would have to read too much, or go back too far, without a whole document."""
+        size = max(LEAST_ENTRIES, len(document.applications) + len(document.workers))
+        return (
+            self._whole_due
+            or self._changes >= self._options.snapshot_changes
+            or self._changed_entries + entries > size
+            or now - self._whole_at >= self._options.snapshot_s
+        )
 
     def _is_known(self, document: AssignmentDocument) -> bool:
         known = self.document

@@ -11,13 +11,14 @@ COMMAND        ``output:W``                               :class:`OutputRequest`
 COMMAND        ``leader``                                 :class:`LeaderAnnouncement`
 COMMAND        ``assignement``                            :class:`AssignmentDocument`
 ASSIGNEMENT    ``assignement``                            the same document
+both of them   ``change:N``                               :class:`DocumentChange`
 CONTROL        ``ping``                                   :class:`Ping`
 CONTROL        ``pong:W``                                 :class:`Pong`
 CONTROL        ``printed:W``                              :class:`OutputAnswer`
 =============  =========================================  ===============================================
 
-Everything that a leader writes, it writes in a transaction: ``leader`` alone, a document to both topics
-together with the consumed offset, a ping alone, kept commands with the parts they need (SH-4, SH-7).
+Everything that a leader writes, it writes in a transaction: ``leader`` alone, a document or a change to both
+topics together with the consumed offset, a ping alone, kept commands with the parts they need (SH-4, SH-7).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rebalanser.shiva.types import (
     ApplicationEntry,
@@ -150,6 +151,42 @@ class AssignmentDocument:
     """Seconds between two pings of its leader (SH-8); 0 from a leader of a version that did not say so."""
     cordons: Mapping[WorkerId, Cordon] = field(default_factory=lambda: MappingProxyType({}))
     """The workers that are cordoned or drained, known or not (SH-26)."""
+    reads_changes: bool = False
+    """True if its leader reads changes; False from one of a version that reads whole documents only."""
+
+
+CHANGE_KEYS: Final = 1000
+"""Keys of changes, used in turn: compaction drops no change that follows the last whole document."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentChange:
+    """What is new in a document since the one before it of the same term, which is its ``base`` (SH-24).
+
+    In the mappings None stands for what is not there any more. All else is as in the base.
+    """
+
+    epoch: Epoch
+    base: Epoch
+    consumed: int
+    deadline_s: float
+    workers: Mapping[WorkerId, WorkerEntry | None] = field(default_factory=lambda: MappingProxyType({}))
+    applications: Mapping[ApplicationId, ApplicationEntry | None] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    cordons: Mapping[WorkerId, Cordon | None] = field(default_factory=lambda: MappingProxyType({}))
+    set_aside: tuple[SetAside, ...] | None = None
+    """All of them; None for the same as before."""
+
+    @property
+    def key(self) -> str:
+        """The key that it stands under."""
+        return f"change:{self.epoch.number % CHANGE_KEYS}"
+
+    @property
+    def entries(self) -> int:
+        """Number of entries that differ."""
+        return len(self.workers) + len(self.applications) + len(self.cordons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +242,8 @@ class Pong:
     leaving: bool = False
     """Its last pong: nothing of it runs any more and nothing will."""
     applications: Mapping[ApplicationId, RunReport] = field(default_factory=lambda: MappingProxyType({}))
+    reads_changes: bool = False
+    """False from a worker of a version that reads whole documents only (SH-24)."""
 
 
 CommandRecord: TypeAlias = (
@@ -215,5 +254,6 @@ CommandRecord: TypeAlias = (
     | KeptCommand
     | LeaderAnnouncement
     | AssignmentDocument
+    | DocumentChange
 )
 ControlRecord: TypeAlias = Ping | Pong | OutputAnswer

@@ -8,8 +8,10 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from rebalanser.errors import InvalidSettings
+from rebalanser.shiva.changes import DocumentChain
 from rebalanser.shiva.messages import (
     CaughtUp,
+    ChangeRead,
     CommandEvent,
     DocumentPassed,
     DocumentRead,
@@ -41,7 +43,7 @@ from rebalanser.shiva.messages import (
     WorkerEvent,
 )
 from rebalanser.shiva.permission import Permission
-from rebalanser.shiva.records import AssignmentDocument, Heard, Ping, Pong, RunReport
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange, Heard, Ping, Pong, RunReport
 from rebalanser.shiva.runs import Run
 from rebalanser.shiva.states import TO_RUN
 from rebalanser.shiva.types import (
@@ -111,6 +113,7 @@ class Worker:
         self._finished = False
         self._announced = -1
         self._accepted: tuple[AssignmentDocument, int] | None = None
+        self._chain = DocumentChain()
         self._adopted: AssignmentDocument | None = None
         self._version = 0
         self._refused_by: Incarnation | None = None
@@ -216,6 +219,8 @@ class Worker:
                 self._settle_files([event.record.application], now)
             case DocumentRead():
                 self._document_read(event.record, event.at.offset, now)
+            case ChangeRead():
+                self._change_read(event.record, event.at.offset, now)
             case LeaderRead():
                 self._announced = max(self._announced, event.at.offset)
             case Unreadable():
@@ -279,10 +284,39 @@ class Worker:
             self._refuse(document, offset, "a document of a later epoch was read before it")
         elif not self._is_of_present_leader(document):
             self._refuse(document, offset, "a later leader had announced itself before it")
+        elif not self._chain.counts(document):
+            reason = (
+                "its leader is of an earlier version and overlooks the changes that were published before"
+            )
+            self._refuse(document, offset, reason)
         else:
-            self._accepted = (document, offset)
-            if self._may_act():
-                self._adopt(document, offset, now)
+            self._chain.take(document)
+            self._accept(document, offset, now)
+
+    def _change_read(self, change: DocumentChange, offset: int, now: float) -> None:
+        """Go on from the changed document; without its base wait for the next whole one (SH-24)."""
+        if not self._is_newer(change) or not self._is_of_present_leader(change):
+            return
+        missed = self._chain.missed
+        document = self._chain.take_change(change)
+        if document is not None:
+            self._accept(document, offset, now)
+        elif not missed and self._accepted is not None:
+            self._refuse_change(change, offset)
+
+    def _accept(self, document: AssignmentDocument, offset: int, now: float) -> None:
+        self._accepted = (document, offset)
+        if self._may_act():
+            self._adopt(document, offset, now)
+
+    def _refuse_change(self, change: DocumentChange, offset: int) -> None:
+        self._report(
+            FactKind.DOCUMENT_REFUSED,
+            revision=offset,
+            epoch=str(change.epoch),
+            offset=offset,
+            reason=f"it changes document {change.base}, which was not read; waits for a whole one",
+        )
 
     def _refuse(self, document: AssignmentDocument, offset: int, reason: str) -> None:
         self._report(
@@ -588,6 +622,7 @@ class Worker:
             host=self._host,
             leaving=leaving,
             applications=said.applications,
+            reads_changes=True,
         )
         self._effects.append(SendPong(pong))
 
@@ -612,11 +647,11 @@ class Worker:
         """COMMAND has been read to the end that it had at the start (SH-6)."""
         return self._caught_up
 
-    def _is_newer(self, document: AssignmentDocument) -> bool:
+    def _is_newer(self, document: AssignmentDocument | DocumentChange) -> bool:
         """Its epoch is greater than that of every document before it (SH-7)."""
         return self._accepted is None or document.epoch > self._accepted[0].epoch
 
-    def _is_of_present_leader(self, document: AssignmentDocument) -> bool:
+    def _is_of_present_leader(self, document: AssignmentDocument | DocumentChange) -> bool:
         """No later leader had announced itself on COMMAND before it (SH-7).
 
         A ping of a later leader does not count: that leader goes on from the last document of the one before,

@@ -110,7 +110,7 @@ def pong(age_s: float, **fields: Any) -> tuple[Pong, float]:
     return Pong(**{"worker": "w", "sequence": 1, "round": 1, "term": 6, **known, **fields}), age_s
 
 
-@pytest.mark.rule("SH-11")
+@pytest.mark.rule("SH-24")
 class TestRestarts:
     """What the document leaves to the pongs: what is being started again is not called running."""
 
@@ -237,12 +237,13 @@ def test_times_of_a_leader_are_options(command: list[str], monkeypatch: pytest.M
     monkeypatch.setattr(cli, "_opened", lambda _face: contextlib.nullcontext(cluster))
     monkeypatch.setattr(cli, "_run_until_signal", lambda *_: None)
     retries = ["--retry-initial", "4", "--retry-max", "9"]
-    times = ["--round", "2", "--stalled", "50", *retries, "--away-grace", "7"]
+    times = ["--round", "2", "--stalled", "50", *retries, "--away-grace", "7", "--snapshot-changes", "5"]
     done = CliRunner().invoke(cli.app, [*command, "--registry", "kafka://h:1/c", "--id", "x", *times])
     assert done.exit_code == 0, done.output
     options = cluster.run_leader.call_args.args[1]
     assert (options.round_s, options.stalled_s) == (2, 50)
     assert (options.retry_initial_s, options.retry_max_s, options.away_grace_s) == (4, 9, 7)
+    assert options.snapshot_changes == 5
 
 
 @pytest.mark.rule("SH-20")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -13,9 +13,20 @@ from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
 from rebalanser_kafka.shiva import parts
 from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
 from rebalanser_kafka.shiva.wire import PartKey
+from rebalanser_kafka.shiva.worker import KafkaWorker
 
 from rebalanser.errors import InvalidArchive, RegistryUnavailable
-from rebalanser.shiva.types import ApplicationId, Archive
+from rebalanser.shiva.changes import change_between
+from rebalanser.shiva.messages import ChangeRead, DocumentRead, Standing, StopRead
+from rebalanser.shiva.records import AssignmentDocument, StopCommand
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Mode,
+)
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 A, B = (ApplicationId("t", "c", name) for name in "AB")
@@ -277,3 +288,23 @@ class TestArchives:
             thread.join(PATIENCE_S)
         assert read == dict.fromkeys(range(4), b"ab")
         assert (log.opened, log.closed) == (1, 1)
+
+
+@pytest.mark.rule("SH-5", "SH-24")
+@pytest.mark.parametrize("changed", [False, True], ids=["whole", "change"])
+@pytest.mark.parametrize(("stopped_at", "is_leftover"), [(3, False), (9, True)], ids=["before", "after"])
+def test_a_document_that_is_told_late_does_not_bring_back_what_was_stopped_after_it(
+    stopped_at: int, is_leftover: bool, changed: bool
+) -> None:
+    """Documents wait while COMMAND is replayed; files of what a later stop ended are leftovers anyway."""
+    application = ApplicationId("t", "c", "a")
+    entry = ApplicationEntry("c1", ApplicationState.RUNNING, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
+    base = AssignmentDocument(Epoch(1, 1), "l", 0, 1.0)
+    document = replace(base, epoch=Epoch(1, 2), applications={application: entry})
+    at = Standing(5, 0, 1)
+    told = ChangeRead(at, change_between(base, document)) if changed else DocumentRead(at, document)
+    worker = object.__new__(KafkaWorker)
+    worker._mentioned, worker._keeping, worker._stopped_at = set(), set(), {}
+    worker._note_mentioned(StopRead(Standing(stopped_at, 0, 1), StopCommand(application, "c2")))
+    worker._note_mentioned(told)
+    assert (application not in worker._mentioned) == is_leftover

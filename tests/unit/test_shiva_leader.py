@@ -11,9 +11,11 @@ from typing import TypeVar
 import pytest
 
 from rebalanser.errors import InternalError, InvalidSettings
+from rebalanser.shiva.changes import change_between, changed
 from rebalanser.shiva.leader import Leader
 from rebalanser.shiva.messages import (
     CaughtUp,
+    ChangeRead,
     Deposed,
     DocumentRead,
     DropRecords,
@@ -43,6 +45,7 @@ from rebalanser.shiva.messages import (
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import (
     AssignmentDocument,
+    DocumentChange,
     Heard,
     KeptCommand,
     LeaderAnnouncement,
@@ -105,6 +108,7 @@ class Rig:
         self._offset = offset
         self._sequences = itertools.count(1)
         self._base: AssignmentDocument | None = None
+        self.reads_changes = False
 
     def feed(self, event: LeaderEvent) -> list[LeaderEffect]:
         if isinstance(event, CaughtUp):
@@ -184,6 +188,7 @@ class Rig:
                     frozenset(tags),
                     leaving=leaving,
                     applications=reports,
+                    reads_changes=self.reads_changes,
                 )
             )
         )
@@ -1359,7 +1364,166 @@ def test_the_document_says_what_workers_say(rig: Rig) -> None:
     assert rig.settle().applications[A].state is ApplicationState.ASSIGNED
 
 
-@pytest.mark.rule("SH-11")
+@pytest.mark.rule("SH-24")
+class TestChanges:
+    """Documents are written whole now and then, and between these as changes."""
+
+    APPS = tuple(ApplicationId("tenant", "channel", f"n{number}") for number in range(200))
+
+    def lead(self, options: LeaderOptions = OPTIONS, workers: Iterable[str] = ("w1",)) -> Rig:
+        rig = Rig(options)
+        rig.reads_changes = True
+        running(rig, *workers)
+        rig.effects.clear()
+        return rig
+
+    @staticmethod
+    def restart(rig: Rig, command: str) -> DocumentChange | None:
+        """Start an application anew: what is written for the document that says so."""
+        rig.effects.clear()
+        rig.start(A, command)
+        rig.settle()
+        return rig.all(PublishDocument)[-1].change
+
+    def test_the_first_document_of_a_term_is_whole_and_the_next_ones_are_changes(self) -> None:
+        rig = Rig()
+        rig.reads_changes = True
+        running(rig, "w1")
+        whole, *changes = rig.all(PublishDocument)
+        assert whole.change is None
+        assert whole.document.reads_changes
+        document = whole.document
+        assert len(changes) >= 1
+        for effect in changes:
+            assert effect.change is not None
+            document = changed(document, effect.change)
+            assert document == effect.document
+        heir = Rig(offset=GIVEN_TERM + 1000)
+        heir.reads_changes = True
+        heir.take_over(document, GIVEN_TERM + 1000)
+        heir.feed(CaughtUp())
+        heir.settle()
+        assert heir.all(PublishDocument)[0].change is None
+
+    def test_a_change_is_of_the_document_before_it_and_says_what_was_consumed(self) -> None:
+        rig = self.lead()
+        before = rig.document
+        change = self.restart(rig, "start-2")
+        assert change is not None
+        assert (change.base, change.epoch) == (
+            before.epoch,
+            replace(before.epoch, number=change.epoch.number),
+        )
+        assert change.consumed > before.consumed
+        assert list(change.applications) == [A]
+        assert change.workers == {}
+
+    def test_while_a_worker_reads_no_changes_every_document_is_whole(self) -> None:
+        """It would act on an old one (a worker of an earlier version says nothing of changes)."""
+        rig = self.lead()
+        assert self.restart(rig, "start-2") is not None
+        rig.reads_changes = False
+        rig.pong("w2")
+        assert rig.settle().workers.keys() == {"w1", "w2"}
+        assert self.restart(rig, "start-3") is None
+        rig.pong("w2", leaving=True)
+        rig.settle()
+        assert self.restart(rig, "start-4") is not None
+
+    def test_a_worker_that_was_not_heard_yet_may_read_no_changes(self) -> None:
+        rig = self.lead()
+        heir = Rig(offset=GIVEN_TERM + 1000)
+        heir.reads_changes = True
+        heir.take_over(rig.document, GIVEN_TERM + 1000)
+        heir.feed(CaughtUp())
+        heir.settle()
+        assert self.restart(heir, "start-8") is None
+        heir.pong("w1")
+        assert self.restart(heir, "start-9") is not None
+
+    def test_after_so_many_changes_a_whole_one_comes(self) -> None:
+        rig = self.lead(replace(OPTIONS, snapshot_changes=3))
+        kinds = [self.restart(rig, f"start-{number}") is None for number in range(2, 12)]
+        assert True in kinds
+        first = kinds.index(True)
+        assert kinds[first:] == [number % 4 == 0 for number in range(len(kinds) - first)]
+
+    def test_without_changes_all_are_whole(self) -> None:
+        rig = self.lead(replace(OPTIONS, snapshot_changes=0))
+        assert {self.restart(rig, f"start-{number}") for number in range(2, 6)} == {None}
+
+    def test_once_changes_are_as_much_as_a_document_a_whole_one_comes(self) -> None:
+        """What a reader must read is bounded by the size of what it reads of."""
+        rig = self.lead()
+        for app in self.APPS:
+            rig.start(app)
+        rig.settle()
+        written = rig.all(PublishDocument)
+        assert written[-1].change is None, "200 entries are more than the document had"
+        entries = 0
+        for number in range(2, 9):
+            for app in self.APPS[:100]:
+                rig.start(app, f"start-{number}")
+            rig.effects.clear()
+            rig.settle()
+            change = rig.all(PublishDocument)[-1].change
+            entries = 0 if change is None else entries + change.entries
+            assert entries <= 202
+
+    def test_the_next_document_after_a_time_is_whole(self) -> None:
+        rig = self.lead(replace(OPTIONS, snapshot_s=20.0))
+        assert self.restart(rig, "start-2") is not None
+        for _ in range(3):
+            rig.pass_s(9.0)
+            rig.runs_what_it_should("w1")
+        assert self.restart(rig, "start-3") is None
+        assert self.restart(rig, "start-4") is not None
+
+    def test_a_worker_that_cannot_follow_gets_a_whole_one_though_nothing_is_new(self) -> None:
+        """A change that it lacks must not leave it behind until the next whole one is due."""
+        rig = self.lead()
+        seen = rig.document.epoch
+        assert self.restart(rig, "start-2") is not None
+        rig.runs_what_it_should("w1")
+        rig.settle()
+        rig.effects.clear()
+        for _ in range(3):
+            rig.pong("w1", {A: RunState.RUNNING}, seen=seen)
+            rig.pass_s(10.0)
+        (whole,) = rig.all(PublishDocument)
+        assert whole.change is None
+        assert rig.facts(FactKind.WORKER_STALLED) != []
+
+    def test_a_leader_without_assignement_goes_on_from_the_changes_on_command(self) -> None:
+        rig = self.lead()
+        first = rig.document
+        assert self.restart(rig, "start-2") is not None
+        last = rig.document
+        heir = Rig(offset=GIVEN_TERM + 50)
+        heir.take_over(None, GIVEN_TERM + 50)
+        heir.feed(DocumentRead(Standing(GIVEN_TERM + 10, 1, 10), first))
+        heir.feed(ChangeRead(Standing(GIVEN_TERM + 11, 1, 10), change_between(first, last)))
+        heir.feed(CaughtUp())
+        assert heir.leader.document == last
+
+    def test_a_leader_for_which_changes_are_missing_does_not_lead(self) -> None:
+        """It would name workers by where applications ran once."""
+        rig = self.lead()
+        first = rig.document
+        self.restart(rig, "start-2")
+        middle = rig.document
+        self.restart(rig, "start-3")
+        heir = Rig(offset=GIVEN_TERM + 50)
+        heir.take_over(None, GIVEN_TERM + 50)
+        heir.feed(DocumentRead(Standing(GIVEN_TERM + 10, 1, 10), first))
+        heir.feed(ChangeRead(Standing(GIVEN_TERM + 12, 1, 10), change_between(middle, rig.document)))
+        heir.feed(CaughtUp())
+        assert not heir.leader.leads
+        assert heir.all(PublishDocument) == []
+        assert "are missing" in heir.all(StepDown)[-1].reason
+
+
+@pytest.mark.rule("SH-24")
 def test_restarts_of_what_runs_are_no_change(rig: Rig) -> None:
     """The log's growth follows changes: a worker's pongs tell how often it starts a process again."""
     running(rig, "w1")
@@ -1376,7 +1540,7 @@ def test_restarts_of_what_runs_are_no_change(rig: Rig) -> None:
     assert rig.settle().applications[A].failed_on == {"w1": "exit code 1"}
 
 
-@pytest.mark.rule("SH-11")
+@pytest.mark.rule("SH-24")
 def test_what_never_comes_up_says_why_and_not_with_each_restart(rig: Rig) -> None:
     running(rig, "w1")
     rig.start(A, "start-2")

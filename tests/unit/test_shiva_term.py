@@ -10,13 +10,14 @@ from unittest import mock
 import pytest
 from confluent_kafka import TopicPartition
 from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import GroupOffsets
 from rebalanser_kafka.records import LogRecord, NewRecord
 from rebalanser_kafka.shiva import leader as leading
 from rebalanser_kafka.shiva import term as module
 from rebalanser_kafka.shiva.follower import Batch
 from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.term import Term
-from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.shiva.wire import PartKey, decode, encode, key_of
 
 from rebalanser.applications.cluster import TopicNames
 from rebalanser.errors import (
@@ -27,6 +28,7 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnusableStore,
 )
+from rebalanser.shiva.changes import change_between
 from rebalanser.shiva.messages import (
     Deposed,
     DropRecords,
@@ -47,6 +49,7 @@ from rebalanser.shiva.messages import (
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import (
     AssignmentDocument,
+    DocumentChange,
     KeptCommand,
     LeaderAnnouncement,
     Ping,
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from rebalanser.shiva.leader import Leader
 
 DOCUMENT = AssignmentDocument(Epoch(5, 1), "l", 0, 30.0)
+NEXT = AssignmentDocument(Epoch(5, 2), "l", 41, 30.0)
 PING = Ping(5, "l", 1, Epoch(5, 1), 30.0)
 APP = ApplicationId("t", "c", "a")
 
@@ -73,10 +77,11 @@ class Writer:
 
     def __init__(self) -> None:
         self.written: list[list[NewRecord]] = []
+        self.committed: list[object] = []
         self.failure: RebalanserError | None = None
         self._failed = False
 
-    def transaction(self, records: Sequence[NewRecord], _offsets: object = None) -> list[int]:
+    def transaction(self, records: Sequence[NewRecord], offsets: object = None) -> list[int]:
         if self._failed:
             raise InvalidState("it needs init() first")
         if self.failure is not None:
@@ -84,6 +89,7 @@ class Writer:
             raise self.failure
         before = sum(map(len, self.written))
         self.written.append(list(records))
+        self.committed.append(offsets)
         return list(range(before, before + len(records)))
 
 
@@ -136,6 +142,24 @@ def test_what_became_of_an_effect_is_told_after_all_effects_of_the_same_event() 
         ["c-command", "c-assignement"],
         ["c-control"],
     ]
+
+
+@pytest.mark.rule("SH-4", "SH-24")
+@pytest.mark.parametrize("change", [None, change_between(DOCUMENT, NEXT)], ids=["whole", "change"])
+def test_a_document_or_change_is_written_to_both_topics_with_the_offset_consumed(
+    change: DocumentChange | None,
+) -> None:
+    """Both or neither: one transaction."""
+    machine, writer = Machine(PublishDocument(NEXT, change)), Writer()
+    term_of(machine, writer)._handle(Wakeup())
+    assert machine.heard == [Wakeup(), Published(0)]
+    ((command, assignement),) = writer.written
+    assert [record.topic for record in (command, assignement)] == ["c-command", "c-assignement"]
+    assert (command.key, command.value) == (assignement.key, assignement.value)
+    assert decode(command.key, command.value or b"") == (change or NEXT)
+    (offsets,) = writer.committed
+    assert isinstance(offsets, GroupOffsets)
+    assert dict(offsets.next_offsets) == {("c-command", 0): NEXT.consumed + 1}
 
 
 @pytest.mark.rule("SH-15")

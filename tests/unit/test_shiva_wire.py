@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva import last_records, reading
-from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest
+from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest, read_on
 from rebalanser_kafka.shiva.reading import (
     FRAMING_BYTES,
     ReplayedCommands,
@@ -36,9 +36,13 @@ from rebalanser_kafka.shiva.wire import (
     peek_epoch,
 )
 
+from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.messages import CaughtUp, PartRead, StartRead, Unreadable
+from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import (
+    CHANGE_KEYS,
     AssignmentDocument,
+    DocumentChange,
     Heard,
     KeptCommand,
     LeaderAnnouncement,
@@ -67,7 +71,7 @@ from rebalanser.shiva.types import (
 from rebalanser.shiva.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rebalanser_kafka.connection import Connection
     from rebalanser_kafka.shiva.wire import Written
@@ -118,6 +122,7 @@ documents = st.builds(
     applications=mappings(applications, entries),
     set_aside=st.lists(st.builds(SetAside, numbers, texts, texts), max_size=2).map(tuple),
     cordons=mappings(names, st.sampled_from(Cordon)),
+    reads_changes=st.booleans(),
 )
 pings = st.builds(
     Ping, numbers, names, numbers, epochs, seconds, mappings(names, st.builds(Heard, incarnations, numbers))
@@ -135,6 +140,18 @@ pongs = st.builds(
     host=texts,
     leaving=st.booleans(),
     applications=mappings(applications, reports),
+    reads_changes=st.booleans(),
+)
+changes = st.builds(
+    DocumentChange,
+    epoch=epochs,
+    base=epochs,
+    consumed=st.integers(-1, 2**53),
+    deadline_s=seconds,
+    workers=mappings(names, st.none() | st.builds(WorkerEntry, incarnations, tags, texts)),
+    applications=mappings(applications, st.none() | entries),
+    cordons=mappings(names, st.none() | st.sampled_from(Cordon)),
+    set_aside=st.none() | st.lists(st.builds(SetAside, numbers, texts, texts), max_size=2).map(tuple),
 )
 records = st.one_of(
     starts,
@@ -145,10 +162,12 @@ records = st.one_of(
     st.builds(KeptCommand, starts, numbers),
     st.builds(LeaderAnnouncement, names),
     documents,
+    changes,
     pings,
     pongs,
 )
 
+CONNECTION = Connection.from_address("127.0.0.1:1", "c")
 START = StartCommand(ApplicationId("t", "c", "a"), "1", Archive("0" * 64, 3, 1), Mode.AVAILABLE)
 
 
@@ -176,7 +195,7 @@ def test_the_key_of_a_part_is_read_as_it_was_written(
 
 
 @pytest.mark.rule("SH-2")
-@given(st.lists(records, min_size=2, max_size=5))
+@given(st.lists(records, min_size=2, max_size=3))
 def test_kinds_and_applications_have_keys_of_their_own(some: list[Written]) -> None:
     for record in some:
         for other in some:
@@ -306,10 +325,12 @@ def test_a_reader_of_status_takes_the_greatest_epoch_wherever_it_stands() -> Non
         return read(b"assignement", encode(AssignmentDocument(Epoch(term, number), f"l{term}", 0, 1.0)))
 
     late = [document(5, 1), document(9, 1), document(5, 2), read(b"assignement", b"poison")]
-    found = newest(late)
+    chain = newest(late)
+    found = chain.document
     assert found is not None
     assert found.epoch == Epoch(9, 1)
-    assert newest([document(5, 3)], found) is found
+    assert not read_on(chain, [document(5, 3)])
+    assert chain.document is found
 
 
 @pytest.mark.rule("SH-7")
@@ -328,39 +349,54 @@ def test_what_does_not_begin_as_a_document_has_no_epoch_to_be_found() -> None:
         assert peek_epoch(other) is None
 
 
-def told(written: list[LeaderAnnouncement | AssignmentDocument], replayed: bool) -> Worker:
+Published = AssignmentDocument | DocumentChange
+
+
+def whole(term: int, number: int, reads_changes: bool = True) -> AssignmentDocument:
+    return AssignmentDocument(Epoch(term, number), "l", 0, 1.0, reads_changes=reads_changes)
+
+
+def change(term: int, number: int) -> DocumentChange:
+    return DocumentChange(Epoch(term, number), Epoch(term, number - 1), 0, 1.0)
+
+
+def told(written: Sequence[LeaderAnnouncement | Published], replayed: bool) -> Worker:
     """A worker that was told what leaders wrote, decoding all of it or as a replay does."""
     worker, log = Worker("w", Incarnation("l", 1)), ReplayedCommands()
     events: list[CommandEvent] = []
     for offset, record in enumerate(written):
         found = replace(read(key_of(record).encode(), encode(record)), offset=offset)
         events += log.events(found) if replayed else filter(None, [command_event(found)])
-    assert len(events) + (log._held is not None) == len(written), "each record is told of once"
-    for event in [*events, *log.end(), CaughtUp()]:
+    events += log.end()
+    assert len(events) == len(written), "each record is told of once"
+    for event in [*events, CaughtUp()]:
         worker.handle(event, 1.0)
     return worker
 
 
-@pytest.mark.rule("SH-7")
+places = st.tuples(st.integers(0, 8), st.integers(1, 4))
+
+
+@pytest.mark.rule("SH-7", "SH-24")
 @given(
     st.lists(
         st.just(LeaderAnnouncement("l"))
-        | st.builds(
-            lambda term, number: AssignmentDocument(Epoch(term, number), "l", 0, 1.0),
-            st.integers(0, 8),
-            st.integers(1, 3),
-        ),
-        max_size=8,
+        | places.map(lambda place: whole(*place))
+        | places.map(lambda place: whole(*place, reads_changes=False))
+        | places.map(lambda place: change(*place)),
+        max_size=9,
     )
 )
+@example([whole(1, 1), change(1, 2), whole(2, 1, reads_changes=False)])
 def test_a_replay_that_decodes_few_documents_ends_at_the_same_one(
-    written: list[LeaderAnnouncement | AssignmentDocument],
+    written: list[LeaderAnnouncement | Published],
 ) -> None:
-    """Announcements, and documents of leaders that are deposed or not, in any order."""
+    """Announcements, documents and changes of leaders that are deposed or not, in any order."""
     assert told(written, replayed=True).seen == told(written, replayed=False).seen
 
 
-def test_of_each_leader_one_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.rule("SH-24")
+def test_of_each_leader_one_document_and_what_follows_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes | None] = []
 
     def counted(key: bytes | None, value: bytes) -> Written:
@@ -368,18 +404,20 @@ def test_of_each_leader_one_document_is_decoded(monkeypatch: pytest.MonkeyPatch)
         return decode(key, value)
 
     monkeypatch.setattr(reading, "decode", counted)
-    written: list[LeaderAnnouncement | AssignmentDocument] = []
-    for term in (0, 101):
+    written: list[LeaderAnnouncement | Published] = []
+    for term in (0, 301):
         written.append(LeaderAnnouncement("l"))
-        written += [AssignmentDocument(Epoch(term, number), "l", 0, 1.0) for number in range(1, 101)]
-    assert told(written, replayed=True).seen == Epoch(101, 100)
+        for first in range(1, 301, 3):
+            written += [whole(term, first), change(term, first + 1), change(term, first + 2)]
+    assert told(written, replayed=True).seen == Epoch(301, 300)
     assert decoded.count(b"assignement") == 2
+    assert len(decoded) == 2 * (1 + 1 + 2)
 
 
 class Topic:
     """ASSIGNEMENT as a list, with what was read of it."""
 
-    def __init__(self, *values: bytes) -> None:
+    def __init__(self, *values: tuple[bytes, bytes]) -> None:
         self.values = list(values)
         self.read: set[int] = set()
 
@@ -408,31 +446,109 @@ class TopicReader:
         offset = self.position
         self.position += 1
         self._topic.read.add(offset)
-        return [LogRecord(offset, 1, True, b"assignement", self._topic.values[offset])]
+        return [LogRecord(offset, 1, True, *self._topic.values[offset])]
 
 
-def documents_of(*numbers: int) -> list[bytes]:
-    return [encode(AssignmentDocument(Epoch(5, number), "l", 0, 1.0)) for number in numbers]
+def written_as(*records: Published | None) -> list[tuple[bytes, bytes]]:
+    """Keys and values of records; None for one that nobody can read."""
+    return [
+        (b"assignement", b"poison") if record is None else (key_of(record).encode(), encode(record))
+        for record in records
+    ]
 
 
-@pytest.mark.rule("SH-11")
+@pytest.mark.rule("SH-11", "SH-24")
 @pytest.mark.parametrize(
-    ("values", "found", "read_from"),
+    ("records", "found", "read_from"),
     [
         pytest.param([], None, 0, id="empty"),
-        pytest.param(documents_of(*range(1, 2001)), 2000, 1984, id="the tail is enough"),
-        pytest.param([*documents_of(*range(1, 1901)), *[b"poison"] * 99], 1900, 1487, id="further back"),
-        pytest.param([*documents_of(1), *[b"poison"] * 1999], 1, 0, id="at the very beginning"),
+        pytest.param([whole(5, n) for n in range(1, 2001)], Epoch(5, 2000), 1984, id="the tail is enough"),
+        pytest.param([*[whole(5, n) for n in range(1, 1901)], *[None] * 99], Epoch(5, 1900), 1743, id="back"),
+        pytest.param([whole(5, 1), *[None] * 2999], Epoch(5, 1), 0, id="at the very beginning"),
+        pytest.param(
+            [*[whole(5, n) for n in range(1, 1901)], *[change(5, n) for n in range(1901, 2001)]],
+            Epoch(5, 2000),
+            1744,
+            id="changes",
+        ),
+        pytest.param([change(4, 7), whole(5, 1), change(5, 2)], Epoch(5, 2), 0, id="leftovers"),
+        pytest.param([whole(5, 1), whole(5, 2), whole(4, 9)], Epoch(5, 2), 0, id="a deposed leader's"),
+        pytest.param([whole(5, 1), change(5, 2), whole(9, 1, False)], Epoch(5, 2), 0, id="overlooked"),
     ],
 )
 def test_the_last_document_is_found_by_reading_back_from_the_end(
-    monkeypatch: pytest.MonkeyPatch, values: list[bytes], found: int | None, read_from: int
+    monkeypatch: pytest.MonkeyPatch, records: list[Published | None], found: Epoch | None, read_from: int
 ) -> None:
-    topic = Topic(*values)
+    topic = Topic(*written_as(*records))
     monkeypatch.setattr(last_records, "LogReader", topic.reader)
-    document, end = last_document(Connection.from_address("127.0.0.1:1", "c"), "c-assignement", 5.0)
-    assert (document and document.epoch.number, end) == (found, len(values))
+    chain, end = last_document(CONNECTION, "c-assignement", 5.0)
+    assert (chain.document and chain.document.epoch, chain.missed, end) == (found, False, len(records))
     assert min(topic.read, default=0) == read_from
+
+
+@pytest.mark.rule("SH-24")
+def test_one_document_and_what_follows_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes | None] = []
+
+    def counted(key: bytes | None, value: bytes) -> Written:
+        decoded.append(key)
+        return decode(key, value)
+
+    monkeypatch.setattr(last_records, "decode", counted)
+    records = [whole(5, 1), change(5, 2), whole(5, 3), change(5, 4), change(5, 5)]
+    monkeypatch.setattr(last_records, "LogReader", Topic(*written_as(*records)).reader)
+    last_document(CONNECTION, "c-assignement", 5.0)
+    assert decoded == [b"assignement", b"change:4", b"change:5"]
+
+
+@pytest.mark.rule("SH-24")
+@pytest.mark.parametrize("overlooked", [True, False])
+def test_a_new_leader_looks_for_changes_that_one_of_an_earlier_version_overlooked(
+    monkeypatch: pytest.MonkeyPatch, overlooked: bool
+) -> None:
+    records = [whole(5, 1), change(5, 2), *[whole(9, n, reads_changes=False) for n in range(1, 101)]]
+    monkeypatch.setattr(last_records, "LogReader", Topic(*written_as(*records)).reader)
+    chain, _ = last_document(CONNECTION, "c-assignement", 5.0, overlooked=overlooked)
+    assert chain.document is not None
+    assert chain.document.epoch == (Epoch(5, 2) if overlooked else Epoch(9, 100))
+
+
+@pytest.mark.rule("SH-24")
+def test_where_a_change_is_lost_the_reader_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [whole(5, 1), change(5, 2), change(5, 4)]
+    monkeypatch.setattr(last_records, "LogReader", Topic(*written_as(*records)).reader)
+    chain, _ = last_document(CONNECTION, "c-assignement", 5.0)
+    assert chain.missed
+    assert chain.document is not None
+    assert chain.document.epoch == Epoch(5, 2)
+    assert read_on(chain, [read(b"assignement", encode(whole(5, 5)))])
+    assert not chain.missed
+
+
+@pytest.mark.rule("SH-24", "SH-2")
+def test_compaction_drops_no_change_that_follows_the_last_whole_document() -> None:
+    last_whole = 2 * CHANGE_KEYS - 7
+    numbers = range(last_whole + 1, last_whole + 1 + LeaderOptions().snapshot_changes)
+    assert len({key_of(change(5, number)) for number in numbers}) == len(numbers)
+    with pytest.raises(InvalidSettings, match="snapshot_changes 1000 must be below the 1000 keys"):
+        LeaderOptions(snapshot_changes=CHANGE_KEYS).check()
+
+
+def as_before(record: Any, *fields: str) -> bytes:
+    """A record as a version wrote it that had not these fields."""
+    content = json.loads(encode(record))
+    for name in fields:
+        del content["record"][name]
+    return json.dumps(content).encode()
+
+
+@pytest.mark.rule("SH-24")
+def test_what_an_earlier_version_wrote_says_that_it_reads_no_changes() -> None:
+    pong = Pong("w", Incarnation("l", 1), 1, 1, 1, None, reads_changes=True)
+    document = whole(5, 1)
+    for record in (pong, document):
+        found = decode(key_of(record).encode(), as_before(record, "reads_changes"))
+        assert found == replace(record, reads_changes=False)
 
 
 @pytest.mark.rule("SH-20")

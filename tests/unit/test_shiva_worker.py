@@ -12,8 +12,10 @@ import pytest
 
 from rebalanser.errors import InternalError, InvalidName, InvalidSettings
 from rebalanser.protocol.states import Table
+from rebalanser.shiva.changes import change_between
 from rebalanser.shiva.messages import (
     CaughtUp,
+    ChangeRead,
     DocumentRead,
     DropFiles,
     ExtendDeadline,
@@ -740,6 +742,85 @@ class TestDocuments:
         bench.ping(term=50, epoch=Epoch(0, 1))
         bench.document({}, epoch=Epoch(0, 1))
         assert bench.worker.seen == Epoch(0, 1)
+
+
+@pytest.mark.rule("SH-24", "SH-7")
+class TestChanges:
+    """A change counts for the document that it names alone; without that a whole one is waited for."""
+
+    @staticmethod
+    def whole(bench: Bench, number: int, term: int = 0, **fields: Any) -> AssignmentDocument:
+        known: dict[str, Any] = {"consumed": bench.end, "deadline_s": DEADLINE_S, "reads_changes": True}
+        workers = {"w": WorkerEntry(ME, host="host-2")}
+        return AssignmentDocument(Epoch(term, number), "l", **{**known, "workers": workers, **fields})
+
+    def ready(self, *, caught_up: bool = True) -> tuple[Bench, AssignmentDocument]:
+        bench = ready() if caught_up else Bench()
+        bench.start(A, "a1")
+        base = self.whole(bench, 1)
+        bench.feed(DocumentRead(bench.at(), base))
+        return bench, base
+
+    @pytest.mark.parametrize("caught_up", [True, False])
+    def test_it_acts_on_the_changed_document(self, caught_up: bool) -> None:
+        bench, base = self.ready(caught_up=caught_up)
+        document = self.whole(bench, 2, applications={A: named("a1")})
+        bench.feed(ChangeRead(bench.at(), change_between(base, document)))
+        if not caught_up:
+            bench.caught_up()
+        assert bench.worker.seen == Epoch(0, 2)
+        bench.stored(A, "a1")
+        assert only(bench.asked, StartProcess)[-1].token == bench.end
+        bench.feed(ChangeRead(bench.at(), change_between(document, self.whole(bench, 3))))
+        assert only(bench.asked, StopProcess) != []
+
+    def test_of_a_document_that_was_not_read_it_waits_for_a_whole_one(self) -> None:
+        bench, _ = self.ready()
+        lost = self.whole(bench, 2, applications={A: named("a1")})
+        for number in (3, 4):
+            made = change_between(replace(lost, epoch=Epoch(0, number - 1)), self.whole(bench, number))
+            bench.feed(ChangeRead(bench.at(), made))
+        (refused,) = facts(bench.asked, FactKind.DOCUMENT_REFUSED)
+        assert "it changes document 0.2, which was not read" in str(refused.detail["reason"])
+        assert bench.worker.seen == Epoch(0, 1)
+        bench.feed(DocumentRead(bench.at(), self.whole(bench, 5)))
+        assert bench.worker.seen == Epoch(0, 5)
+
+    def test_what_is_left_of_earlier_changes_is_nothing_to_a_worker_that_begins(self) -> None:
+        bench = Bench()
+        for number in (7, 9):
+            made = change_between(self.whole(bench, number - 1), self.whole(bench, number))
+            bench.feed(ChangeRead(bench.at(), made))
+        base = self.whole(bench, 20)
+        bench.feed(DocumentRead(bench.at(), base))
+        bench.feed(ChangeRead(bench.at(), change_between(base, self.whole(bench, 21))))
+        bench.caught_up()
+        assert bench.worker.seen == Epoch(0, 21)
+        assert facts(bench.asked, FactKind.DOCUMENT_REFUSED) == []
+
+    def test_a_deposed_leaders_late_change_is_not_followed(self) -> None:
+        bench, base = self.ready()
+        bench.leader()
+        late = self.whole(bench, 2, applications={A: named("a1")})
+        bench.feed(ChangeRead(bench.at(), change_between(base, late)))
+        assert bench.worker.seen == Epoch(0, 1)
+
+    def test_a_leader_of_an_earlier_version_that_overlooks_changes_is_not_followed(self) -> None:
+        """It goes on from the last whole document: what a change moved would start a second time."""
+        bench, base = self.ready()
+        bench.feed(ChangeRead(bench.at(), change_between(base, self.whole(bench, 2))))
+        term = bench.leader()
+        overlooks = self.whole(bench, 1, term, applications={A: named("a1")}, reads_changes=False)
+        bench.feed(DocumentRead(bench.at(), overlooks))
+        (refused,) = facts(bench.asked, FactKind.DOCUMENT_REFUSED)
+        assert "of an earlier version" in str(refused.detail["reason"])
+        assert bench.worker.seen == Epoch(0, 2)
+        term = bench.leader()
+        bench.feed(DocumentRead(bench.at(), self.whole(bench, 1, term)))
+        assert bench.worker.seen == Epoch(term, 1)
+
+    def test_it_says_that_it_reads_changes(self) -> None:
+        assert ready().pong.reads_changes
 
 
 @pytest.mark.rule("SH-8")

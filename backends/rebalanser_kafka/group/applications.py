@@ -16,7 +16,7 @@ from rebalanser.errors import RebalanserError, RegistryRefused
 from rebalanser.feed import Applications, started_applications
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader
-from rebalanser_kafka.shiva.last_records import last_document, newest
+from rebalanser_kafka.shiva.last_records import last_document, read_on
 
 LOOK_S: Final = 0.5
 """How long after a node came to lead it begins to follow, at most."""
@@ -41,27 +41,28 @@ class RunningApplications:
             RetryLater: it could not be read to its end within ``timeout_s`` seconds.
         """
         try:
-            document, _ = last_document(self._connection, self._topic, timeout_s)
+            chain, _ = last_document(self._connection, self._topic, timeout_s)
         except RegistryRefused:
             return None
-        return started_applications(document) if document is not None else None
+        return started_applications(chain.document) if chain.document is not None else None
 
     def follow(
         self, goes_on: Callable[[], bool], take: Callable[[Applications], None], timeout_s: float
     ) -> None:
-        """Tell ``take`` the last document, and the last one again whenever it may be new, as long as
-        ``goes_on`` says so.
+        """Tell ``take`` the last document, and the last one again whenever it may be new.
+
+        It ends once ``goes_on`` says so, or a change was missed: then begin again.
 
         Raises:
             RegistryRefused: the cluster has no such topic.
             RetryLater: it could not be read now.
         """
-        document, end = last_document(self._connection, self._topic, timeout_s)
+        chain, end = last_document(self._connection, self._topic, timeout_s)
         with LogReader(self._connection, self._topic, end) as reader:
-            while goes_on():
-                document = newest(reader.poll(POLL_S), document)
-                if document is not None:
-                    take(started_applications(document))
+            while goes_on() and not chain.missed:
+                read_on(chain, reader.poll(POLL_S))
+                if chain.document is not None:
+                    take(started_applications(chain.document))
 
 
 class LeaderFeed:

@@ -30,6 +30,7 @@ from rebalanser.errors import (
 )
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl
+from rebalanser.shiva.changes import DocumentChain
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import (
     AssignmentDocument,
@@ -61,7 +62,7 @@ from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import last_commanded
 from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
-from rebalanser_kafka.shiva.last_records import last_document, last_heard, newest
+from rebalanser_kafka.shiva.last_records import last_document, last_heard, read_on
 from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.reading import output_answer
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
@@ -261,13 +262,13 @@ class KafkaCluster(Cluster):
         Raises:
             InvalidSettings: there is none, nor can there be: a topic has several partitions.
         """
-        document, _ = self._read_back(timeout_s)
-        return document
+        chain, _ = self._read_back(timeout_s)
+        return chain.document
 
-    def _read_back(self, timeout_s: float) -> tuple[AssignmentDocument | None, int]:
+    def _read_back(self, timeout_s: float) -> tuple[DocumentChain, int]:
         """The last document, and where ASSIGNEMENT ended; errors as :meth:`read`."""
         try:
-            document, end = last_document(self._connection, self._topics.assignement, timeout_s)
+            chain, end = last_document(self._connection, self._topics.assignement, timeout_s)
         except AccessDenied:
             raise
         except RegistryRefused as error:
@@ -277,9 +278,9 @@ class KafkaCluster(Cluster):
                 f"there is no cluster {self._connection.cluster}: topic {self._topics.assignement} does not "
                 "exist; the first leader, worker or start command makes it"
             ) from error
-        if document is None:
+        if chain.document is None:
             shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
-        return document, end
+        return chain, end
 
     def heard(self, timeout_s: float) -> LastHeard:
         """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
@@ -290,9 +291,9 @@ class KafkaCluster(Cluster):
     ) -> Iterator[AssignmentDocument]:
         """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        document, end = self._read_back(self._timeout_s)
-        if document is not None:
-            yield document
+        chain, end = self._read_back(self._timeout_s)
+        if chain.document is not None:
+            yield chain.document
         arrived: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
         follower = Follower(self._connection, self._topics.assignement, end, arrived.put)
         follower.begin()
@@ -301,16 +302,18 @@ class KafkaCluster(Cluster):
                 try:
                     item = arrived.get(timeout=_shortest_s(repeat_s, deadline))
                 except queue.Empty:
-                    if repeat_s is not None and document is not None:
-                        yield document
+                    if repeat_s is not None and chain.document is not None:
+                        yield chain.document
                     continue
                 if isinstance(item, Lost):
                     raise item.error
-                later = newest(item.records, document)
+                before = chain.document
+                read_on(chain, item.records)
                 item.taken.set()
-                if later is not None and later is not document:
-                    document = later
-                    yield later
+                if chain.missed:
+                    chain, _ = self._read_back(self._timeout_s)
+                if chain.document is not None and (before is None or chain.document.epoch > before.epoch):
+                    yield chain.document
         finally:
             follower.close()
 

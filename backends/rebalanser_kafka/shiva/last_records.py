@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 from rebalanser.applications.status import LastHeard
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.shiva.records import AssignmentDocument, Ping, Pong
+from rebalanser.shiva.changes import DocumentChain
+from rebalanser.shiva.records import CHANGE_KEYS, AssignmentDocument, DocumentChange, Ping, Pong
 from rebalanser.shiva.types import Epoch, WorkerId
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
@@ -18,10 +19,17 @@ from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import control_record
-from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, PING_KEY, NotReadable, decode, peek_epoch
+from rebalanser_kafka.shiva.wire import (
+    ASSIGNEMENT_KEY,
+    CHANGE_KEY,
+    PING_KEY,
+    NotReadable,
+    decode,
+    peek_epoch,
+)
 
-_TAILS: Final = (16, 512)
-"""How many offsets before the end are looked at first: a document and its control record take two."""
+_TAILS: Final = (16, 256, 2 * CHANGE_KEYS + 16)
+"""How many offsets before the end are looked at first: a record and its transaction's end take two."""
 _CONTROL_TAIL: Final = 5000
 """Number of offsets before the end of CONTROL in which the last record of each key is looked for first."""
 _PINGS: Final = 2
@@ -29,67 +37,85 @@ _PINGS: Final = 2
 _POLL_S: Final = 0.2
 
 
-def document_in(record: LogRecord) -> AssignmentDocument | None:
-    """The document that a record holds; None if it holds none that can be read (SH-16)."""
+def document_in(record: LogRecord) -> AssignmentDocument | DocumentChange | None:
+    """The document or change that a record holds; None if it holds none that can be read (SH-16)."""
     if record.value is None:
         return None
     try:
         read = decode(record.key, record.value)
     except NotReadable:
         return None
-    return read if isinstance(read, AssignmentDocument) else None
+    return read if isinstance(read, AssignmentDocument | DocumentChange) else None
 
 
-def newest(
-    records: Iterable[LogRecord], known: AssignmentDocument | None = None
-) -> AssignmentDocument | None:
-    """The document of the greatest epoch: a deposed leader's late one does not count (SH-7).
+def read_on(chain: DocumentChain, records: Iterable[LogRecord]) -> bool:
+    """Read records of ASSIGNEMENT as they come. True if they make a newer document."""
+    read = [chain.read(found) for found in map(document_in, records) if found is not None]
+    return any(read)
 
-    Only those are decoded that may be it.
+
+def newest(records: Sequence[LogRecord]) -> DocumentChain:
+    """Read the whole document of the greatest epoch and the changes after it (SH-24).
+
+    A deposed leader's late document does not count (SH-7). All is read where a leader that reads no changes
+    may have overlooked some.
     """
     beyond = Epoch(sys.maxsize, 0)
     found = [
-        (peek_epoch(record.value) or beyond, record)
-        for record in records
+        (peek_epoch(record.value) or beyond, place)
+        for place, record in enumerate(records)
         if record.key == ASSIGNEMENT_KEY.encode() and record.value is not None
     ]
-    for epoch, record in sorted(found, key=lambda each: each[0], reverse=True):
-        if known is not None and epoch <= known.epoch:
-            break
-        document = document_in(record)
-        if document is not None and (known is None or document.epoch > known.epoch):
-            known = document
-    return known
+    chain = DocumentChain()
+    for _, place in sorted(found, reverse=True):
+        document = document_in(records[place])
+        if isinstance(document, AssignmentDocument):
+            if not document.reads_changes and any(map(_is_change, records)):
+                break
+            chain.take(document)
+            read_on(chain, filter(_is_change, records[place + 1 :]))
+            return chain
+    read_on(chain, records)
+    return chain
+
+
+def _is_change(record: LogRecord) -> bool:
+    return (record.key or b"").startswith(CHANGE_KEY.encode())
 
 
 def last_document(
-    connection: Connection, topic: str, timeout_s: float
-) -> tuple[AssignmentDocument | None, int]:
+    connection: Connection, topic: str, timeout_s: float, *, overlooked: bool = False
+) -> tuple[DocumentChain, int]:
     """Read back from the end of ASSIGNEMENT: the last document, if any, and where the topic ended.
 
-    What comes later is found by reading on from there (SH-24).
+    What comes later is found by reading on from there (SH-24). With ``overlooked`` changes are looked for
+    that the last document's leader may have overlooked.
 
     Raises:
         RegistryUnavailable: not within ``timeout_s`` seconds.
         RegistryRefused: there is no such topic.
     """
-    return patiently(partial(_last_document, connection, topic), timeout_s)
+    return patiently(partial(_last_document, connection, topic, overlooked), timeout_s)
 
 
 def _last_document(
-    connection: Connection, topic: str, timeout_s: float
-) -> tuple[AssignmentDocument | None, int]:
+    connection: Connection, topic: str, overlooked: bool, timeout_s: float
+) -> tuple[DocumentChain, int]:
     deadline = time.monotonic() + timeout_s
     with LogReader(connection, topic, "latest") as reader:
         first = reader.start_offset(timeout_s)
         end = reader.end_offset(timeout_s)
-    found: AssignmentDocument | None = None
-    start = end
+    chain, start = DocumentChain(), end
     for tail in (*_TAILS, end):
-        if found is None and start > first:
+        if start > first and not _is_enough(chain, overlooked):
             start = max(first, end - tail)
-            found = newest(_records(connection, topic, start, end, deadline))
-    return found, end
+            chain = newest(list(_records(connection, topic, start, end, deadline)))
+    return chain, end
+
+
+def _is_enough(chain: DocumentChain, overlooked: bool) -> bool:
+    document = chain.document
+    return document is not None and not chain.missed and (document.reads_changes or not overlooked)
 
 
 def last_of_each_key(

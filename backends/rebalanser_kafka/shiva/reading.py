@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from rebalanser.shiva.messages import (
+    ChangeRead,
     CommandEvent,
     DocumentPassed,
     DocumentRead,
@@ -18,7 +19,9 @@ from rebalanser.shiva.messages import (
     WorkerCommandRead,
 )
 from rebalanser.shiva.records import (
+    CHANGE_KEYS,
     AssignmentDocument,
+    DocumentChange,
     KeptCommand,
     LeaderAnnouncement,
     OutputAnswer,
@@ -33,6 +36,7 @@ from rebalanser.shiva.types import Epoch
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.wire import (
     ASSIGNEMENT_KEY,
+    CHANGE_KEY,
     LEADER_KEY,
     NotReadable,
     Written,
@@ -72,41 +76,49 @@ def command_event(record: LogRecord) -> CommandEvent | None:
 class ReplayedCommands:
     """Makes events of COMMAND's records, and of documents decodes few until all is read that there was.
 
-    A document waits until one with a greater epoch replaces it, or until any other document, an announcement
-    or the end comes: it is then told before that. So a machine judges as if it had read all (SH-7, SH-24).
+    A document waits, with the changes that follow it, until one of its term with a greater epoch replaces it,
+    or until any other document, an announcement or the end comes: they are then told before that. So a
+    machine judges as if it had read all (SH-7, SH-24).
     """
 
     def __init__(self) -> None:
         self._ended = False
-        self._held: tuple[Epoch, LogRecord] | None = None
+        self._epoch: Epoch | None = None
+        self._held: list[LogRecord] = []
+        """The document of that epoch and its changes."""
 
     def events(self, record: LogRecord) -> list[CommandEvent]:
-        """What the machine is told now: of this record, of one that waited, or nothing yet."""
-        if self._ended or record.value is None or record.key not in _OF_LEADERS:
-            return _events(record)
-        held, self._held = self._held, None
+        """What the machine is told now: of this record, of those that waited, or nothing yet."""
+        if self._ended or record.value is None:
+            return _events([record])
+        if (record.key or b"").startswith(CHANGE_KEY.encode()):
+            if not self._held or len(self._held) > CHANGE_KEYS:
+                return _events([*self._let_go(), record])
+            self._held.append(record)
+            return []
+        if record.key not in _OF_LEADERS:
+            return _events([record])
+        before, held = self._epoch, self._let_go()
         epoch = peek_epoch(record.value)
         if epoch is None:
-            return [*self._told(held), *_events(record)]
-        self._held = epoch, record
-        if held is not None and held[0] < epoch:
-            return [DocumentPassed(standing(held[1]))]
-        return self._told(held)
+            return _events([*held, record])
+        self._epoch, self._held = epoch, [record]
+        if before is not None and before.term == epoch.term and before < epoch:
+            return [DocumentPassed(standing(each)) for each in held]
+        return _events(held)
 
     def end(self) -> list[CommandEvent]:
         """COMMAND has been read to the end that it had at first. What the machine is told before that."""
         self._ended = True
-        held, self._held = self._held, None
-        return self._told(held)
+        return _events(self._let_go())
 
-    @staticmethod
-    def _told(held: tuple[Epoch, LogRecord] | None) -> list[CommandEvent]:
-        return _events(held[1]) if held is not None else []
+    def _let_go(self) -> list[LogRecord]:
+        held, self._held, self._epoch = self._held, [], None
+        return held
 
 
-def _events(record: LogRecord) -> list[CommandEvent]:
-    event = command_event(record)
-    return [] if event is None else [event]
+def _events(records: list[LogRecord]) -> list[CommandEvent]:
+    return [event for event in map(command_event, records) if event is not None]
 
 
 def output_request(record: LogRecord) -> OutputRequest | None:
@@ -161,6 +173,8 @@ def _event(at: Standing, record: Written) -> CommandEvent | None:
             return WorkerCommandRead(at, record)
         case AssignmentDocument():
             return DocumentRead(at, record)
+        case DocumentChange():
+            return ChangeRead(at, record)
         case LeaderAnnouncement():
             return LeaderRead(at, record)
         case OutputRequest():

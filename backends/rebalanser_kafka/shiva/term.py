@@ -45,7 +45,7 @@ from rebalanser.shiva.messages import (
     Wakeup,
 )
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, KeptCommand, LeaderAnnouncement, Pong
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange, KeptCommand, LeaderAnnouncement, Pong
 from rebalanser.shiva.types import ApplicationId, Archive, LeaderId
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import (
@@ -165,7 +165,8 @@ class Term:
         announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
         [term] = self._write_consumed([announcement])
         self.progress += 1
-        document, _ = last_document(self._connection, self._topics.assignement, self._timeout_s)
+        chain, _ = last_document(self._connection, self._topics.assignement, self._timeout_s, overlooked=True)
+        document = None if chain.missed else chain.document
         if document is not None and document.epoch.term > term:
             self._refuse_foreign(document)
         self.progress += 1
@@ -329,8 +330,8 @@ class Term:
 
     def _perform(self, effect: LeaderEffect) -> LeaderEvent | None:
         match effect:
-            case PublishDocument(document=document):
-                return self._publish(document)
+            case PublishDocument(document=document, change=change):
+                return self._publish(document, change)
             case SendPing(ping=ping):
                 control = NewRecord(self._topics.control, key_of(ping).encode(), encode(ping))
                 return self._written(lambda: self._writer.transaction([control]), lambda _offsets: None)
@@ -362,9 +363,9 @@ class Term:
             self.failure = error
             return Deposed(str(error))
 
-    def _publish(self, document: AssignmentDocument) -> LeaderEvent | None:
-        value = encode(document)
-        key = key_of(document).encode()
+    def _publish(self, document: AssignmentDocument, change: DocumentChange | None) -> LeaderEvent | None:
+        record = change or document
+        key, value = key_of(record).encode(), encode(record)
         records = [NewRecord(topic, key, value) for topic in (self._topics.command, self._topics.assignement)]
         return self._written(
             lambda: self._write_consumed(records, document), lambda offsets: Published(offsets[0])

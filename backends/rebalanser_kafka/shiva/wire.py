@@ -22,6 +22,7 @@ from rebalanser.shiva.records import (
     AssignmentDocument,
     CommandRecord,
     ControlRecord,
+    DocumentChange,
     KeptCommand,
     LeaderAnnouncement,
     OutputAnswer,
@@ -51,6 +52,8 @@ _EPOCH: Final = re.compile(
 )
 
 ASSIGNEMENT_KEY: Final = "assignement"
+CHANGE_KEY: Final = "change:"
+"""How the keys of changes begin."""
 LEADER_KEY: Final = "leader"
 PING_KEY: Final = "ping"
 
@@ -83,6 +86,7 @@ _KINDS: Final[Mapping[str, type[Written]]] = MappingProxyType(
         "keep": KeptCommand,
         "leader": LeaderAnnouncement,
         "assignement": AssignmentDocument,
+        "change": DocumentChange,
         "ping": Ping,
         "pong": Pong,
     }
@@ -97,6 +101,7 @@ _KINDS_OF_KEY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "printed": frozenset({"printed"}),
         LEADER_KEY: frozenset({"leader"}),
         ASSIGNEMENT_KEY: frozenset({"assignement"}),
+        "change": frozenset({"change"}),
         PING_KEY: frozenset({"ping"}),
         "pong": frozenset({"pong"}),
     }
@@ -121,8 +126,8 @@ def key_of(record: Written) -> str:
             return f"printed:{worker}"
         case LeaderAnnouncement():
             return LEADER_KEY
-        case AssignmentDocument():
-            return ASSIGNEMENT_KEY
+        case AssignmentDocument() | DocumentChange():
+            return ASSIGNEMENT_KEY if isinstance(record, AssignmentDocument) else record.key
         case Ping():
             return PING_KEY
         case Pong(worker=worker):

@@ -36,6 +36,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.messages import (
     CaughtUp,
+    ChangeRead,
     CommandEvent,
     DocumentRead,
     DropFiles,
@@ -157,6 +158,8 @@ class KafkaWorker:
         self._archives = ArchiveReader(self._open_command, self._index)
         self._files = FileThreads(f"rebalanser-files-{worker}")
         self._mentioned: set[ApplicationId] = set()
+        self._stopped_at: dict[ApplicationId, int] = {}
+        """Where the last stop stands that was read while COMMAND is replayed."""
         self._keeping: set[ApplicationId] = set()
         """Stopped while this worker was away, with their data to be kept."""
         self._replayed = ReplayedCommands()
@@ -310,18 +313,24 @@ class KafkaWorker:
             )
 
     def _note_mentioned(self, event: CommandEvent) -> None:
-        """Note what COMMAND still speaks of: files of anything else are leftovers of an earlier time."""
+        """Note what COMMAND still speaks of: files of anything else are leftovers of an earlier time.
+
+        A document may be told late: what it mentions counts as of where it stands.
+        """
         match event:
             case StartRead(record=KeptCommand(start=start)) | StartRead(record=StartCommand() as start):
                 self._mentioned.add(start.application)
-            case StopRead(record=stop):
+            case StopRead(at=at, record=stop):
                 self._mentioned.discard(stop.application)
+                self._stopped_at[stop.application] = at.offset
                 (self._keeping.add if stop.keep_data else self._keeping.discard)(stop.application)
-            case DocumentRead(record=document):
+            case DocumentRead(at=at, record=record) | ChangeRead(at=at, record=record):
                 self._mentioned.update(
                     application
-                    for application, entry in document.applications.items()
-                    if entry.state is not ApplicationState.STOPPING
+                    for application, entry in record.applications.items()
+                    if entry is not None
+                    and entry.state is not ApplicationState.STOPPING
+                    and self._stopped_at.get(application, -1) < at.offset
                 )
 
     def _note_position(self, position: int) -> None:
@@ -336,7 +345,7 @@ class KafkaWorker:
                 self._files.submit(folder, partial(self._drop_leftover, folder))
             self._files.submit(OUTPUTS, self._forget_old_output)
             self._handle(FilesFound(self._data.found(self._mentioned)))
-            self._mentioned, self._keeping = set(), set()
+            self._mentioned, self._keeping, self._stopped_at = set(), set(), {}
             self._handle(CaughtUp())
 
     def _keep_data(self, application: ApplicationId) -> None:

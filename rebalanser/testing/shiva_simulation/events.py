@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rebalanser.shiva.messages import (
+    ChangeRead,
     CommandEvent,
     DocumentRead,
     LeaderRead,
@@ -17,6 +18,7 @@ from rebalanser.shiva.messages import (
 )
 from rebalanser.shiva.records import (
     AssignmentDocument,
+    DocumentChange,
     KeptCommand,
     LeaderAnnouncement,
     StartCommand,
@@ -42,6 +44,8 @@ def size_bytes(value: Value) -> int:
             return PART_BYTES
         case AssignmentDocument(workers=workers, applications=applications):
             return SMALL_BYTES + 20 * len(workers) + 40 * len(applications)
+        case DocumentChange(entries=entries):
+            return SMALL_BYTES + 40 * entries
         case _:
             return SMALL_BYTES
 
@@ -63,6 +67,8 @@ def command_event(record: Record) -> CommandEvent | None:
             return WorkerCommandRead(at, command)
         case AssignmentDocument() as document:
             return DocumentRead(at, document)
+        case DocumentChange() as change:
+            return ChangeRead(at, change)
         case LeaderAnnouncement() as announcement:
             return LeaderRead(at, announcement)
         case Part(application, sha256, number):

@@ -136,9 +136,8 @@ class LeaderProcess(Process):
             unless_over(lambda: self.request(last_document, read, failed))
 
         def last_document() -> TakenOver:
-            record = broker.assignement.last("assignement")
-            value = record.value if record is not None else None
-            document = value if isinstance(value, AssignmentDocument) else None
+            chain = self.world.last_document()
+            document = None if chain.missed else chain.document
             last = {record.key: record.value for record in broker.control.read(0)[0]}
             pongs = tuple(value for value in last.values() if isinstance(value, Pong))
             return document, pongs, broker.command.stable_end, broker.control.end
@@ -230,9 +229,10 @@ class LeaderProcess(Process):
                 self._leave(reason)
             case SendPing(ping):
                 self._work.append(Work((self._write(broker.control, "ping", ping),), lambda _: None))
-            case PublishDocument(document):
+            case PublishDocument(document, change):
+                key = "assignement" if change is None else change.key
                 writes = [
-                    self._write(topic, "assignement", document)
+                    self._write(topic, key, change or document)
                     for topic in (broker.command, broker.assignement)
                 ]
                 self._work.append(

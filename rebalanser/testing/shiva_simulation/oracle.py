@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rebalanser.shiva.records import (
     AssignmentDocument,
+    DocumentChange,
     KeptCommand,
     StartCommand,
     StopCommand,
@@ -50,6 +51,7 @@ class Oracle:
         self.starts = 0
         self.terms = 0
         self.documents = 0
+        self.changes = 0
         self.moves = 0
         self.excused = 0
         self.side_by_side = 0
@@ -88,8 +90,12 @@ class Oracle:
     def committed(self, leader: LeaderProcess, records: list[Record]) -> None:
         """A transaction can be read."""
         for record in records:
-            if isinstance(record.value, AssignmentDocument) and record.key == "assignement":
-                self._document(leader, record.value)
+            if isinstance(record.value, AssignmentDocument | DocumentChange):
+                document = self._world.status()
+                if document is None or document.epoch != record.value.epoch:
+                    raise Violation("SH-24", f"no reader can put {record.value.epoch} together")
+                self.changes += isinstance(record.value, DocumentChange)
+                self._document(leader, document)
                 return
 
     def _document(self, leader: LeaderProcess, document: AssignmentDocument) -> None:

@@ -34,6 +34,8 @@ LEADER_OPTIONS: Final = LeaderOptions(
     keep_batch_bytes=4_000,
     drop_after_s=12.0,
     max_set_aside=5,
+    snapshot_changes=5,
+    snapshot_s=15.0,
 )
 POLICY: Final = RestartPolicy(
     max_restarts=2, restart_window_s=20.0, backoff_initial_s=0.1, backoff_max_s=0.4, stop_timeout_s=0.4
@@ -152,8 +154,9 @@ def _with_start(plan: HostPlan, random: Random) -> HostPlan:
 def _options(random: Random) -> LeaderOptions:
     if random.random() < 0.6:
         return LEADER_OPTIONS
+    round_s = random.choice((1.0, 2.0))
     return LeaderOptions(
-        round_s=random.choice((1.0, 2.0)),
+        round_s=round_s,
         missed_rounds=random.choice((1, 2)),
         stalled_s=3.0,
         deadline_s=random.choice((7.0, 9.0)),
@@ -166,6 +169,8 @@ def _options(random: Random) -> LeaderOptions:
         keep_batch_bytes=random.choice((1, 4_000)),
         drop_after_s=12.0,
         max_set_aside=random.choice((0, 5)),
+        snapshot_changes=3 if round_s == 1.0 else 999,
+        snapshot_s=15.0,
     )
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from random import Random
 from typing import TypeAlias
 
+from rebalanser.shiva.changes import DocumentChain
 from rebalanser.shiva.leader import Leader
 from rebalanser.shiva.messages import Fact, FactKind
-from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange
 from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.types import ApplicationId, CommandId, Epoch, Mode
 from rebalanser.shiva.worker import Worker
@@ -145,9 +146,15 @@ class World:
 
     def status(self) -> AssignmentDocument | None:
         """What a reader of ASSIGNEMENT, and of nothing else, takes for the state of the cluster."""
-        record = self.broker.assignement.last("assignement")
-        value = record.value if record is not None else None
-        return value if isinstance(value, AssignmentDocument) else None
+        return self.last_document().document
+
+    def last_document(self) -> DocumentChain:
+        """What all of ASSIGNEMENT says, put together."""
+        chain = DocumentChain()
+        for record in self.broker.assignement.read(0)[0]:
+            if isinstance(record.value, AssignmentDocument | DocumentChange):
+                chain.read(record.value)
+        return chain
 
     def start(self, host: Host) -> None:
         """Start what is to run on a host; a worker waits for its folder's lock."""

@@ -1,0 +1,119 @@
+"""Documents as a whole now and then, and between these as changes of the one before (SH-24)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from rebalanser.errors import InternalError
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+def change_between(base: AssignmentDocument, document: AssignmentDocument) -> DocumentChange:
+    """What makes ``document`` of the document published before it, by the same leader in the same term."""
+    return DocumentChange(
+        epoch=document.epoch,
+        base=base.epoch,
+        consumed=document.consumed,
+        deadline_s=document.deadline_s,
+        workers=_difference(base.workers, document.workers),
+        applications=_difference(base.applications, document.applications),
+        cordons=_difference(base.cordons, document.cordons),
+        set_aside=None if document.set_aside == base.set_aside else document.set_aside,
+    )
+
+
+def changed(base: AssignmentDocument, change: DocumentChange) -> AssignmentDocument:
+    """The document that a change makes of its base.
+
+    Raises:
+        InternalError: ``base`` is not the document that the change was made for.
+    """
+    if change.base != base.epoch:
+        raise InternalError(f"a change of document {change.base} was applied to {base.epoch}")
+    return replace(
+        base,
+        epoch=change.epoch,
+        consumed=change.consumed,
+        deadline_s=change.deadline_s,
+        workers=_patched(base.workers, change.workers),
+        applications=_patched(base.applications, change.applications),
+        cordons=_patched(base.cordons, change.cordons),
+        set_aside=base.set_aside if change.set_aside is None else change.set_aside,
+    )
+
+
+def _difference(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> Mapping[KeyT, ValueT | None]:
+    found: dict[KeyT, ValueT | None] = {}
+    for key, value in after.items():
+        known = before.get(key)
+        if known is not value and known != value:
+            found[key] = value
+    found.update((key, None) for key in before if key not in after)
+    return MappingProxyType(found)
+
+
+def _patched(before: Mapping[KeyT, ValueT], change: Mapping[KeyT, ValueT | None]) -> Mapping[KeyT, ValueT]:
+    if not change:
+        return before
+    after = dict(before)
+    for key, value in change.items():
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = value
+    return MappingProxyType(after)
+
+
+class DocumentChain:
+    """The newest document that a reader of a topic can put together of what it has read so far.
+
+    A leader of a version that knows no changes goes on from the last whole document, whatever was changed
+    since: an application may run elsewhere by now. So a document of such a leader counts only as long as no
+    change was read, until a leader that reads them publishes a whole one.
+    """
+
+    def __init__(self) -> None:
+        self.document: AssignmentDocument | None = None
+        self.missed = False
+        """True if a change was read and the document before it was not: the document is not the newest."""
+        self._changes_read = False
+
+    def read(self, record: AssignmentDocument | DocumentChange) -> bool:
+        """Take in a record in the order of the log. True if it makes a newer document."""
+        known = self.document
+        if known is not None and record.epoch <= known.epoch:
+            return False
+        if isinstance(record, DocumentChange):
+            return self.take_change(record) is not None
+        if not self.counts(record):
+            return False
+        self.take(record)
+        return True
+
+    def counts(self, document: AssignmentDocument) -> bool:
+        """True if its leader cannot have overlooked a change."""
+        return document.reads_changes or not self._changes_read
+
+    def take(self, document: AssignmentDocument) -> None:
+        """Go on from a whole document."""
+        self.document = document
+        self.missed = self._changes_read = False
+
+    def follows(self, change: DocumentChange) -> bool:
+        """True if the change is one of the very document that was put together."""
+        return self.document is not None and change.base == self.document.epoch
+
+    def take_change(self, change: DocumentChange) -> AssignmentDocument | None:
+        """Go on from the changed document; None if what it changes was not read."""
+        self._changes_read = True
+        if self.document is None or not self.follows(change):
+            self.missed = True
+            return None
+        self.document = changed(self.document, change)
+        return self.document
