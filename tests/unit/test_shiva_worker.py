@@ -756,8 +756,8 @@ class TestChanges:
 
     def ready(self, *, caught_up: bool = True) -> tuple[Bench, AssignmentDocument]:
         bench = ready() if caught_up else Bench()
-        bench.start(A, "a1")
         base = self.whole(bench, 1)
+        bench.start(A, "a1")
         bench.feed(DocumentRead(bench.at(), base))
         return bench, base
 
