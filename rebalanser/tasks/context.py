@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 from rebalanser import forks
-from rebalanser.errors import Forked, InternalError, InvalidState
+from rebalanser.errors import Forked, InternalError, InvalidState, RegistryUnavailable, RetryLater
 from rebalanser.history import Event, Journal, Protocol, SkuldKind, author_here, open_sinks
 from rebalanser.history.sinks import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
@@ -75,27 +77,37 @@ class OpenedQueue:
 class QueueOpener:
     """Opens a queue's engine when it is first needed, and keeps it. May be used from any thread."""
 
-    def __init__(self, open_queue: Callable[[], OpenedQueue]) -> None:
+    def __init__(self, open_queue: Callable[[float | None], OpenedQueue]) -> None:
         self._open_queue = open_queue
         self._lock = threading.Lock()
         self._opened: OpenedQueue | None = None
         self._closed = False
 
-    def opened(self) -> OpenedQueue:
-        """Return the opened queue. Raises what opening raises; the next call tries again.
+    def opened(self, timeout_s: float | None = None) -> OpenedQueue:
+        """Return the opened queue, within ``timeout_s`` seconds, or the queue's timeout.
+
+        Raises what opening raises; the next call tries again.
 
         Raises:
             InvalidState: it is closed.
+            RegistryUnavailable: another thread opens it, and has not yet after ``timeout_s`` seconds.
         """
         opened = self._opened
         if opened is not None:
             return opened
-        with self._lock:
+        began_at = time.monotonic()
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            raise _too_slow(timeout_s or 0.0)
+        try:
             if self._closed:
                 raise InvalidState("the queue is closed; make another one")
             if self._opened is None:
-                self._opened = self._open_queue()
+                waited_s = time.monotonic() - began_at
+                left_s = None if timeout_s is None else max(0.0, timeout_s - waited_s)
+                self._opened = self._open_queue(left_s)
             return self._opened
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Finish pending writes and close the engine, if it was opened. Closing twice does nothing."""
@@ -186,6 +198,57 @@ class TaskHistory:
 ResultT = TypeVar("ResultT")
 
 
+class Beginning:
+    """A watch that one thread begins for all that want it.
+
+    ``timeout_s`` is the maximum seconds that it waits for the engine.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._watch: Future[Watch] = Future()
+
+    def succeed(self, watch: Watch) -> None:
+        """Pass the watch on to the threads that wait."""
+        self._watch.set_result(watch)
+
+    def fail(self, error: BaseException) -> None:
+        """Pass an error on to the threads that wait; after an interrupt, let one of them begin."""
+        if isinstance(error, Exception):
+            self._watch.set_exception(error)
+        else:
+            self._watch.cancel()
+
+    @property
+    def watch(self) -> Watch:
+        """The watch, once it has begun."""
+        return self._watch.result()
+
+    def has_begun(self, timeout_s: float) -> bool:
+        """Wait until another thread has begun the watch; False if this one should try itself.
+
+        It should if that thread was interrupted, or had less time than this one.
+
+        Raises:
+            RegistryUnavailable: the engine is away, or has not answered within ``timeout_s`` seconds.
+        """
+        try:
+            self._watch.result(min(timeout_s, threading.TIMEOUT_MAX))
+        except CancelledError:
+            return False
+        except TimeoutError:
+            raise _too_slow(timeout_s) from None
+        except RetryLater:
+            if timeout_s <= self.timeout_s:
+                raise
+            return False
+        return True
+
+
+def _too_slow(timeout_s: float) -> RegistryUnavailable:
+    return RegistryUnavailable(f"the engine has not answered within {timeout_s:.3g} s")
+
+
 class SharedWatch:
     """Passes the changes of a queue on to all sinks of a process, by one watch while there are any.
 
@@ -200,30 +263,56 @@ class SharedWatch:
         self._lock = threading.Lock()
         self._feed = _Feed(errors)
 
-    def join(self, sink: Sink, wants: ChangeFilter | None) -> Watch:
-        """Report all changes to a sink from now on; raises what the engine does."""
+    def join(self, sink: Sink, wants: ChangeFilter | None, timeout_s: float = math.inf) -> Watch:
+        """Report all changes to a sink from now on; raises what the engine does.
+
+        It takes ``timeout_s`` seconds at most, and no more than the queue's timeout.
+        """
         reader = _Reader(self, sink, wants)
+        left_s = timeout_s = min(timeout_s, self._timeout_s)
+        ends_at = time.monotonic() + timeout_s
+        while not self._has_joined(reader, left_s):
+            left_s = max(0.0, ends_at - time.monotonic())
+        return reader
+
+    def _has_joined(self, reader: _Reader, timeout_s: float) -> bool:
+        """Join the watch; False if the thread that was to begin it could not, and this one should."""
+        mine = Beginning(timeout_s)
         with self._lock:
             feed = self._feed
             feed.readers = (*feed.readers, reader)
-            if feed.watch is None:
-                try:
-                    revision = self._engine.page(self._queue, self._timeout_s, limit=1).revision
-                    feed.watch = self._engine.watch(self._queue, revision, feed.receive, feed.wants)
-                except BaseException:
-                    feed.readers = ()
-                    raise
-        return reader
+            beginning = feed.beginning = feed.beginning or mine
+        if beginning is mine:
+            self._begin(feed, mine)
+            return True
+        try:
+            return beginning.has_begun(timeout_s)
+        except BaseException:
+            self.leave(reader)
+            raise
+
+    def _begin(self, feed: _Feed, beginning: Beginning) -> None:
+        """Begin the watch of a feed. No lock is held meanwhile."""
+        try:
+            revision = self._engine.page(self._queue, beginning.timeout_s, limit=1).revision
+            watch = self._engine.watch(self._queue, revision, feed.receive, feed.wants)
+        except BaseException as error:
+            with self._lock:
+                self._feed = _Feed(self._errors)
+            beginning.fail(error)
+            raise
+        beginning.succeed(watch)
 
     def leave(self, reader: _Reader) -> None:
         """Stop reporting to a sink; a report under way may still come."""
         with self._lock:
             feed = self._feed
             feed.readers = tuple(each for each in feed.readers if each is not reader)
-            if not feed.readers and feed.watch is not None:
-                # The thread of a watch may report for another moment, beside that of the next one.
-                self._feed = _Feed(self._errors)
-                feed.watch.close()
+            if feed.readers or feed.beginning is None:
+                return
+            # The thread of a watch may report for another moment, beside that of the next one.
+            self._feed = _Feed(self._errors)
+        feed.beginning.watch.close()
 
 
 class _Feed:
@@ -231,7 +320,8 @@ class _Feed:
 
     def __init__(self, errors: ErrorPolicy) -> None:
         self.readers: tuple[_Reader, ...] = ()
-        self.watch: Watch | None = None
+        self.beginning: Beginning | None = None
+        """The watch, or who begins it; None as long as there is no reader."""
         self._errors = errors
 
     def wants(self, change: Change) -> bool:
@@ -363,8 +453,10 @@ class Context:
         self.refuse_fork()
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
 
-    def watch(self, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(self, sink: Sink, wants: ChangeFilter | None = None, timeout_s: float = math.inf) -> Watch:
         """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
+
+        It takes ``timeout_s`` seconds at most, and no more than the queue's timeout.
 
         A read after this returns has all changes that the sink does not get. The watches of a process share
         one watch of the engine, as etcd sends every state of the queue to each. An engine with an index has
@@ -374,8 +466,9 @@ class Context:
             RegistryUnavailable: the engine did not answer in time.
         """
         if not isinstance(self.engine, ClaimsFromIndex):
-            return self._changes.join(sink, wants)
-        revision = self.engine.page(self.queue, self.timeout_s, limit=1).revision
+            return self._changes.join(sink, wants, timeout_s)
+        timeout_s = min(timeout_s, self.timeout_s)
+        revision = self.engine.page(self.queue, timeout_s, limit=1).revision
         return self.engine.watch(self.queue, revision, sink, wants)
 
     def complete_in(

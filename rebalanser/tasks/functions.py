@@ -566,7 +566,7 @@ def is_coroutine_function(function: object) -> bool:
     )
 
 
-def is_seconds(value: object) -> bool:
+def is_seconds(value: object) -> TypeGuard[int | float]:
     """True for a finite number from 0."""
     return is_number(value) and 0 <= value < math.inf
 

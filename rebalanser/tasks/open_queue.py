@@ -99,7 +99,8 @@ class OpenQueue(ABC):
         self._has_left_worker = False
         """True in a child whose parent has a worker, until that is logged."""
 
-        def opened() -> OpenedQueue:
+        def opened(within_s: float | None) -> OpenedQueue:
+            limit_s = timeout_s if within_s is None else min(timeout_s, within_s)
             if self._has_left_worker:
                 self._has_left_worker = False
                 _log.warning(
@@ -107,11 +108,11 @@ class OpenQueue(ABC):
                     action="tasks_worker_not_forked",
                     queue=name,
                 )
-            engine = self._opener(self._engine_url, timeout_s)
+            engine = self._opener(self._engine_url, limit_s)
             try:
                 if not create:
-                    _refuse_unknown(name, engine.queues(timeout_s), self._engine_url)
-                number = engine.define(name, partitions, timeout_s)
+                    _refuse_unknown(name, engine.queues(limit_s), self._engine_url)
+                number = engine.define(name, partitions, limit_s)
                 for reason in engine.capabilities.unsafe_reasons if create else ():
                     _log.warning(reason, action="unsafe_engine", queue=name)
                 context = Context(
@@ -231,10 +232,20 @@ class OpenQueue(ABC):
         """
         require_id(task)
         refuse_no_revision(at_least)
-        found = self.context.engine.read(self.name, [task], self._timeout_s, at_least=at_least).get(task)
+        return self.get_within(self._timeout_s, task, at_least)
+
+    def get_within(self, timeout_s: float, task: TaskId, at_least: int = 0) -> Stored:
+        """:meth:`get`, within ``timeout_s`` seconds."""
+        found = self.context.engine.read(self.name, [task], timeout_s, at_least=at_least).get(task)
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
         return found
+
+    def wait_limit(self, timeout_s: float) -> waiting.WaitLimit:
+        """Return the limit of the requests of a wait that begins now; opens the engine within it."""
+        limit = waiting.WaitLimit(timeout_s, self._timeout_s)
+        self._opening.opened(limit.request_s)
+        return limit
 
     def pauses(self) -> Pauses:
         """Read the pauses in force: of the queue itself, and of its schedules by function (SK-23)."""
@@ -331,7 +342,8 @@ def name_and_url(name: str, url: str | None) -> tuple[str, str]:
     Raises:
         InvalidUrl: there is no URL, nor one in ``REBALANSER_REGISTRY``.
     """
-    if url is None and isinstance(name, str) and "://" in name:
+    given: object = name
+    if url is None and isinstance(given, str) and "://" in name:
         name, url = DEFAULT_NAME, name
     return name, named_in_memory(url_or_default(url))
 

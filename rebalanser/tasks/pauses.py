@@ -87,9 +87,12 @@ class Pauses(BaseModel):
         return cls(queue=present.pop(QUEUE, None), schedules=present)
 
 
-def read_pauses(context: Context) -> Mapping[str, Pause]:
-    """Read the pauses of a queue and its schedules, with the ended ones of schedules."""
-    found = context.engine.pauses(context.queue, context.timeout_s)
+def read_pauses(context: Context, timeout_s: float | None = None) -> Mapping[str, Pause]:
+    """Read the pauses of a queue and its schedules, with the ended ones of schedules.
+
+    It takes ``timeout_s`` seconds at most, or the queue's timeout.
+    """
+    found = context.engine.pauses(context.queue, context.timeout_s if timeout_s is None else timeout_s)
     return {name: Pause.of(content) for name, content in found.items()}
 
 

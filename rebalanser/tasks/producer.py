@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVa
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks import waiting
+from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.engine import Duplicate, Enqueue, enqueued
 from rebalanser.tasks.execution.middleware import Middleware
@@ -39,6 +39,7 @@ from rebalanser.tasks.ids import created_at, partition_of_task
 from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
+from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, given_calls, refuse_too_many, sort_by_dependency
 from rebalanser.tasks.writes.batches import enqueue_together
@@ -527,38 +528,43 @@ class Producer(OpenQueue):
         A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
         all bodies of a worker do that, it logs a warning. So does a call that waits for a paused queue.
 
+        It ends within ``timeout_s`` seconds, and one more to read the task, also while the engine is away.
+
         Raises:
             TaskFailed: it is dead or cancelled; the message says by which error its last try ended.
             InvalidTask: the result does not fit the function's return type.
             NotSettled: it is neither within ``timeout_s`` seconds.
+            RegistryUnavailable: the engine did not answer in that time, or in that of one call.
             UnknownTask: there is none of this id.
             InvalidArgument: ``task`` is not text, or ``timeout_s`` no number of seconds from 0.
         """
         waiting.refuse_wait(task, timeout_s)
         changed = threading.Event()
+        limit = self.wait_limit(timeout_s)
         deadline = self.context.clock.now() + timeout_s
-        self.notifier.listen(task, changed.set)
+        self.notifier.listen(task, changed.set, limit.request_s)
         try:
             with waiting.waiting_for(self.name) as hint:
-                stored = self.get(task)
-                self.pause_hint(stored, logs=True)
+                stored = self.get_within(limit.request_s, task)
+                self.pause_hint(stored, limit, logs=True)
                 while stored.state.status not in waiting.CLOSED:
                     why = hint(stored)
-                    if not changed.wait(max(0.0, deadline - self.context.clock.now())):
-                        raise waiting.not_settled(stored, timeout_s, why + self.pause_hint(stored))
+                    left_s = max(0.0, deadline - self.context.clock.now())
+                    if not changed.wait(min(left_s, threading.TIMEOUT_MAX)):
+                        raise waiting.not_settled(stored, timeout_s, why + self.pause_hint(stored, limit))
                     changed.clear()
-                    stored = self.get(task)
+                    stored = self.get_within(limit.request_s, task)
         finally:
             self.notifier.leave(task, changed.set)
         return waiting.value_of(stored, self.functions)
 
-    def pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
+    def pause_hint(self, stored: Stored, limit: waiting.WaitLimit, *, logs: bool = False) -> str:
         """Return a hint why an awaited task waits: a pause, or no worker; empty for neither."""
         if stored.state.status is not Status.WAITING:
             return ""
         try:
-            present = self.pauses().queue
-            has_worker = logs or bool(self.context.engine.workers(self.name, self._timeout_s))
+            present = Pauses.of(pauses.read_pauses(self.context, limit.request_s)).queue
+            has_worker = logs or bool(self.context.engine.workers(self.name, limit.request_s))
         except RebalanserError as error:  # the caller waits whatever comes of this
             self.errors.ignored("a look at pauses", error)
             return ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -13,17 +13,35 @@ from typing import Any, Final
 from rebalanser.errors import InvalidArgument, NotSettled, TaskFailed
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Lost, Watch
+from rebalanser.tasks.context import Beginning, Context
+from rebalanser.tasks.engine import Change, Lost
 from rebalanser.tasks.execution.outcomes import split_error
 from rebalanser.tasks.functions import TaskBody, is_number, plain_value, require_id
 from rebalanser.tasks.model import Status, Stored, TaskId
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
 """Statuses in which a task stays by itself."""
+SLACK_S: Final = 1.0
+"""Seconds beyond its timeout in which a wait may still read its task, and why that waits."""
 REPORT_S: Final = 30.0
 """Seconds between two log lines about the bodies of a worker that all wait."""
 _log = get_logger()
+
+
+class WaitLimit:
+    """Limit of the time that the requests of one wait take: its timeout and :data:`SLACK_S`.
+
+    No request takes more than ``request_timeout_s``.
+    """
+
+    def __init__(self, timeout_s: float, request_timeout_s: float) -> None:
+        self._request_timeout_s = request_timeout_s
+        self._ends_at = time.monotonic() + timeout_s + SLACK_S
+
+    @property
+    def request_s(self) -> float:
+        """Maximum seconds of a request that begins now."""
+        return max(0.0, min(self._request_timeout_s, self._ends_at - time.monotonic()))
 
 
 class CompletionNotifier:
@@ -34,55 +52,64 @@ class CompletionNotifier:
 
     def __init__(self, context: Callable[[], Context]) -> None:
         self._context = context
-        self._begun: Future[Watch] | None = None
-        """The watch, without a result while a listener begins it for all; None if nobody waits."""
+        self._beginning: Beginning | None = None
+        """The watch, which a listener begins for all; None if nobody waits."""
         self._watching = threading.Lock()
         # Not the lock of the watch: to close the watch waits for listeners that are being called.
         self._lock = threading.Lock()
         self._listeners: dict[TaskId, list[Callable[[], None]]] = {}
 
-    def listen(self, task: TaskId, changed: Callable[[], None]) -> None:
+    def listen(self, task: TaskId, changed: Callable[[], None], timeout_s: float = math.inf) -> None:
         """Call ``changed``, in any thread, whenever a task may have changed.
+
+        It takes ``timeout_s`` seconds at most, and no more than the queue's timeout.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.
         """
-        context = self._context()
+        context, left_s = self._context(), timeout_s
+        ends_at = time.monotonic() + timeout_s
+        while not self._is_heard(context, task, changed, left_s):
+            left_s = max(0.0, ends_at - time.monotonic())
+
+    def _is_heard(
+        self, context: Context, task: TaskId, changed: Callable[[], None], timeout_s: float
+    ) -> bool:
+        """Listen; False if the thread that was to begin the watch could not, and this one should."""
+        mine = Beginning(timeout_s)
         with self._watching:
             with self._lock:
                 self._listeners.setdefault(task, []).append(changed)
-            begun, is_mine = self._begun, self._begun is None
-            if begun is None:
-                begun = self._begun = Future()
+            beginning = self._beginning = self._beginning or mine
         try:
-            if is_mine:
-                begun.set_result(context.watch(self._receive, self._is_awaited))
-            is_watched = _is_watched(begun)
-        except BaseException as error:
-            if is_mine and not begun.done():
-                self._failed(begun, error)
+            if beginning is mine:
+                self._begin(context, mine)
+                return True
+            is_heard = beginning.has_begun(timeout_s)
+        except BaseException:
             self.leave(task, changed)
             raise
-        if not is_watched:
+        if not is_heard:
             self.leave(task, changed)
-            self.listen(task, changed)
+        return is_heard
+
+    def _begin(self, context: Context, beginning: Beginning) -> None:
+        try:
+            watch = context.watch(self._receive, self._is_awaited, beginning.timeout_s)
+        except BaseException as error:
+            with self._watching:
+                self._beginning = None
+            beginning.fail(error)
+            raise
+        beginning.succeed(watch)
 
     def leave(self, task: TaskId, changed: Callable[[], None]) -> None:
         """Stop calling ``changed``."""
         with self._watching:
             self._forget(task, changed)
-            if not self._listeners and self._begun is not None:
-                self._begun.result().close()
-                self._begun = None
-
-    def _failed(self, begun: Future[Watch], error: BaseException) -> None:
-        """Pass an error on to all who wait for the watch to begin; or, after an interrupt, the try."""
-        with self._watching:
-            self._begun = None
-        if isinstance(error, Exception):
-            begun.set_exception(error)
-        else:
-            begun.cancel()
+            if not self._listeners and self._beginning is not None:
+                self._beginning.watch.close()
+                self._beginning = None
 
     def _forget(self, task: TaskId, changed: Callable[[], None]) -> None:
         with self._lock:
@@ -99,15 +126,6 @@ class CompletionNotifier:
             listeners = [listener for task in tasks for listener in self._listeners.get(task, ())]
         for listener in listeners:
             listener()
-
-
-def _is_watched(begun: Future[Watch]) -> bool:
-    """Wait until a watch has begun; False if whoever began it was interrupted."""
-    try:
-        begun.result()
-    except CancelledError:
-        return False
-    return True
 
 
 class WaitingBodies:

@@ -25,7 +25,7 @@ from typing import (
 )
 
 from rebalanser import forks
-from rebalanser.errors import InvalidState
+from rebalanser.errors import InvalidState, RegistryUnavailable
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_in_loop_until_stopped
@@ -517,30 +517,39 @@ class AsyncQueue:
         waiting.refuse_wait(task, timeout_s)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = loop.time() + timeout_s
+        queue, limit = await self._wait_limit(timeout_s)
 
         def notify() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
                 loop.call_soon_threadsafe(changed.set)
 
-        async with self._watching(task, notify):
+        def read() -> Stored:
+            return queue.get_within(limit.request_s, task)
+
+        async with self._watching(queue, task, notify, limit):
             with waiting.waiting_for(self.name) as hint:
-                stored = await self.get(task)
-                await self._pause_hint(stored, logs=True)
+                stored = await self._threads.run(read)
+                await self._threads.run(queue.pause_hint, stored, limit, logs=True)
                 while stored.state.status not in waiting.CLOSED:
                     why = hint(stored)
                     try:
                         async with asyncio.timeout_at(deadline):
                             await changed.wait()
                     except TimeoutError:
-                        why += await self._pause_hint(stored)
+                        why += await self._threads.run(queue.pause_hint, stored, limit)
                         raise waiting.not_settled(stored, timeout_s, why) from None
                     changed.clear()
-                    stored = await self.get(task)
+                    stored = await self._threads.run(read)
         return waiting.value_of(stored, self.functions)
 
-    async def _pause_hint(self, stored: Stored, *, logs: bool = False) -> str:
-        queue = await self._opened()
-        return await self._threads.run(queue.pause_hint, stored, logs=logs)
+    async def _wait_limit(self, timeout_s: float) -> tuple[Queue, waiting.WaitLimit]:
+        """Open the engine within the time of a wait that begins now; return the queue and that limit."""
+        try:
+            async with asyncio.timeout(timeout_s + waiting.SLACK_S):
+                queue = await self._opened()
+        except TimeoutError:
+            raise RegistryUnavailable(f"the engine has not answered within {timeout_s:.3g} s") from None
+        return queue, await self._threads.run(queue.wait_limit, timeout_s)
 
     async def run(self, concurrency: int = 1) -> None:
         """Work on tasks until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
@@ -643,10 +652,10 @@ class AsyncQueue:
                 yield each
 
     @contextlib.asynccontextmanager
-    async def _watching(self, task: TaskId, changed: Callable[[], None]) -> AsyncIterator[None]:
-        queue = await self._opened()
-
-        listening = self._threads.submit(queue.notifier.listen, task, changed)
+    async def _watching(
+        self, queue: Queue, task: TaskId, changed: Callable[[], None], limit: waiting.WaitLimit
+    ) -> AsyncIterator[None]:
+        listening = self._threads.submit(queue.notifier.listen, task, changed, limit.request_s)
         try:
             await asyncio.shield(listening)
             yield

@@ -10,7 +10,7 @@ Tasks that are enqueued together are one write. If some of them exist, the other
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -279,8 +279,7 @@ def enqueue_together(tasks: Sequence[Enqueue], places: Sequence[str] = ()) -> Sc
     """
     left = {each.task.head.id: each for each in tasks}
     if len(left) < len(tasks):
-        ids = [each.task.head.id for each in tasks]
-        twice = next(task for task in ids if ids.count(task) > 1)
+        twice = Counter(each.task.head.id for each in tasks).most_common(1)[0][0]
         raise InvalidTask(f"two of the tasks that are enqueued together have one id, {twice}")
     place_of = dict(zip(left, places, strict=False))
     for _ in range(len(tasks) + 1):
