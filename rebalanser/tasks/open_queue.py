@@ -26,7 +26,7 @@ from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, refuse_no
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.model import Stored, TaskId
+from rebalanser.tasks.model import EnqueueAnswer, Stored, TaskId
 from rebalanser.tasks.outbox.outbox import Outbox, engine_name
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
@@ -240,6 +240,15 @@ class OpenQueue(ABC):
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
         return found
+
+    def find_within(self, timeout_s: float, task: TaskId) -> Stored | None:
+        """:meth:`get_within`; None of a task in an outbox that the engine does not have yet."""
+        try:
+            return self.get_within(timeout_s, task)
+        except UnknownTask:
+            if getattr(task, "answer", None) is not EnqueueAnswer.SPOOLED:
+                raise
+            return None
 
     def wait_limit(self, timeout_s: float) -> waiting.WaitLimit:
         """Return the limit of the requests of a wait that begins now; opens the engine within it."""

@@ -274,6 +274,9 @@ class Operator(OpenQueue):
         return self.get(task).state.status if isinstance(settled, Refused) else settled.state.status
 
     def _change_all(self, tasks: Iterable[Stored], rule: Callable[[Stored], Decision]) -> int:
+        given: object = tasks
+        if not isinstance(given, Iterable):
+            raise InvalidArgument(f"{given!r} is no list of tasks: give what tasks() returns")
         changed, rest = 0, iter(tasks)
         while batch := list(islice(rest, CHANGED_AT_ONCE)):
             _require_tasks(batch)

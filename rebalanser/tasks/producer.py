@@ -528,6 +528,8 @@ class Producer(OpenQueue):
         A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
         all bodies of a worker do that, it logs a warning. So does a call that waits for a paused queue.
 
+        A task that ``enqueue`` answered as ``spooled`` (SK-4) is waited for also before the engine has it.
+
         It ends within ``timeout_s`` seconds, and one more to read the task, also while the engine is away.
 
         Raises:
@@ -545,15 +547,18 @@ class Producer(OpenQueue):
         self.notifier.listen(task, changed.set, limit.request_s)
         try:
             with waiting.waiting_for(self.name) as hint:
-                stored = self.get_within(limit.request_s, task)
-                self.pause_hint(stored, limit, logs=True)
-                while stored.state.status not in waiting.CLOSED:
-                    why = hint(stored)
+                stored = self.find_within(limit.request_s, task)
+                if stored is not None:
+                    self.pause_hint(stored, limit, logs=True)
+                while stored is None or stored.state.status not in waiting.CLOSED:
+                    why = "" if stored is None else hint(stored)
                     left_s = max(0.0, deadline - self.context.clock.now())
                     if not changed.wait(min(left_s, threading.TIMEOUT_MAX)):
+                        if stored is None:
+                            raise waiting.still_spooled(task, timeout_s)
                         raise waiting.not_settled(stored, timeout_s, why + self.pause_hint(stored, limit))
                     changed.clear()
-                    stored = self.get_within(limit.request_s, task)
+                    stored = self.find_within(limit.request_s, task)
         finally:
             self.notifier.leave(task, changed.set)
         return waiting.value_of(stored, self.functions)

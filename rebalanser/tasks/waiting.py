@@ -205,6 +205,13 @@ def not_settled(stored: Stored, timeout_s: float, hint: str = "") -> NotSettled:
     return NotSettled(f"task {stored.head.id} is {stored.state.status} after {timeout_s:g} s{hint}")
 
 
+def still_spooled(task: TaskId, timeout_s: float) -> NotSettled:
+    """Return the error of a task that the engine does not have after ``timeout_s`` seconds."""
+    return NotSettled(
+        f"task {task} was not forwarded by its outbox within {timeout_s:g} s: see rebalanser tasks outbox"
+    )
+
+
 def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
     """Return the result of a closed task; plain JSON if its function is not known here.
 

@@ -112,7 +112,11 @@ def test_gunicorn_may_load_the_application_before_it_forks(tmp_path: Path) -> No
     def call(*words: str) -> list[str]:
         return [sys.executable, "-W", "error", *words]
 
-    subprocess.run(call("-m", "django", "migrate", "--run-syncdb"), cwd=tmp_path, env=environment, check=True)
+    page = (ROOT / "docs" / "web-applications.md").read_text()
+    commands = re.findall(r"^\$ python (-m django (?!test).*)$", page, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        subprocess.run(call(*command.split()), cwd=tmp_path, env=environment, check=True)
     server = call("-m", "gunicorn", "--preload", "--workers", "2", "--bind", "unix:web", "shop.wsgi")
     url = f"sqlite:///{tmp_path}/tasks.db"
     with (

@@ -32,6 +32,7 @@ from rebalanser.tasks.ids import created_at
 from rebalanser.testing import FakeClaim, FakeClock
 from rebalanser.testing.claim import MAX_BYTES
 from rebalanser.testing.memory import _SHARED
+from rebalanser.testing.waiting import PATIENCE_S
 
 DAY_S = 86_400.0
 
@@ -350,6 +351,63 @@ def test_a_queue_that_is_started_runs_nothing_in_a_caller(tmp_path: Path) -> Non
 @pytest.mark.rule("SK-15")
 def test_coroutines_run_in_the_loop_of_the_test(clock: FakeClock, tmp_path: Path) -> None:
     asyncio.run(coroutines_in_a_loop(clock, tmp_path))
+
+
+@pytest.mark.rule("SK-12")
+def test_tasks_that_are_read_in_a_loop_are_changed_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are an asynchronous iterator, which ended in a TypeError of Python."""
+    monkeypatch.setattr("rebalanser.tasks.aio.queue.PAGE", 2)
+
+    async def changed() -> None:
+        async with AsyncQueue("memory://", state_folder=tmp_path) as queue:
+
+            @queue.task(max_running=1)
+            def send(claim: Claim) -> None: ...
+
+            for size in (5, 4, 0):
+                await send.enqueue_many([((), {})] * size)
+                found = frozenset({Status.WAITING})
+                assert len(await queue.rooms(queue.tasks(found))) == size
+                assert len(await queue.with_blockers(queue.tasks(found))) == size
+                assert await queue.cancel_all(queue.tasks(found)) == size
+            assert await queue.requeue_all(queue.tasks()) == 9
+            assert await queue.cancel_all([each async for each in queue.tasks()]) == 9
+            for wrong in (5, None, [5]):
+                with pytest.raises(InvalidArgument, match="give what tasks"):
+                    await queue.cancel_all(wrong)  # type: ignore[arg-type]
+
+    asyncio.run(changed())
+
+
+@pytest.mark.rule("SK-15")
+def test_a_queue_that_is_closed_while_it_opens_leaves_nothing_open(tmp_path: Path) -> None:
+    """As where a wait has ended in its time while the engine was away."""
+    opens, go_on = threading.Event(), threading.Event()
+    made: list[Queue] = []
+
+    async def closed() -> None:
+        queue = AsyncQueue("memory://", state_folder=tmp_path)
+        make = queue._make
+
+        def slow(**named: Any) -> Queue:
+            opens.set()
+            assert go_on.wait(PATIENCE_S)
+            made.append(make(**named))
+            return made[0]
+
+        queue._make = slow  # type: ignore[assignment]
+        opening = asyncio.ensure_future(queue.open())
+        assert await asyncio.to_thread(opens.wait, PATIENCE_S)
+        await queue.close()
+        go_on.set()
+        with pytest.raises(InvalidState, match="is closed"):
+            await opening
+
+    asyncio.run(closed())
+    with pytest.raises(InvalidState, match="is closed"):
+        made[0].count()
 
 
 async def coroutines_in_a_loop(clock: FakeClock, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import logging
@@ -10,6 +11,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from rebalanser.cli import main
 from rebalanser.errors import (
     InvalidState,
     InvalidTask,
+    NotSettled,
     OutcomeUnknown,
     RegistryUnavailable,
     RequestTooLarge,
@@ -32,7 +35,7 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.registry.urls import parse_url
-from rebalanser.tasks import Claim, Queue, TaskFunction
+from rebalanser.tasks import AsyncQueue, Claim, Queue, TaskFunction
 from rebalanser.tasks.engine import Answer, Collect, Duplicate, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import partition_of_id
@@ -332,6 +335,47 @@ def test_what_is_spooled_while_the_engine_is_away_is_forwarded_in_order(stage: S
         sent = [each.task.head.id for each in stage.network.asked if isinstance(each, Enqueue)]
         assert sent == [first, *spooled]
         assert send.enqueue("after").answer is EnqueueAnswer.COMMITTED
+
+
+@pytest.mark.rule("SK-4")
+def test_a_spooled_task_is_waited_for_before_the_engine_has_it(stage: Stage) -> None:
+    """Who has just enqueued it was told that there is no such task."""
+    queue, send = stage.open()
+    with queue, ThreadPoolExecutor(1) as others:
+        stage.network.is_cut = True
+        task = send.enqueue("a")
+        assert task.answer is EnqueueAnswer.SPOOLED
+        with pytest.raises(
+            NotSettled, match=f"^task {task} was not forwarded by its outbox within 0 s: see "
+        ):
+            queue.wait(task, 0.0)
+        with pytest.raises(UnknownTask):
+            queue.wait(str(task), 0.0)
+        waited = others.submit(queue.wait, task, PATIENCE_S)
+        wait_until(lambda: task in queue.notifier._listeners)
+        assert not waited.done()
+        stage.network.is_cut = False
+        stage.drained()
+        assert queue.run_until_idle() == 1
+        assert waited.result(PATIENCE_S) is None
+
+
+@pytest.mark.rule("SK-4")
+def test_a_coroutine_waits_for_a_spooled_task_too(stage: Stage) -> None:
+    async def awaited() -> None:
+        url = f"sqlite:///{stage.file}"
+        async with AsyncQueue(QUEUE, url, outbox=stage.outbox, state_folder=stage.folder) as queue:
+            stage.network.is_cut = True
+            task = await queue.task("send")(lambda claim: None).enqueue()  # type: ignore[misc]
+            with pytest.raises(NotSettled, match="was not forwarded by its outbox within 0 s"):
+                await queue.wait(task, 0.0)
+            waited = asyncio.ensure_future(queue.wait(task, PATIENCE_S))
+            stage.network.is_cut = False
+            await asyncio.to_thread(stage.drained)
+            assert await queue.run_until_idle() == 1
+            assert await waited is None
+
+    asyncio.run(awaited())
 
 
 @pytest.mark.rule("SK-4", "SK-5")

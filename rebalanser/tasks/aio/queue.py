@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +27,7 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
+    TypeAlias,
     TypeVar,
     Unpack,
     cast,
@@ -65,6 +75,8 @@ from rebalanser.tasks.retention import Collected, Retention, RetentionRecord
 from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
+Tasks: TypeAlias = Iterable[Stored] | AsyncIterable[Stored]
+"""Tasks that a call takes: a list, or what :meth:`AsyncQueue.tasks` returns."""
 _DEFAULT_RETENTION: Final = Retention()
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -436,15 +448,21 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.newest, limit, statuses, name=name, older_than_s=older_than_s)
 
-    async def rooms(self, tasks: Sequence[Stored]) -> dict[TaskId, Room]:
+    async def rooms(self, tasks: Tasks) -> dict[TaskId, Room]:
         """Find the room that limits leave to those of these tasks that wait; as :meth:`Queue.rooms`."""
         queue = await self._opened()
-        return await self._threads.run(queue.rooms, tasks)
+        rooms: dict[TaskId, Room] = {}
+        async for some in _batches(tasks):
+            rooms |= await self._threads.run(queue.rooms, some)
+        return rooms
 
-    async def with_blockers(self, tasks: Sequence[Stored]) -> list[tuple[Stored, tuple[Stored, ...]]]:
+    async def with_blockers(self, tasks: Tasks) -> list[tuple[Stored, tuple[Stored, ...]]]:
         """Pair tasks with the dead and cancelled ones that they wait for; as :meth:`Queue.with_blockers`."""
         queue = await self._opened()
-        return await self._threads.run(lambda: list(queue.with_blockers(tasks)))
+        pairs: list[tuple[Stored, tuple[Stored, ...]]] = []
+        async for some in _batches(tasks):
+            pairs += await self._threads.run(lambda given: list(queue.with_blockers(given)), some)
+        return pairs
 
     async def count(self) -> Mapping[Status, int]:
         """Count the tasks in each status (SK-12)."""
@@ -476,15 +494,15 @@ class AsyncQueue:
         queue = await self._opened()
         return await self._threads.run(queue.requeue, task)
 
-    async def cancel_all(self, tasks: Sequence[Stored]) -> int:
+    async def cancel_all(self, tasks: Tasks) -> int:
         """Cancel tasks, many at once; as :meth:`Queue.cancel_all`."""
         queue = await self._opened()
-        return await self._threads.run(queue.cancel_all, tasks)
+        return sum([await self._threads.run(queue.cancel_all, some) async for some in _batches(tasks)])
 
-    async def requeue_all(self, tasks: Sequence[Stored]) -> int:
+    async def requeue_all(self, tasks: Tasks) -> int:
         """Requeue tasks, many at once; as :meth:`Queue.requeue_all`."""
         queue = await self._opened()
-        return await self._threads.run(queue.requeue_all, tasks)
+        return sum([await self._threads.run(queue.requeue_all, some) async for some in _batches(tasks)])
 
     async def collect(
         self,
@@ -523,19 +541,22 @@ class AsyncQueue:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
                 loop.call_soon_threadsafe(changed.set)
 
-        def read() -> Stored:
-            return queue.get_within(limit.request_s, task)
+        def read() -> Stored | None:
+            return queue.find_within(limit.request_s, task)
 
         async with self._watching(queue, task, notify, limit):
             with waiting.waiting_for(self.name) as hint:
                 stored = await self._threads.run(read)
-                await self._threads.run(queue.pause_hint, stored, limit, logs=True)
-                while stored.state.status not in waiting.CLOSED:
-                    why = hint(stored)
+                if stored is not None:
+                    await self._threads.run(queue.pause_hint, stored, limit, logs=True)
+                while stored is None or stored.state.status not in waiting.CLOSED:
+                    why = "" if stored is None else hint(stored)
                     try:
                         async with asyncio.timeout_at(deadline):
                             await changed.wait()
                     except TimeoutError:
+                        if stored is None:
+                            raise waiting.still_spooled(task, timeout_s) from None
                         why += await self._threads.run(queue.pause_hint, stored, limit)
                         raise waiting.not_settled(stored, timeout_s, why) from None
                     changed.clear()
@@ -643,6 +664,10 @@ class AsyncQueue:
                 queue = self._make(retention=self.retention)
                 queue.adopt(self.functions, self._schedules)
                 self._queue = queue
+                if self._is_closed:  # meanwhile: the caller did not wait for this
+                    self._queue = None
+                    queue.close()
+                    raise InvalidState(f"the queue {self.name!r} is closed")
             return queue
 
     async def _each(self, items: Iterator[T], page: int) -> AsyncIterator[T]:
@@ -663,6 +688,20 @@ class AsyncQueue:
             await asyncio.wait([listening])
             if listening.exception() is None:
                 await self._threads.run(queue.notifier.leave, task, changed)
+
+
+async def _batches(tasks: Tasks) -> AsyncIterator[Iterable[Stored]]:
+    """Iterate over tasks in lists of :data:`PAGE`; what is no asynchronous iterator is given as it is."""
+    if not isinstance(tasks, AsyncIterable):
+        yield tasks
+        return
+    batch: list[Stored] = []
+    async for each in tasks:
+        batch.append(each)
+        if len(batch) == PAGE:
+            yield batch
+            batch = []
+    yield batch
 
 
 class AsyncQueues:
