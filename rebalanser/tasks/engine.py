@@ -599,7 +599,8 @@ class ClaimQuery:
 
     ``names`` are the functions whose tasks are wanted, None for any. ``term`` was made before the request is
     sent; ``clock`` gives the seconds of the clock that it names, and ``wall`` is seconds since 1970. A claim
-    is over ``buffer_s`` seconds after its time (SK-8).
+    is over ``buffer_s`` seconds after its time (SK-8). The last ``ahead`` of the holders have no thread yet:
+    they get no task with a ``rate_limit`` (SK-23).
     """
 
     queue: str
@@ -610,6 +611,7 @@ class ClaimQuery:
     clock: Callable[[], float]
     wall: float
     buffer_s: float
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1882,6 +1882,27 @@ class EngineSuite:
         (following,) = index.claim(request(*"ef", now=over), TIMEOUT_S).claimed
         assert following[0].head.id == task_id(4)
 
+    @pytest.mark.rule("SK-23")
+    def test_an_index_claims_no_task_of_a_rate_ahead(self, engine: Engine) -> None:
+        """Holds: "The last ``ahead`` of the holders have no thread yet", so a rate loses no start by them."""
+        index = index_of(engine)
+        limited: dict[str, Any] = {"rate_limit": "1/h", "max_running": 0}
+        applied(
+            engine,
+            *(make(number, priority=9) for number in (1, 2)),
+            *(make(number, priority=5, limit_key=f"{number}", **limited) for number in (3, 4)),
+            make(5),
+        )
+
+        def claimed(ahead: int, *holders: str) -> list[int]:
+            answer = index.claim(replace(request(*holders), ahead=ahead), TIMEOUT_S)
+            return [int(task.head.id, 16) for task, _ in answer.claimed]
+
+        assert claimed(3, "a", "b", "c") == [1, 2], "for a thread, and ahead of one"
+        assert claimed(2, "d", "e") == []
+        assert claimed(1, "f", "g") == [3]
+        assert claimed(0, "h", "i") == [4, 5]
+
     @pytest.mark.rule("SK-5", "SK-23")
     def test_an_index_makes_claims_no_more_often_than_a_rate_allows(self, engine: Engine) -> None:
         """Holds: "Claims of a ``rate_limit`` are made as :class:`~rebalanser.tasks.model.Rate` says"."""

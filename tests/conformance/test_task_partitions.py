@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,14 @@ import pytest
 from rebalanser.admin import Admin
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.group import Group
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks.engine import Answer, Applied, Change, ClaimsFromIndex, Lost, Page, SharesSlots, Write
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.index import free_slots
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews
+from rebalanser.tasks.index.free_slots import FreeSlot, Room, SlotNews, UsedSlot
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
@@ -64,11 +65,12 @@ class Stage:
         partition: int | None = None,
         after: tuple[TaskId, ...] = (),
         after_failure: AfterFailure = AfterFailure.WAIT,
+        rate_limit: str | None = None,
     ) -> TaskId:
         """Enqueue a task that lies in a partition, or in any."""
         options = EnqueueOptions(after=after, after_failure=after_failure)
         while True:
-            made = self.queue.build_raw_enqueue("send", b"a payload", options)
+            made = self.queue.build_raw_enqueue("send", b"a payload", options, rate_limit=rate_limit)
             if partition in (None, made.partition):
                 (task,) = self.queue.commit([made])
                 return task
@@ -471,7 +473,7 @@ def neighbours(tmp_path: Path) -> Iterator[Neighbours]:
     neighbours.close()
 
 
-NAMES = ("send",)
+NAMES = frozenset({"send"})
 
 
 @pytest.mark.rule("SK-6", "SK-20")
@@ -480,7 +482,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     task = owner.enqueue()
-    idle.partitions.offer(2, 2, NAMES)
+    idle.partitions.offer({NAMES: Room(2, 2)})
     lends(owner, task)
     (claimed,) = idle.claims()
     claim = owner.queue.get(task).state.claim
@@ -497,7 +499,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
 def test_an_owner_with_room_claims_for_itself_first(neighbours: Neighbours) -> None:
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    idle.partitions.offer(2, 2, NAMES)
+    idle.partitions.offer({NAMES: Room(2, 2)})
     tasks = [owner.enqueue() for _ in range(4)]
     knows(owner, tasks=4, slots=2)
     own = owner.claims(1)
@@ -507,18 +509,44 @@ def test_an_owner_with_room_claims_for_itself_first(neighbours: Neighbours) -> N
     assert owner.queue.get(tasks[3]).state.status is Status.WAITING, "there were two slots"
 
 
+@pytest.mark.rule("SK-20", "SK-23")
+def test_no_task_of_a_rate_limit_is_claimed_ahead(neighbours: Neighbours) -> None:
+    """It would count as a start, also if it is given back because of a slow body."""
+    owner, busy = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    plain = [owner.enqueue(), owner.enqueue()]
+    limited = owner.enqueue(rate_limit="1/h")
+    owner.enqueue()
+    offers = busy.partitions._slots
+    assert offers is not None
+    offers.start()
+    offers.offering.own.offer({NAMES: Room(0, 1)}, 0.0)
+    offers.offering.own.used(UsedSlot("before", process_of(busy), plain[0]), SystemClock().now())
+    offers.offering.own.take_arrived(1)
+    offers.offer({NAMES: Room(0, 1)})
+    knows(owner, tasks=4, slots=1)
+    assert [slot.ahead for slot in neighbours.slots() if isinstance(slot, FreeSlot)] == [True]
+    own = owner.partitions.claim(4, None, ahead=3)
+    assert [each.stored.head.id for each in own] == plain
+    assert owner.partitions.next_wakeup(()) is None, "it does not try again before there is news"
+    assert owner.queue.get(limited).state.status is Status.WAITING
+    offers.offer({NAMES: Room(1, 1)})
+    lends(owner, limited)
+    assert owner.queue.get(limited).state.failures == 0
+
+
 @pytest.mark.rule("SK-20")
 def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours) -> None:
     owner = neighbours.open()
     owner.take(0, 1)
-    owner.partitions.offer(3, 3, NAMES)
+    owner.partitions.offer({NAMES: Room(3, 3)})
     slots = owner.partitions._slots
     assert slots is not None
     assert slots.offering.own.next_wakeup(0.0) is None
     owner.woken.clear()
     owner.partitions.give_up([SimpleNamespace(resource="1")])  # type: ignore[list-item]
     assert owner.woken.is_set(), "or it would not offer anything before there is news"
-    owner.partitions.offer(3, 3, NAMES)
+    owner.partitions.offer({NAMES: Room(3, 3)})
     neighbours.wait_for_slots(3)
 
 
@@ -526,7 +554,7 @@ def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours
 def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neighbours) -> None:
     owner, leaving = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    leaving.partitions.offer(2, 2, NAMES)
+    leaving.partitions.offer({NAMES: Room(2, 2)})
     task = owner.enqueue()
     lends(owner, task)
     assert owner.queue.get(task).state.status is Status.CLAIMED
@@ -535,7 +563,7 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
     leaving.queue.context.batcher.flush()
     state = owner.queue.get(task).state
     assert (state.status, state.failures) == (Status.WAITING, 0)
-    leaving.partitions.offer(2, 2, NAMES)
+    leaving.partitions.offer({NAMES: Room(2, 2)})
     leaving.partitions.retire()
     assert neighbours.slots() == []
 
@@ -544,7 +572,7 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
 def test_what_was_claimed_before_the_lease_ended_is_given_back_too(neighbours: Neighbours) -> None:
     owner, leaving = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    leaving.partitions.offer(1, 1, NAMES)
+    leaving.partitions.offer({NAMES: Room(1, 1)})
     task = owner.enqueue()
     lends(owner, task)
     slots = leaving.partitions._slots
@@ -562,7 +590,7 @@ def test_claims_for_which_there_is_no_room_any_more_are_given_back_at_once(neigh
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     tasks = [owner.enqueue() for _ in range(3)]
-    idle.partitions.offer(3, 3, NAMES)
+    idle.partitions.offer({NAMES: Room(3, 3)})
     lends(owner, *tasks)
     assert idle.partitions._slots is not None
     wait_until(lambda: len(idle.partitions._slots.offering.own.arrived) == 3)  # type: ignore[union-attr]
@@ -584,7 +612,7 @@ def test_the_claim_of_an_old_slot_is_renewed_first(
     owner.take(0, 1)
     monkeypatch.setattr(free_slots, "FRESH_RATIO", -1.0)  # every slot is old
     tasks = [owner.enqueue(), owner.enqueue()]
-    idle.partitions.offer(2, 2, NAMES)
+    idle.partitions.offer({NAMES: Room(2, 2)})
     lends(owner, *tasks)
     cancelled, kept = tasks
     assert idle.partitions._slots is not None
@@ -607,7 +635,7 @@ def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     task = owner.enqueue()
-    idle.partitions.offer(1, 1, NAMES)
+    idle.partitions.offer({NAMES: Room(1, 1)})
     lends(owner, task)
     assert idle.woken.wait(PATIENCE_S)
     assert idle.partitions._slots is not None
@@ -637,7 +665,7 @@ def test_slots_that_could_not_be_published_are_published_later(
             raise faults.pop()
 
     monkeypatch.setattr(engine, "publish_slots", fault)
-    idle.partitions.offer(2, 2, NAMES)
+    idle.partitions.offer({NAMES: Room(2, 2)})
     neighbours.wait_for_slots(2)
     tasks = {owner.enqueue() for _ in range(2)}
     lends(owner, *tasks)
@@ -653,7 +681,7 @@ def test_a_slot_serves_another_task_after_a_claim_that_could_not_be_written(
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     bad = owner.enqueue()
-    idle.partitions.offer(1, 1, NAMES)
+    idle.partitions.offer({NAMES: Room(1, 1)})
     knows(owner, tasks=1, slots=1)
     with monkeypatch.context() as patch:
         too_large = RequestTooLarge("the head of this task")
@@ -671,7 +699,7 @@ def test_slots_whose_lease_has_ended_are_published_anew(neighbours: Neighbours) 
     """The worker was paused, or cut off from the store, for longer than the lease."""
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    idle.partitions.offer(1, 1, NAMES)
+    idle.partitions.offer({NAMES: Room(1, 1)})
     neighbours.wait_for_slots(1)
     slots, engine = idle.partitions._slots, owner.queue.context.engine
     assert slots is not None
@@ -695,7 +723,7 @@ def test_changes_of_slots_that_a_watch_has_lost_are_read(
     for stage in (owner, idle):
         assert stage.partitions._slots is not None
         monkeypatch.setattr(stage.partitions._slots, "_learn", lambda _news: None)
-    idle.partitions.offer(1, 1, NAMES)
+    idle.partitions.offer({NAMES: Room(1, 1)})
     neighbours.wait_for_slots(1)
     lose(owner)
     lends(owner, task)
@@ -825,6 +853,27 @@ def test_clients_of_a_server_without_partitions_get_what_others_claim_for_them(
         early = replace(lent[0].claimed, sent_at=anything.requested_at - 5)
         (again,), _ = dispenser._with_payloads(anything, [early])
         assert again.waited_s == pytest.approx(-5), "its time counts from before the client asked"
+    finally:
+        dispenser.stop()
+
+
+@pytest.mark.rule("SK-16", "SK-20")
+def test_a_client_is_served_beside_one_that_waits_for_other_functions(neighbours: Neighbours) -> None:
+    owner, server = neighbours.open(), neighbours.open()
+    owner.take(0, 1)
+    dispenser = Dispenser(server.queue.context)
+    server.partitions._wake = dispenser.wake
+    server.partitions._slots._wake = dispenser.wake  # type: ignore[union-attr]
+    dispenser.start(server.partitions)
+    try:
+        wanted: list[Collection[str] | None] = [["other"], ["another", "more"], NAMES, None]
+        clients = [dispenser.request("client", 1, PATIENCE_S, each) for each in wanted]
+        neighbours.wait_for_slots(len(clients))
+        tasks = {owner.enqueue(), owner.enqueue()}
+        served = clients[2:]
+        wait_until(lambda: owner.partitions.claim(0, ()) == [] and all(each.future.done() for each in served))
+        assert {each.claimed.stored.head.id for one in served for each in one.future.result()} == tasks
+        assert not any(each.future.done() for each in clients[:2])
     finally:
         dispenser.stop()
 

@@ -29,7 +29,7 @@ from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.index.free_slots import FreeSlot
+from rebalanser.tasks.index.free_slots import FreeSlot, Room
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import MAX_CHARACTERS
@@ -454,7 +454,7 @@ def test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn(tmp_path: Path
         owning.take([SimpleNamespace(resource="0", token=1)])  # type: ignore[list-item]
         (task,) = owner.commit([owner.build_raw_enqueue("send", b"{}", EnqueueOptions())])
         assert offering.claim(0, ["send"]) == []
-        offering.offer(1, 1, ["send"])
+        offering.offer({frozenset({"send"}): Room(1, 1)})
 
         def is_claimed() -> bool:
             return not owning.claim(0, ()) and owner.get(task).state.status is Status.CLAIMED
@@ -465,7 +465,7 @@ def test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn(tmp_path: Path
 
         def is_given_back() -> bool:
             assert offering.claim(1, ["send"]) == []
-            offering.offer(1, 1, ["send"])
+            offering.offer({frozenset({"send"}): Room(1, 1)})
             return owner.get(task).state.status is Status.WAITING
 
         wait_until(is_given_back)

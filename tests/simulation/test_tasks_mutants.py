@@ -20,7 +20,7 @@ from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index import claiming, dependencies
 from rebalanser.tasks.index import owner as owner_module
 from rebalanser.tasks.index.claiming import OwnedIndex, PartitionClaims, PendingClaim
-from rebalanser.tasks.index.free_slots import OwnSlots, UsedSlot
+from rebalanser.tasks.index.free_slots import Arrival, OwnSlots, UsedSlot
 from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.partitions import PausableClaims
 from rebalanser.tasks.index.ready_index import ClaimableTasks, RateState
@@ -144,7 +144,7 @@ def _without_epoch(original: Callable[..., Any]) -> Any:
 
 def _told_twice_is_used_twice(_: Any) -> Any:
     def used(self: OwnSlots, slot: UsedSlot, _now: float) -> bool:
-        self.arrived.append((slot, self.offered.pop(slot.holder, None)))
+        self.arrived.append(Arrival(slot, self.offered.pop(slot.holder, None)))
         return True
 
     return used
@@ -721,6 +721,33 @@ MUTANTS = (
         "room that is offered",
         "a change of the room is published soon",
         (Switch(SlotDecisions, "offer", edited("due is not None and due < self._looks_at", "False")),),
+        frozenset({"SK-17", "SK-20"}),
+        "workers",
+    ),
+    Mutant(
+        "room for other functions",
+        "each set of functions has slots of its own",
+        (
+            Switch(
+                OwnSlots,
+                "offer",
+                edited("_bounded(rooms)", "_bounded({names: rooms[names] for names in [*rooms][:1]})"),
+            ),
+        ),
+        frozenset({"SK-17", "SK-20"}),
+        "workers",
+    ),
+    Mutant(
+        "slots ahead and rate limits",
+        "a task with a rate limit is claimed for no slot ahead",
+        (Switch(OwnedIndex, "_claims_for_others", edited("slot.ahead and claiming", "False and claiming")),),
+        frozenset({"SK-23"}),
+        "workers",
+    ),
+    Mutant(
+        "slots of threads that are idle",
+        "a slot of an idle thread takes the place of one ahead",
+        (Switch(OwnSlots, "plan", edited("elif swaps and", "elif False and")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
     ),

@@ -371,6 +371,10 @@ class ClaimsWhatNobodyKnows(Asks):
     changes: ClassVar[dict[str, Any]] = {"names": None}
 
 
+class ClaimsAnyAhead(Asks):
+    changes: ClassVar[dict[str, Any]] = {"ahead": 0}
+
+
 class KeepsOthersToItself(SqliteEngine):
     def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         return replace(super().claim(request, timeout_s), others_ready=False)
@@ -463,6 +467,7 @@ FAULTS = [
     (KeepsOthersToItself, "test_an_index_hands_out_what_is_due"),
     (ClaimsBeforeItIsDue, "test_an_index_hands_out_what_is_due"),
     (ClaimsWithoutBuffer, "test_an_index_hands_out_a_claim_that_is_over_once"),
+    (ClaimsAnyAhead, "test_an_index_claims_no_task_of_a_rate_ahead"),
     (HandsOutBackwards, "test_an_index_hands_out_the_best_first"),
     (HandsOutTwice, "test_of_many_only_one_is_handed_a_task"),
     (BlocksNothing, "test_an_index_hands_out_what_depends_on_nothing_more"),

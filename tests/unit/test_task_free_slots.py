@@ -15,10 +15,15 @@ from rebalanser.tasks.index.free_slots import (
     MAX_OFFERED,
     MAX_USED_SLOTS,
     SETTLE_S,
+    Arrival,
     FreeSlot,
     FreeSlots,
     GoneSlot,
+    Names,
+    NewSlots,
+    Offered,
     OwnSlots,
+    Room,
     SlotPlan,
     UsedSlot,
     is_fresh,
@@ -28,14 +33,14 @@ from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.rules import Reason, Refused
 
 HERE, THERE = "process-here", "process-there"
-SEND, BOTH = frozenset({"send"}), frozenset({"send", "sweep"})
+SEND, SWEEP, BOTH = frozenset({"send"}), frozenset({"sweep"}), frozenset({"send", "sweep"})
 TTL_S = 10.0
 NOW = 100.0
 """Later than all that a test does."""
 TASK = "0" * 39 + "1"
 
 
-def slot(holder: str, *, process: str = THERE, names: frozenset[str] = SEND) -> FreeSlot:
+def slot(holder: str, *, process: str = THERE, names: Names = SEND) -> FreeSlot:
     return FreeSlot(holder, process, "label", names, TTL_S, 7, revision=3)
 
 
@@ -215,30 +220,51 @@ def test_burying_a_task_uses_no_slot() -> None:
     assert keeps_slot(ask)
 
 
+@pytest.mark.rule("SK-15", "SK-17", "SK-20")
+def test_a_claim_for_a_slot_that_its_worker_never_took_counts_as_a_try() -> None:
+    """Nothing in the store tells that no body began, and one that kills its worker must end some time."""
+    never_taken = ClaimState(0, "h", "killed", Term(TTL_S, "", 0.0))
+    stored = Stored(Head(TASK, "q", "send", retries=1), State(Status.CLAIMED, never_taken), 1, 0)
+    ask = PendingClaim(stored, claimant_of(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
+    write = ask.write()
+    assert write is not None
+    assert write.state.claim is not None
+    assert (write.state.status, write.state.claim.number, write.state.failures) == (Status.CLAIMED, 1, 1)
+    assert write.state.error == "claim 0 of killed ended without a word"
+
+
 # -- a worker's own slots
+
+
+def published(
+    own: OwnSlots, holders: list[str], at: float, names: Names = SEND, *, ahead: bool = False
+) -> None:
+    own.published([replace(slot(each, process=HERE, names=names), ahead=ahead) for each in holders], at)
 
 
 def offering(room: int, now: float = 0.0) -> OwnSlots:
     """A worker that has published slots for its room."""
     own = OwnSlots()
-    own.offer(room, room, SEND, now)
-    plan = own.plan(now + SETTLE_S)
-    own.published([f"h{number}" for number in range(plan.publish)], now + SETTLE_S)
+    own.offer({SEND: Room(room, room)}, now)
+    (new,) = own.plan(now + SETTLE_S).publish
+    published(own, [f"h{number}" for number in range(new.count)], now + SETTLE_S)
     return own
 
 
 @pytest.mark.rule("SK-20")
 def test_room_that_lasts_is_published() -> None:
     own = OwnSlots()
-    own.offer(2, 2, SEND, 0.0)
+    own.offer({SEND: Room(2, 2)}, 0.0)
     assert own.plan(0.0) == SlotPlan()
     assert own.next_wakeup(NOW) == SETTLE_S
-    own.offer(0, 0, SEND, SETTLE_S / 2)
+    own.offer({SEND: Room(0, 0)}, SETTLE_S / 2)
     assert own.plan(SETTLE_S) == SlotPlan(), "it is busy again"
     assert own.next_wakeup(NOW) is None
-    own.offer(1, 1, SEND, SETTLE_S)
-    assert own.plan(SETTLE_S) == SlotPlan(publish=1), "a worker with gaps only is idle in the next one"
-    own.published(["a"], SETTLE_S)
+    own.offer({SEND: Room(1, 1)}, SETTLE_S)
+    assert own.plan(SETTLE_S) == SlotPlan((NewSlots(SEND, 1),)), (
+        "a worker with gaps only is idle in the next one"
+    )
+    published(own, ["a"], SETTLE_S)
     assert own.plan(2 * SETTLE_S) == SlotPlan()
     assert own.next_wakeup(NOW) is None
 
@@ -246,11 +272,11 @@ def test_room_that_lasts_is_published() -> None:
 @pytest.mark.rule("SK-20")
 def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
     own = offering(2)
-    own.offer(1, 1, SEND, 1.0)
+    own.offer({SEND: Room(1, 1)}, 1.0)
     assert own.plan(1.0) == SlotPlan(), "the body may be a quick one"
-    own.offer(2, 2, SEND, 1.0 + SETTLE_S / 2)
+    own.offer({SEND: Room(2, 2)}, 1.0 + SETTLE_S / 2)
     assert own.plan(1.0 + SETTLE_S) == SlotPlan()
-    own.offer(0, 0, SEND, 2.0)
+    own.offer({SEND: Room(0, 0)}, 2.0)
     assert own.next_wakeup(NOW) == 2.0 + SETTLE_S
     assert own.plan(2.0 + SETTLE_S) == SlotPlan(withdraw=("h0", "h1"))
     own.gone(["h0", "h1"])
@@ -260,29 +286,54 @@ def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
 @pytest.mark.rule("SK-20")
 def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahead() -> None:
     own = OwnSlots()
-    own.offer(1, 5, SEND, 0.0)
-    assert own.plan(SETTLE_S) == SlotPlan(publish=1), "nobody needs more"
-    own.published(["h0"], SETTLE_S)
+    own.offer({SEND: Room(1, 5)}, 0.0)
+    assert own.plan(SETTLE_S) == SlotPlan((NewSlots(SEND, 1),)), "nobody needs more"
+    published(own, ["h0"], SETTLE_S)
     own.used(used("h0"), 1.0)
     own.forgotten(["h0"])
-    assert own.plan(1.0) == SlotPlan(publish=4, ahead=4), "one has arrived already"
-    own.published(["h1", "h2", "h3", "h4"], 1.0)
+    assert own.plan(1.0) == SlotPlan((NewSlots(SEND, 4, 4),)), "one has arrived already"
+    published(own, ["h1", "h2", "h3", "h4"], 1.0, ahead=True)
     own.take_arrived(1)
     assert own.plan(1.1) == SlotPlan()
     later = 1.0 + AHEAD_FOR_S
     assert own.next_wakeup(1.1) == later
-    own.offer(1, 5, SEND, later)
-    assert own.plan(later + SETTLE_S) == SlotPlan(withdraw=("h2", "h3", "h4"))
-    own.gone(["h2", "h3", "h4"])
+    own.offer({SEND: Room(1, 5)}, later)
+    assert own.plan(later + SETTLE_S) == SlotPlan((NewSlots(SEND, 1),), ("h1", "h2", "h3", "h4"))
+    published(own, ["h5"], later + SETTLE_S)
+    own.gone(["h1", "h2", "h3", "h4"])
     assert own.next_wakeup(later + SETTLE_S) is None
+
+
+@pytest.mark.rule("SK-20", "SK-23")
+def test_a_slot_of_an_idle_thread_takes_the_place_of_one_ahead() -> None:
+    """A task with a rate limit is claimed for no slot ahead: an idle thread would never get it."""
+    own = OwnSlots()
+    own.offer({SEND: Room(0, 3)}, 0.0)
+    own.used(used("h0"), 0.0)
+    own.forgotten(["h0"])
+    own.take_arrived(1)
+    own.offer({SEND: Room(0, 3)}, 0.1)
+    assert own.plan(0.1) == SlotPlan((NewSlots(SEND, 3, 3),))
+    published(own, ["h1", "h2", "h3"], 0.1, ahead=True)
+    own.offer({SEND: Room(1, 3)}, 0.2)
+    own.offer({SEND: Room(0, 3)}, 0.2 + SETTLE_S / 2)
+    own.offer({SEND: Room(1, 3)}, 0.3)
+    assert own.plan(0.3) == SlotPlan(), "a thread is idle between two quick bodies"
+    assert own.next_wakeup(0.3) == 0.3 + SETTLE_S
+    assert own.plan(0.3 + SETTLE_S) == SlotPlan((NewSlots(SEND, 1),), ("h3",))
+    published(own, ["h4"], 0.3 + SETTLE_S)
+    own.gone(["h3"])
+    assert own.plan(0.5) == SlotPlan()
+    own.offer({SEND: Room(0, 2)}, 0.5)
+    assert own.plan(0.5 + SETTLE_S) == SlotPlan(withdraw=("h2",)), "those ahead first"
 
 
 @pytest.mark.rule("SK-20")
 def test_there_are_never_more_slots_than_one_worker_may_have() -> None:
     own = OwnSlots()
-    own.offer(10_000, 10_000, SEND, 0.0)
-    assert own.plan(1.0) == SlotPlan(publish=MAX_OFFERED)
-    own.offer(-3, -3, SEND, 0.0)
+    own.offer({SEND: Room(10_000, 10_000)}, 0.0)
+    assert own.plan(1.0) == SlotPlan((NewSlots(SEND, MAX_OFFERED),))
+    own.offer({SEND: Room(-3, -3)}, 0.0)
     assert own.plan(1.0) == SlotPlan()
 
 
@@ -291,14 +342,14 @@ def test_a_used_slot_is_taken_once_and_deleted() -> None:
     own = offering(1)
     assert own.used(used("h0"), 0.0)
     assert not own.used(used("h0"), 0.0)
-    assert own.arrived == [(used("h0"), SETTLE_S)]
+    assert own.arrived == [Arrival(used("h0"), Offered(SEND, SETTLE_S))]
     assert own.plan(1.0) == SlotPlan(forget=("h0",)), "its room is taken, though the worker has not begun"
     own.take_arrived(1)
     own.forgotten(["h0"])
     assert not own.used(used("h0"), 0.0), "a watch that tells it again"
     assert own.plan(1.0) == SlotPlan()
-    own.offer(1, 1, SEND, 1.0)
-    assert own.plan(1.0) == SlotPlan(publish=1), "others have more to do: there is no delay"
+    own.offer({SEND: Room(1, 1)}, 1.0)
+    assert own.plan(1.0) == SlotPlan((NewSlots(SEND, 1),)), "others have more to do: there is no delay"
 
 
 @pytest.mark.rule("SK-8", "SK-20")
@@ -307,11 +358,11 @@ def test_a_claim_that_comes_of_an_unknown_publication_has_no_known_begin() -> No
     own.learn(slot("late", process=HERE), 0.0)
     assert own.plan(1.0).withdraw == ()
     own.used(used("late"), 0.0)
-    ((_, published_at),) = own.arrived
-    assert published_at is not None
-    assert not is_fresh(published_at, 0.0, TTL_S)
+    (arrival,) = own.arrived
+    assert arrival.offered is not None
+    assert not is_fresh(arrival.offered.sent_at, 0.0, TTL_S)
     own.used(used("unheard of"), 0.0)
-    assert own.arrived[1] == (used("unheard of"), None)
+    assert own.arrived[1] == Arrival(used("unheard of"), None)
 
 
 @pytest.mark.rule("SK-8")
@@ -326,13 +377,13 @@ def test_slots_of_a_lease_that_ended_are_published_anew() -> None:
     own.used(used("h0"), 0.0)
     own.lease_ended()
     assert own.offered == {}
-    assert [each.holder for each, _ in own.arrived] == ["h0"], "it was claimed before"
+    assert [each.slot.holder for each in own.arrived] == ["h0"], "it was claimed before"
     assert own.next_wakeup(1.0) is not None
-    assert own.plan(1.0) == SlotPlan(publish=1)
+    assert own.plan(1.0) == SlotPlan((NewSlots(SEND, 1),))
     own = offering(1)
     own.learn(GoneSlot("h0", HERE), 0.0)
     assert own.next_wakeup(1.0) == 1.0 + SETTLE_S
-    assert own.plan(1.0 + SETTLE_S) == SlotPlan(publish=1)
+    assert own.plan(1.0 + SETTLE_S) == SlotPlan((NewSlots(SEND, 1),))
 
 
 @pytest.mark.rule("SK-20")
@@ -342,20 +393,85 @@ def test_what_a_watch_has_missed_is_made_up_for() -> None:
     own.take_arrived(1)
     own.forgotten(["h2"])
     own.replace([slot("h0", process=HERE), slot("late", process=HERE), used("h1"), used("h2")], 0.0)
-    assert own.offered == {"h0": SETTLE_S, "late": float("-inf")}
-    assert [each.holder for each, _ in own.arrived] == ["h1"]
+    assert own.offered == {"h0": Offered(SEND, SETTLE_S), "late": Offered(SEND, float("-inf"))}
+    assert [each.slot.holder for each in own.arrived] == ["h1"]
     assert set(own.plan(1.0).forget) == {"h1", "h2"}
 
 
 @pytest.mark.rule("SK-20")
 def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
     own = offering(2)
-    own.offer(2, 2, BOTH, 1.0)
-    assert own.plan(1.0) == SlotPlan(withdraw=("h0", "h1"))
+    own.offer({BOTH: Room(2, 2)}, 1.0)
+    assert own.plan(1.0) == SlotPlan()
+    assert own.next_wakeup(1.0) == 1.0 + SETTLE_S
+    assert own.plan(1.0 + SETTLE_S) == SlotPlan((NewSlots(BOTH, 2),), withdraw=("h0", "h1"))
+    published(own, ["h2", "h3"], 1.0 + SETTLE_S, BOTH)
     own.gone(["h0", "h1"])
-    own.offer(2, 2, BOTH, 1.0)
-    assert own.plan(1.0 + SETTLE_S) == SlotPlan(publish=2)
-    assert own.names == BOTH
+    own.offer({BOTH: Room(2, 2)}, 2.0)
+    assert own.plan(3.0) == SlotPlan()
+    assert own.next_wakeup(NOW) is None
+
+
+@pytest.mark.rule("SK-20")
+def test_each_set_of_functions_has_its_own_slots() -> None:
+    """A client that waits for other functions than the first one has slots too."""
+    own = OwnSlots()
+    own.offer({SEND: Room(2, 2), SWEEP: Room(1, 1), None: Room(3, 3)}, 0.0)
+    assert set(own.plan(SETTLE_S).publish) == {NewSlots(SEND, 2), NewSlots(SWEEP, 1), NewSlots(None, 3)}
+    for names, holders in {SEND: ["a0", "a1"], SWEEP: ["b0"], None: ["c0", "c1", "c2"]}.items():
+        published(own, holders, SETTLE_S, names)
+    assert own.plan(1.0) == SlotPlan()
+    own.used(used("b0"), 1.0)
+    own.forgotten(["b0"])
+    own.offer({SEND: Room(2, 2), None: Room(1, 1)}, 1.0)
+    own.take_arrived(1)
+    assert own.plan(1.0 + SETTLE_S) == SlotPlan(withdraw=("c1", "c2")), "the room of the others is as it was"
+    own.gone(["c1", "c2"])
+    own.offer({SEND: Room(2, 2), SWEEP: Room(1, 1), None: Room(1, 1)}, 1.5)
+    assert own.plan(1.5) == SlotPlan((NewSlots(SWEEP, 1),)), (
+        "its functions have more tasks: there is no delay"
+    )
+    published(own, ["b1"], 1.5, SWEEP)
+    own.used(used("a1"), 1.6)
+    own.take_arrived(1)
+    own.forgotten(["a1"])
+    assert own.plan(1.7) == SlotPlan()
+
+
+@pytest.mark.rule("SK-20")
+def test_a_claim_of_an_unknown_slot_takes_room_of_each_set() -> None:
+    own = OwnSlots()
+    own.offer({SEND: Room(1, 1), SWEEP: Room(2, 2)}, 0.0)
+    own.used(used("unheard of"), 0.0)
+    own.forgotten(["unheard of"])
+    assert own.plan(1.0) == SlotPlan((NewSlots(SWEEP, 1),))
+    own.take_arrived(1)
+    assert own.plan(2.0) == SlotPlan((NewSlots(SWEEP, 1),)), (
+        "the worker has not said yet what room it has left"
+    )
+    own.offer({SEND: Room(1, 1), SWEEP: Room(2, 2)}, 2.0)
+    assert len(own.plan(2.0).publish) == 2
+
+
+@pytest.mark.rule("SK-20")
+def test_each_of_many_sets_has_a_slot_and_together_they_have_few_more() -> None:
+    sets = [frozenset({f"function-{number}"}) for number in range(2 * MAX_OFFERED)]
+    own = OwnSlots()
+    own.offer(dict.fromkeys(sets, Room(100, 100)), 0.0)
+    assert own.plan(1.0) == SlotPlan(tuple(NewSlots(each, 1) for each in sets))
+    own = OwnSlots()
+    own.offer({SEND: Room(10_000, 10_000), SWEEP: Room(2, 2), BOTH: Room(9, 10_000)}, 0.0)
+    assert own.plan(1.0) == SlotPlan(
+        (NewSlots(SWEEP, 2), NewSlots(SEND, MAX_OFFERED // 2 - 1), NewSlots(BOTH, 9))
+    )
+
+
+@pytest.mark.rule("SK-20")
+def test_sets_of_functions_that_nobody_waits_for_are_forgotten() -> None:
+    own = OwnSlots()
+    for number in range(1000):
+        own.offer({frozenset({f"function-{number}"}): Room(1, 1)}, float(number))
+    assert len(own._shares) == 1
 
 
 @pytest.mark.rule("SK-20")

@@ -443,6 +443,7 @@ class FakeSource:
         self.pause: Pause | None = None
         self.wakeup: float | None = None
         self.rooms: list[int] = []
+        self.aheads: list[int] = []
         self._made = 0
         self._more = threading.Condition()
 
@@ -455,8 +456,9 @@ class FakeSource:
         with self._more:
             assert self._more.wait_for(lambda: self.waiting == waiting, PATIENCE_S)
 
-    def claim(self, limit: int, _names: object) -> list[Claimed]:
+    def claim(self, limit: int, _names: object, ahead: int = 0) -> list[Claimed]:
         self.rooms.append(limit)
+        self.aheads.append(ahead)
         with self._more:
             count = min(limit, self.waiting) if self.pause is None else 0
             self.waiting -= count
@@ -477,7 +479,7 @@ class FakeSource:
     def report_unknown(self, names: object) -> None:
         pass
 
-    def offer(self, idle: int, room: int, names: object) -> None:
+    def offer(self, rooms: object) -> None:
         pass
 
 
@@ -670,6 +672,9 @@ def test_a_slow_body_keeps_no_quick_ones_from_being_claimed_ahead() -> None:
     slow.began_at -= 2 * AHEAD_S
     room = running.worker.execution.room()
     assert room == 1 + 10, "one thread is free, and ten such bodies are ahead of it"
+    running.source.aheads.clear()
+    running.woken.set()
+    wait_until(lambda: running.source.aheads[:1] == [10])
     running.end()
 
 

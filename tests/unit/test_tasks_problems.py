@@ -61,7 +61,7 @@ class Partitions:
             raise self.answer
         return []
 
-    def offer(self, idle: int, room: int, names: Any) -> None:
+    def offer(self, rooms: Any) -> None:
         """No other process claims for it."""
 
     def claim_for_others(self) -> None:

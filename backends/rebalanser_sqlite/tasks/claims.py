@@ -175,7 +175,8 @@ class Claims:
         ahead = len(request.holders)
         while len(claimed) < len(request.holders) and not self.may_have_more:
             asked = min(ahead, len(request.holders) - len(claimed), MAX_LEFT - self._left)
-            best = self._best(writing, queue, names, asked)
+            threads = len(request.holders) - request.ahead - len(claimed)
+            best = _for_threads(self._best(writing, queue, names, asked), threads)
             self._has_more = False
             made = self._claim(writing, queue, best, request.holders[len(claimed) :])
             claimed += made
@@ -294,3 +295,14 @@ class Claims:
             raise InternalError(f"a ready task is refused to a new holder: {state.reason}")
         is_start = stored.head.rate_limit and state.status is Status.CLAIMED
         return state if not is_start or self._starts(writing, queue, number, stored.head) else None
+
+
+def _for_threads(best: Sequence[Row], threads: int) -> Sequence[Row]:
+    """Return the tasks before the first one of a rate limit for which no thread is free (SK-23).
+
+    It would count as a start, also if it was given back before it began.
+    """
+    for place, row in enumerate(best):
+        if place >= threads and row[-1] is not None:
+            return best[:place]
+    return best

@@ -21,6 +21,7 @@ from rebalanser.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimQuery, ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
+from rebalanser.tasks.index.free_slots import Rooms
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.rules import ClaimKey
@@ -38,11 +39,14 @@ class ClaimSource(ABC):
         """The pause of the queue, as far as this process knows; None while there is none (SK-23)."""
 
     @abstractmethod
-    def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None = None, ahead: int = 0
+    ) -> list[Claimed]:
         """Claim the best tasks of these functions, None being all, at most ``limit`` of them (SK-5).
 
-        ``worker`` is the label of the claimant if it is not this process. While the queue is paused
-        nothing is claimed (SK-23).
+        ``worker`` is the label of the claimant if it is not this process. For the last ``ahead`` claims no
+        thread is free: none of them is of a task with a rate limit, as one that is given back counts too.
+        While the queue is paused nothing is claimed (SK-23).
 
         Raises:
             RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
@@ -76,11 +80,10 @@ class ClaimSource(ABC):
         """Stop watching for changes. Closing twice does nothing."""
 
     @abstractmethod
-    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """Offer ``idle`` threads for which :meth:`claim` finds no task of these functions.
+    def offer(self, rooms: Rooms) -> None:
+        """Offer room for which :meth:`claim` finds no task, in place of what was offered before.
 
-        ``room`` is the number of tasks to take, which is more if the worker claims ahead. :meth:`claim`
-        returns the claims that other processes make for it.
+        :meth:`claim` returns the claims that other processes make for it.
         """
 
     @abstractmethod
@@ -166,7 +169,9 @@ class IndexClaims(ClaimSource):
         """Watch for commits from now on."""
         self._watch = self._engine.watch_commits(self._wake)
 
-    def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None = None, ahead: int = 0
+    ) -> list[Claimed]:
         """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
         if limit <= 0:
             self.claim_for_others()
@@ -184,6 +189,7 @@ class IndexClaims(ClaimSource):
             context.clock.now,
             wall,
             self._buffer_s,
+            ahead,
         )
         answer = self._engine.claim(request, context.timeout_s)
         self._learn_pause(answer.pause)
@@ -227,7 +233,7 @@ class IndexClaims(ClaimSource):
         context = self._context
         return context.engine.ready_since(context.queue, wall, context.timeout_s)
 
-    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
+    def offer(self, rooms: Rooms) -> None:
         """No-op: the store hands out all claims."""
 
     def retire(self) -> None:

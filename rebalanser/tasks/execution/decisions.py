@@ -159,9 +159,13 @@ class Try(Generic[ClaimT]):
 
 @dataclass(frozen=True, slots=True)
 class ClaimTasks:
-    """Claim at most ``room`` tasks; the answer has the claims, and True if the queue is paused."""
+    """Claim at most ``room`` tasks, the last ``ahead`` of them for threads that are still busy.
+
+    The answer has the claims, and True if the queue is paused.
+    """
 
     room: int
+    ahead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,10 @@ class ReportUnknown:
 
 @dataclass(frozen=True, slots=True)
 class NextTask:
-    """Return the seconds until there may be a task to claim; None if unknown."""
+    """Return the seconds until there may be a task to claim; None if unknown.
+
+    ``has_room`` is True if a thread is idle: what is only claimed ahead need not be looked for in time.
+    """
 
     has_room: bool
 
@@ -340,7 +347,8 @@ class Execution(Generic[ClaimT]):
             self.body_s = max(self.body_s or 0.0, AHEAD_WAIT_S)
             yield GiveBack(old, frees=True)
         room = self.room()
-        claimed, is_paused = yield ClaimTasks(max(room, 0))
+        idle = max(self.idle(), 0)
+        claimed, is_paused = yield ClaimTasks(max(room, 0), max(room - idle, 0))
         if claimed:
             yield from self._hand_out(claimed)
         yield ReportFound(len(claimed))
@@ -351,7 +359,7 @@ class Execution(Generic[ClaimT]):
             return _SHORTEST_PAUSE_S  # until then the threads that got them begin, or bring news
         if room > 0 and not is_paused:
             yield ReportUnknown()
-        next_s = yield NextTask(room > 0)
+        next_s = yield NextTask(min(room, idle) > 0)
         first = next(iter(self._ahead.values()), None)
         times = [] if first is None else [first.handed_out_at + AHEAD_WAIT_S - self._now()]
         times += [] if next_s is None else [next_s]

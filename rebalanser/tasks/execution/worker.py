@@ -66,6 +66,7 @@ from rebalanser.tasks.execution.decisions import (
 )
 from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
 from rebalanser.tasks.index.claiming import Claimed
+from rebalanser.tasks.index.free_slots import Room
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Stored
 from rebalanser.tasks.waiting import WaitingBodies
@@ -317,10 +318,10 @@ class TaskWorker:
         """Make one request of a script. The lock is not held."""
         source = self._source
         match request:
-            case ClaimTasks(room=room):
+            case ClaimTasks(room=room, ahead=ahead):
                 names = self._bodies.names()
                 limit = room if self._shared is None else self._shared.take(self._number, room)
-                return source.claim(limit, names), source.pause is not None
+                return source.claim(limit, names, ahead=ahead), source.pause is not None
             case Hold(claimed=claimed):
                 return [self._held(each) for each in claimed]
             case FetchPayloads(claimed=claimed):
@@ -347,7 +348,7 @@ class TaskWorker:
                 if self._shared is not None:
                     idle = min(idle, self._shared.idle())
                     room = min(room, idle)
-                source.offer(idle, room, self._bodies.names())
+                source.offer({frozenset(self._bodies.names()): Room(idle, room)})
             case ReportUnknown():
                 source.report_unknown(self._bodies.names())
             case NextTask(has_room=has_room):

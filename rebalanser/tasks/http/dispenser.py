@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -19,6 +20,7 @@ from rebalanser.tasks.execution.outcomes import raised
 from rebalanser.tasks.http.claims import ClaimHistory
 from rebalanser.tasks.http.problems import TOO_MANY, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
+from rebalanser.tasks.index.free_slots import Names, Room
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.results import MAX_RESULTS_BYTES, fill_results
@@ -159,16 +161,12 @@ class Dispenser:
         return True
 
     def _offer(self, source: ClaimSource) -> None:
-        """Offer the room of the first waiting client, and of those with the same functions (SK-20)."""
+        """Offer the room of all waiting clients, by the functions that they know (SK-20)."""
+        room: Counter[Names] = Counter()
         with self._lock:
-            names = self._clients[0].names if self._clients else ()
-            wanted = None if names is None else frozenset(names)
-            room = sum(
-                each.limit
-                for each in self._clients
-                if (None if each.names is None else frozenset(each.names)) == wanted
-            )
-        source.offer(room, room, names)
+            for each in self._clients:
+                room[None if each.names is None else frozenset(each.names)] += each.limit
+        source.offer({names: Room(tasks, tasks) for names, tasks in room.items()})
 
     def _try_claiming(self) -> None:
         """Make a request to the store: the trouble of claims ends with its cause, even if no client comes."""

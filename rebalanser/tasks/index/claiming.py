@@ -275,6 +275,8 @@ class OwnedIndex:
         self._awaited: list[tuple[Owner, Container[TaskId]]] = []
         self._aside: dict[TaskId, float] = {}
         """Tasks whose claims can't be written, with the time at which each is offered again."""
+        self._unused: set[Names] = set()
+        """Sets of functions whose slots ahead the last claims left, as the best task has a rate limit."""
         self._lost = False
 
     def __len__(self) -> int:
@@ -328,7 +330,7 @@ class OwnedIndex:
         Tasks for other processes that have room count too. The result is None if only news can bring a task.
         """
         now, wall = self._clock.now(), self._clock.wall()
-        wanted: list[Collection[str] | None] = [*self.groups()]
+        wanted: list[Collection[str] | None] = [each for each in self.groups() if each not in self._unused]
         if names is None or names:
             wanted.append(names)
         if not wanted:
@@ -448,19 +450,23 @@ class OwnedIndex:
             for owner in owners:
                 owner.learn_dependency(task, None if stored is None else stored.state.status)
 
-    def claim(self, limit: int, names: Collection[str] | None, worker: str | None) -> Script[list[Claimed]]:
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
+    ) -> Script[list[Claimed]]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
         Of any function if ``names`` is None. ``worker`` is the label of the claimant if it is not this
-        process. Ready tasks beyond ``limit`` are claimed for other processes. A claim that can't be written
+        process. For the last ``ahead`` claims no thread is free: none of them is of a task with a rate limit
+        (SK-23). Ready tasks beyond ``limit`` are claimed for other processes. A claim that can't be written
         does not prevent others, and its task is offered again later.
 
         Raises:
             RebalanserError: the engine was away or takes nothing, and no claim is known.
         """
+        self._unused.clear()
         yield from self.catch_up()
         sent_at = self._clock.now()
-        pending_writes = self._own_claims(min(limit, MAX_CLAIMS), names, worker or self._worker)
+        pending_writes = self._own_claims(min(limit, MAX_CLAIMS), names, worker or self._worker, ahead)
         pending_writes += self._claims_for_others(MAX_CLAIMS - len(pending_writes))
         if not pending_writes:
             return []
@@ -522,11 +528,13 @@ class OwnedIndex:
                 self.news.skewed_clocks += [] if far is None else [far]
 
     def _own_claims(
-        self, limit: int, names: Collection[str] | None, worker: str
+        self, limit: int, names: Collection[str] | None, worker: str, ahead: int
     ) -> list[tuple[PartitionClaims, PendingClaim]]:
         """Return claims of the best tasks of all partitions. Tasks that become dead take no room."""
         pending_writes: list[tuple[PartitionClaims, PendingClaim]] = []
         for claiming, task in self._best_first(names) if limit > 0 else ():
+            if limit <= ahead and claiming.owner.has_rate(task):
+                break
             term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
             claimant = Claimant(self._new_holder(), worker, term)
             pending = pending_claim(claiming.owner, task, claimant, wall=self._clock.wall())
@@ -545,6 +553,10 @@ class OwnedIndex:
             for claiming, task in self._best_first(names) if len(pending_writes) < limit else ():
                 slot = self._slots.take(names)
                 if slot is None:
+                    break
+                if slot.ahead and claiming.owner.has_rate(task):
+                    self._slots.settled(slot, is_free=True, is_known=True)
+                    self._unused.add(names)
                     break
                 claimant = claimant_of(slot, self._clock_name, self._clock.now())
                 pending = pending_claim(claiming.owner, task, claimant, slot, self._clock.wall())

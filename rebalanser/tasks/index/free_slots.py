@@ -13,7 +13,12 @@ sent the renewal.
 
 **Slots ahead.** While its slots are used, a worker with quick bodies publishes more slots than it has idle
 threads, as it claims tasks ahead. That saves a round trip to the store per task. Such slots are marked, and
-are used only if no thread is known to be idle.
+are used only if no thread is known to be idle, and for no task with a rate limit: each claim counts for that,
+also one that is given back as a body is slow. Once a thread is idle for a while, a slot of it takes the place
+of one ahead.
+
+**Several sets of functions.** A server offers room for each set of functions that its clients wait for. Each
+set has its own slots, so that no client waits for the functions of another one.
 
 **The end of a slot.** It is used, its worker withdraws it, or the worker's lease ends, which deletes all its
 slots.
@@ -24,15 +29,15 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rebalanser.tasks.model import TaskId
 
 MAX_OFFERED: Final = 32
-"""Maximum slots that one worker has in the store."""
+"""Maximum slots that one worker has in the store; each set of functions has one at least."""
 AHEAD_FOR_S: Final = 1.0
 """Seconds after the use of a slot for which its worker publishes slots ahead."""
 SETTLE_S: Final = 0.01
@@ -44,6 +49,18 @@ MAX_USED_SLOTS: Final = 8192
 
 Names: TypeAlias = frozenset[str] | None
 """The functions of a slot; None for any, for example if a client over HTTP names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Number of ``idle`` threads, and of ``tasks`` to take: more than that if the worker claims ahead."""
+
+    idle: int
+    tasks: int
+
+
+Rooms: TypeAlias = Mapping[Names, Room]
+"""The room for tasks, by the functions that can run there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,51 +179,114 @@ class FreeSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """Writes to make: slots to publish, holders to withdraw if they are not used, used slots to delete.
+class NewSlots:
+    """``count`` slots of these functions to publish, the last ``ahead`` of them ahead."""
 
-    ``ahead`` of the ``publish`` slots are slots ahead.
-    """
-
-    publish: int = 0
+    names: Names
+    count: int
     ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """Writes to make: slots to publish, holders to withdraw if they are not used, used slots to delete."""
+
+    publish: tuple[NewSlots, ...] = ()
     withdraw: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A slot that was published. Its publication was sent just after ``sent_at``."""
+
+    names: Names
+    sent_at: float
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A used slot that the worker has not taken yet; ``offered`` is None if its publication is not known."""
+
+    slot: UsedSlot
+    offered: Offered | None
+
+
+@dataclass(slots=True)
+class _Share:
+    """Room for the tasks of one set of functions."""
+
+    room: Room = Room(0, 0)
+    used_at: float = -math.inf
+    lacks_since: float | None = None
+    exceeds_since: float | None = None
+    idles_since: float | None = None
+    """Time since which a thread is idle and has only a slot ahead; None if none is."""
+
+    def is_wanted(self, now: float) -> bool:
+        """True if a slot was used lately."""
+        return now < self.used_at + AHEAD_FOR_S
+
+    def excess(self, held: int, now: float) -> int:
+        """Return how many of the ``held`` slots are too many, below 0 if there are too few."""
+        return held - (self.room.tasks if self.is_wanted(now) else self.room.idle)
+
+    def swaps(self, held: int, ahead: int) -> int:
+        """Return how many of the slots ``ahead`` are in the place of ones of idle threads."""
+        return min(max(0, self.room.idle - (held - ahead)), ahead)
+
+    def note(self, held: int, ahead: int, now: float) -> None:
+        """Note since when there are too many slots, too few, or slots ahead in the place of others."""
+        excess = self.excess(held, now)
+        if excess < 0 and self.lacks_since is None:
+            self.lacks_since = now
+        if excess > 0 and self.exceeds_since is None:
+            self.exceeds_since = now
+        if not self.swaps(held, ahead):
+            self.idles_since = None
+        elif self.idles_since is None:
+            self.idles_since = now
+
+    def taken(self, count: int) -> None:
+        """Note that the worker has taken ``count`` tasks, which leaves less room."""
+        self.room = Room(max(0, self.room.idle - count), max(0, self.room.tasks - count))
 
 
 @dataclass(slots=True)
 class OwnSlots:
     """The slots of one worker process: those it offers, and those it should.
 
-    Times are in seconds of one monotonic clock. ``offered`` has the published slots, each with the time just
-    before its publication was sent; ``arrived`` has the used slots that the worker has not taken yet.
+    Times are in seconds of one monotonic clock. ``offered`` has the published slots by their holders,
+    ``arrived`` the used slots that the worker has not taken yet.
     """
 
-    offered: dict[str, float] = field(default_factory=dict)
-    arrived: list[tuple[UsedSlot, float | None]] = field(default_factory=list)
-    names: Names = frozenset()
-    """The functions that the worker knows; None for any."""
-    _idle: int = 0
-    _room: int = 0
-    _used_at: float = -math.inf
-    _offered_names: Names = frozenset()
-    _lacks_since: float | None = None
-    _exceeds_since: float | None = None
+    offered: dict[str, Offered] = field(default_factory=dict)
+    arrived: list[Arrival] = field(default_factory=list)
+    _shares: dict[Names, _Share] = field(default_factory=dict)
     _to_forget: list[str] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
     _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_USED_SLOTS))
 
-    def offer(self, idle: int, room: int, names: Collection[str] | None, now: float) -> None:
-        """Offer ``idle`` threads, and room for ``room`` tasks: more than that if the worker claims ahead."""
-        self._idle = max(0, min(idle, MAX_OFFERED))
-        self._room = max(self._idle, min(room, MAX_OFFERED))
-        self.names = None if names is None else frozenset(names)
+    def offer(self, rooms: Rooms, now: float) -> None:
+        """Offer room for the tasks of these sets of functions, and of no others."""
+        held = self._held()
+        self._shares = {
+            names: share
+            for names, share in self._shares.items()
+            if names in rooms or held[names] or share.is_wanted(now)
+        }
+        for share in self._shares.values():
+            share.room = Room(0, 0)
+        for names, room in _bounded(rooms).items():
+            self._share(names).room = room
         self._note(now)
 
-    def published(self, holders: Sequence[str], sent_at: float) -> None:
+    def published(self, slots: Sequence[FreeSlot], sent_at: float) -> None:
         """Note slots whose publication is about to be sent: from now on they may be used."""
-        self.offered.update(dict.fromkeys(holders, sent_at))
-        self._lacks_since = None
+        for each in slots:
+            self.offered[each.holder] = Offered(each.names, sent_at, each.ahead)
+            self._share(each.names).lacks_since = None
 
     def gone(self, holders: Collection[str]) -> None:
         """Forget slots that are no longer in the store, and were not used."""
@@ -224,10 +304,12 @@ class OwnSlots:
             self._seen.discard(self._seen_order[0])
         self._seen_order.append(slot.holder)
         self._seen.add(slot.holder)
-        self.arrived.append((slot, self.offered.pop(slot.holder, None)))
+        arrival = Arrival(slot, self.offered.pop(slot.holder, None))
+        self.arrived.append(arrival)
         self._to_forget.append(slot.holder)
-        self._lacks_since = -math.inf
-        self._used_at = now
+        for share in self._shares_of(arrival):
+            share.lacks_since = -math.inf
+            share.used_at = now
         return True
 
     def learn(self, news: SlotNews, now: float) -> bool:
@@ -238,22 +320,28 @@ class OwnSlots:
             self.gone([news.holder])
         elif news.holder not in self._seen:
             # A request whose outcome was not known may have published it late.
-            self.offered.setdefault(news.holder, -math.inf)
+            self._found(news)
         return False
 
     def replace(self, slots: Sequence[SlotNews], now: float) -> None:
         """Replace the own slots by those in the store, as changes may have been missed."""
-        free = [each.holder for each in slots if isinstance(each, FreeSlot) and each.holder not in self._seen]
-        self.offered = {holder: self.offered.get(holder, -math.inf) for holder in free}
-        for each in slots:
-            if isinstance(each, UsedSlot) and not self.used(each, now) and each.holder not in self._to_forget:
-                self._to_forget.append(each.holder)
+        free = [each for each in slots if isinstance(each, FreeSlot) and each.holder not in self._seen]
+        holders = {each.holder for each in free}
+        self.gone([holder for holder in self.offered if holder not in holders])
+        for each in free:
+            self._found(each)
+        for used in slots:
+            if not isinstance(used, UsedSlot) or self.used(used, now):
+                continue
+            if used.holder not in self._to_forget:
+                self._to_forget.append(used.holder)
 
     def take_arrived(self, count: int) -> None:
         """Take the first ``count`` claims that arrived; that leaves the worker less room."""
+        for arrival in self.arrived[:count]:
+            for share in self._shares_of(arrival):
+                share.taken(1)
         del self.arrived[:count]
-        self._idle = max(0, self._idle - count)
-        self._room = max(0, self._room - count)
 
     def forgotten(self, holders: Collection[str]) -> None:
         """Note used slots that were deleted from the store."""
@@ -267,46 +355,88 @@ class OwnSlots:
     def plan(self, now: float) -> SlotPlan:
         """Return the writes that are due. A change of room undone within :data:`SETTLE_S` needs none."""
         self._note(now)
-        forget = tuple(self._to_forget)
-        if self._offered_names != self.names and self.offered:
-            return SlotPlan(withdraw=tuple(self.offered), forget=forget)
-        self._offered_names = self.names
-        excess = self._excess(now)
-        withdraw: tuple[str, ...] = ()
-        if _is_due(self._exceeds_since, now):
-            self._exceeds_since = None
-            withdraw = tuple(self.offered)[-excess:] if excess > 0 else ()
-        if excess >= 0 or not _is_due(self._lacks_since, now):
-            return SlotPlan(0, 0, withdraw, forget)
-        idle = max(0, self._idle - self._held)
-        return SlotPlan(-excess, max(0, -excess - idle), withdraw, forget)
+        publish: list[NewSlots] = []
+        withdraw: list[str] = []
+        held, ahead = self._held(), self._ahead()
+        for names, share in self._shares.items():
+            excess = share.excess(held[names], now)
+            swaps = share.swaps(held[names], ahead[names])
+            fewer = 0
+            if _is_due(share.exceeds_since, now):
+                share.exceeds_since = None
+                fewer = max(0, excess)
+            if excess < 0 and _is_due(share.lacks_since, now):
+                idle = max(0, share.room.idle - (held[names] - ahead[names]))
+                publish.append(NewSlots(names, -excess, max(0, -excess - idle)))
+            elif swaps and _is_due(share.idles_since, now):
+                share.idles_since = None
+                fewer += swaps
+                publish.append(NewSlots(names, swaps))
+            withdraw += self._last(names, fewer)
+        return SlotPlan(tuple(publish), tuple(withdraw), tuple(self._to_forget))
 
     def next_wakeup(self, now: float) -> float | None:
         """Return when a write is due; None if only a change of the room can bring one."""
         self._note(now)
-        since = [self._exceeds_since, self._lacks_since if self._excess(now) < 0 else None]
-        times = [each + SETTLE_S for each in since if each is not None]
-        if self._held > self._idle and self._is_wanted(now):
-            times.append(self._used_at + AHEAD_FOR_S)
+        times: list[float] = []
+        held = self._held()
+        for names, share in self._shares.items():
+            lacks_since = share.lacks_since if share.excess(held[names], now) < 0 else None
+            changes = (share.exceeds_since, lacks_since, share.idles_since)
+            times += [each + SETTLE_S for each in changes if each is not None]
+            if held[names] > share.room.idle and share.is_wanted(now):
+                times.append(share.used_at + AHEAD_FOR_S)
         return min(times, default=None)
 
-    @property
-    def _held(self) -> int:
-        return len(self.offered) + len(self.arrived)
+    def _share(self, names: Names) -> _Share:
+        return self._shares.setdefault(names, _Share())
 
-    def _is_wanted(self, now: float) -> bool:
-        """True if a slot was used lately."""
-        return now < self._used_at + AHEAD_FOR_S
+    def _shares_of(self, arrival: Arrival) -> list[_Share]:
+        """Return the shares whose room a claim takes: all, if its slot is not known."""
+        if arrival.offered is None:
+            return list(self._shares.values())
+        return [self._share(arrival.offered.names)]
 
-    def _excess(self, now: float) -> int:
-        return self._held - (self._room if self._is_wanted(now) else self._idle)
+    def _found(self, slot: FreeSlot) -> None:
+        """Note a slot in the store; if its publication is not known, it may be of any age."""
+        self.offered.setdefault(slot.holder, Offered(slot.names, -math.inf, slot.ahead))
+        self._share(slot.names)
+
+    def _held(self) -> Counter[Names]:
+        """Count the slots of each set of functions that are offered, or were used just now."""
+        held = Counter(each.names for each in self.offered.values())
+        for arrival in self.arrived:
+            held.update(list(self._shares) if arrival.offered is None else [arrival.offered.names])
+        return held
+
+    def _ahead(self) -> Counter[Names]:
+        """Count the slots ahead of each set of functions that are offered."""
+        return Counter(each.names for each in self.offered.values() if each.ahead)
+
+    def _last(self, names: Names, count: int) -> list[str]:
+        """Return the slots of these functions to withdraw first: those ahead, the newest of them first."""
+        ranked = sorted(
+            (each.ahead, number, holder)
+            for number, (holder, each) in enumerate(self.offered.items())
+            if each.names == names
+        )
+        return [holder for _, _, holder in ranked[len(ranked) - count :]]
 
     def _note(self, now: float) -> None:
-        excess = self._excess(now)
-        if excess < 0 and self._lacks_since is None:
-            self._lacks_since = now
-        if excess > 0 and self._exceeds_since is None:
-            self._exceeds_since = now
+        held, ahead = self._held(), self._ahead()
+        for names, share in self._shares.items():
+            share.note(held[names], ahead[names], now)
+
+
+def _bounded(rooms: Rooms) -> Rooms:
+    """Return the room for which slots are published: :data:`MAX_OFFERED` in all, one at least of each set."""
+    bounded: dict[Names, Room] = {}
+    left = MAX_OFFERED
+    for sets, (names, room) in enumerate(sorted(rooms.items(), key=lambda item: item[1].tasks)):
+        tasks = max(0, min(max(room.idle, room.tasks), max(1, left // (len(rooms) - sets))))
+        bounded[names] = Room(max(0, min(room.idle, tasks)), tasks)
+        left -= tasks
+    return bounded
 
 
 def _is_due(since: float | None, now: float) -> bool:

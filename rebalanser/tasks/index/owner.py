@@ -294,6 +294,10 @@ class Owner:
             times.append(ready_since(oldest, self._open[oldest].state.due, wall))
         return min(times, default=None)
 
+    def has_rate(self, task: TaskId) -> bool:
+        """True if an open task has a rate limit."""
+        return bool(self._open[task].head.rate_limit)
+
     def take(self, task: TaskId) -> tuple[Stored, bool]:
         """Take a task whose claim is about to be written: it is not offered until the outcome is known.
 

@@ -17,6 +17,7 @@ from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
 from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
 from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
+from rebalanser.tasks.index.free_slots import Rooms
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
@@ -62,6 +63,7 @@ class ClaimOwned:
     limit: int
     names: Collection[str] | None
     worker: str | None
+    ahead: int
 
 
 ClaimRequest: TypeAlias = ReadPause | TakeArrived | ClaimOwned
@@ -80,7 +82,7 @@ class PausableClaims:
         self._changed = True
 
     def claim(
-        self, limit: int, names: Collection[str] | None, worker: str | None
+        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
     ) -> Generator[ClaimRequest, Any, list[Claimed]]:
         """Claim as :meth:`Partitions.claim` does; while the queue is paused give back what has arrived."""
         if self._changed:
@@ -92,7 +94,7 @@ class PausableClaims:
         arrived: list[Claimed] = yield TakeArrived(limit, names, keeps=worker is not None)
         if arrived:
             return arrived
-        owned: list[Claimed] = yield ClaimOwned(limit, names, worker)
+        owned: list[Claimed] = yield ClaimOwned(limit, names, worker, ahead)
         return owned
 
     def _read(self) -> Generator[ClaimRequest, Any, None]:
@@ -103,9 +105,9 @@ class PausableClaims:
             self._changed = True
             raise
 
-    def room(self, idle: int, room: int) -> tuple[int, int]:
+    def rooms(self, rooms: Rooms) -> Rooms:
         """Return the room to offer to the owners of partitions: none while the queue is paused."""
-        return (idle, room) if self.pause is None else (0, 0)
+        return rooms if self.pause is None else {}
 
     def next_wakeup(self, now: float, next_task: Callable[[], float | None]) -> float | None:
         """Return when there may be something to claim; ``next_task()`` is when that is without a pause."""
@@ -210,20 +212,18 @@ class Partitions(ClaimSource):
         with self._lock:
             return self._index.ready_since(wall)
 
-    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """Offer ``idle`` threads that find no task of these functions in the own partitions.
+    def offer(self, rooms: Rooms) -> None:
+        """Offer room for which :meth:`claim` finds no task in the own partitions.
 
-        ``room`` is the number of tasks to take, which is more if the worker claims ahead. :meth:`claim`
-        returns the claims that other owners make for it.
+        :meth:`claim` returns the claims that other owners make for it.
         """
         if self._slots is None:
             return
-        idle, room = self._claims.room(idle, room)
         with self._lock:
             owns_all = len(self._index) == self._count
         if not owns_all:
             self._slots.start()
-        self._slots.offer(0 if owns_all else idle, 0 if owns_all else room, names)
+        self._slots.offer({} if owns_all else self._claims.rooms(rooms))
 
     def retire(self) -> None:
         """Offer no more room, and give back the claims for this process that :meth:`claim` did not return."""
@@ -243,12 +243,14 @@ class Partitions(ClaimSource):
                 watch.close()
         self._watch = self._pauses_watch = None
 
-    def claim(self, limit: int, names: Collection[str] | None, worker: str | None = None) -> list[Claimed]:
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None = None, ahead: int = 0
+    ) -> list[Claimed]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
         Of any function if ``names`` is None. ``worker`` is the label of the claimant if it is not this
-        process. Claims that others have made for the offered room come first, and alone. Ready tasks beyond
-        ``limit`` are claimed for other processes.
+        process. For the last ``ahead`` claims no thread is free. Claims that others have made for the
+        offered room come first, and alone. Ready tasks beyond ``limit`` are claimed for other processes.
 
         A claim that can't be written does not prevent others, and its task is offered again later.
 
@@ -256,7 +258,7 @@ class Partitions(ClaimSource):
             RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
                 with their time.
         """
-        return run_script(self._claims.claim(limit, names, worker), self._perform_claim)
+        return run_script(self._claims.claim(limit, names, worker, ahead), self._perform_claim)
 
     def _perform_claim(self, request: ClaimRequest) -> list[Claimed] | Pause | None:
         match request:
@@ -265,10 +267,10 @@ class Partitions(ClaimSource):
             case TakeArrived(limit=limit, names=names, keeps=keeps):
                 arrived = [] if self._slots is None else self._slots.arrived(limit, names, keeps=keeps)
                 return [Claimed(each.stored, each.held, each.sent_at) for each in arrived]
-            case ClaimOwned(limit=limit, names=names, worker=worker):
+            case ClaimOwned(limit=limit, names=names, worker=worker, ahead=ahead):
                 with self._lock:
                     has_nobody = limit <= 0 and not self._index.groups()
-                return [] if has_nobody else self._run(self._index.claim(limit, names, worker))
+                return [] if has_nobody else self._run(self._index.claim(limit, names, worker, ahead))
 
     def claim_for_others(self) -> None:
         """Claim ready tasks for other processes that have room; raises what :meth:`claim` does."""

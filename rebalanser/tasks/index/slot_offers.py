@@ -20,10 +20,13 @@ from rebalanser.tasks import rules
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Lost, SharesSlots, Watch
 from rebalanser.tasks.index.free_slots import (
+    Arrival,
     FreeSlot,
     FreeSlots,
     Names,
+    NewSlots,
     OwnSlots,
+    Rooms,
     SlotNews,
     UsedSlot,
     is_fresh,
@@ -150,13 +153,13 @@ class SlotDecisions:
         self._looks_at = -math.inf
         """Time at which the next step begins, in seconds of ``now``."""
 
-    def offer(self, idle: int, room: int, names: Collection[str] | None) -> bool:
-        """Offer idle threads, and room for ``room`` tasks; True if the next step comes sooner.
+    def offer(self, rooms: Rooms) -> bool:
+        """Offer room for tasks, and none but this; True if the next step comes sooner.
 
         See :meth:`~rebalanser.tasks.index.free_slots.OwnSlots.offer`.
         """
         now = self._now()
-        self.own.offer(idle, room, names, now)
+        self.own.offer(rooms, now)
         due = self.own.next_wakeup(now)
         return due is not None and due < self._looks_at
 
@@ -206,7 +209,7 @@ class SlotDecisions:
             yield from self._withdraw(plan.withdraw)
         if plan.publish or plan.forget:
             used = [UsedSlot(each, self.process, "") for each in plan.forget]
-            yield from self._publish(plan.publish, plan.ahead, used)
+            yield from self._publish(plan.publish, used)
         now = self._now()
         times = [self.own.next_wakeup(now), None if self.lease is None else self._keep_at]
         self._looks_at = min((at for at in times if at is not None), default=math.inf)
@@ -219,25 +222,26 @@ class SlotDecisions:
         used = list(self.own.arrived)
         if not used:
             return []
-        mine = yield from self._current_claims([slot for slot, _ in used])
-        kept: list[tuple[UsedSlot, float | None]] = []
+        mine = yield from self._current_claims([each.slot for each in used])
+        kept: list[Arrival] = []
         now = self._now()
         arrived: list[ArrivedClaim] = []
         old: list[tuple[Stored, ClaimKey]] = []
-        for slot, published_at in used:
-            if slot.holder not in mine:
+        for arrival in used:
+            holder = arrival.slot.holder
+            if holder not in mine:
                 continue
-            stored, _ = mine[slot.holder]
+            stored, _ = mine[holder]
             fits = names is None or stored.head.name in names
             if not fits or len(arrived) + len(old) >= limit:
                 if keeps:
-                    kept.append((slot, published_at))
+                    kept.append(arrival)
                 else:
-                    yield Submit([_release(*mine[slot.holder])])
-            elif published_at is not None and is_fresh(published_at, now, self._ttl_s):
-                arrived.append(ArrivedClaim(*mine[slot.holder], published_at))
+                    yield Submit([_release(*mine[holder])])
+            elif arrival.offered is not None and is_fresh(arrival.offered.sent_at, now, self._ttl_s):
+                arrived.append(ArrivedClaim(*mine[holder], arrival.offered.sent_at))
             else:
-                old.append(mine[slot.holder])
+                old.append(mine[holder])
         if old:
             arrived += yield from self._renewed(old)
         self.own.arrived[: len(used)] = [*(each for each in used if each not in kept), *kept]
@@ -248,7 +252,7 @@ class SlotDecisions:
         """Withdraw all slots, and give back claims for them that were not taken."""
         if self.lease is not None:
             yield from self._withdraw(None)
-        used = [slot for slot, _ in self.own.arrived]  # what was used before a lease ended, too
+        used = [each.slot for each in self.own.arrived]  # what was used before a lease ended, too
         self.own.take_arrived(len(used))
         if used:
             mine = yield from self._current_claims(used)
@@ -287,15 +291,19 @@ class SlotDecisions:
         if used:
             yield WakeClaimant()
 
-    def _publish(self, count: int, ahead: int, used: Sequence[UsedSlot]) -> SlotScript[None]:
-        """Publish ``count`` slots with new holders, the last ``ahead`` of them ahead; delete used ones."""
+    def _publish(self, new: Sequence[NewSlots], used: Sequence[UsedSlot]) -> SlotScript[None]:
+        """Publish slots with new holders; delete used ones."""
         if self.lease is None:
             self._keep_at = self._now() + self._lease_s / RENEWALS_PER_LEASE
             self.lease = yield GrantLease()
         assert self.lease is not None
-        slots = [self._slot(self.lease, ahead=number >= count - ahead) for number in range(count)]
+        slots = [
+            self._slot(self.lease, each.names, ahead=number >= each.count - each.ahead)
+            for each in new
+            for number in range(each.count)
+        ]
         # Counted from before the request is sent: an owner can't have used it earlier (SK-8).
-        self.own.published([each.holder for each in slots], self._now())
+        self.own.published(slots, self._now())
         try:
             yield PublishSlots(slots, used)
         except OutcomeUnknown:
@@ -309,8 +317,7 @@ class SlotDecisions:
         else:
             self.own.forgotten([each.holder for each in used])
 
-    def _slot(self, lease: int, *, ahead: bool) -> FreeSlot:
-        names = self.own.names
+    def _slot(self, lease: int, names: Names, *, ahead: bool) -> FreeSlot:
         return FreeSlot(self._new_holder(), self.process, self._worker, names, self._ttl_s, lease, ahead)
 
     def _lease_ended(self) -> None:
@@ -380,10 +387,10 @@ class SlotOffers:
                 return
             self._loop.start()
 
-    def offer(self, idle: int, room: int, names: Collection[str] | None) -> None:
-        """Offer idle threads, and room for ``room`` tasks; see :meth:`SlotDecisions.offer`."""
+    def offer(self, rooms: Rooms) -> None:
+        """Offer room for tasks; see :meth:`SlotDecisions.offer`."""
         with self._lock:
-            if self.offering.offer(idle, room, names):
+            if self.offering.offer(rooms):
                 self._changed.set()
 
     def groups(self) -> list[Names]:

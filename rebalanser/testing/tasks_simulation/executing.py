@@ -33,7 +33,7 @@ from rebalanser.tasks.execution.decisions import (
     WorkRequest,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews
+from rebalanser.tasks.index.free_slots import FreeSlot, Room, SlotNews
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import (
     EndLease,
@@ -621,9 +621,10 @@ class SlotSource:
                 return []
 
     def offer(self, idle: int, room: int) -> None:
-        """Offer room."""
-        idle, room = self.claims.room(idle, room)
-        if self.offering.offer(idle, room, NAMES):
+        """Offer room, half of it for the functions that are known here and half of it for any (SK-20)."""
+        half = Room(idle // 2, room // 2)
+        rooms = {NAMES: Room(idle - half.idle, room - half.tasks), None: half}
+        if self.offering.offer(self.claims.rooms(rooms)):
             self.changed.set()
 
     def lost(self) -> None:

@@ -344,6 +344,8 @@ class Oracle:
             raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is settled")
         if self.paused_at is not None:
             raise Violation("SK-23", f"{_told(after)} is claimed, and the queue is paused")
+        if write.slot is not None and write.slot.ahead and after.head.rate_limit:
+            raise Violation("SK-23", f"{_told(after)} has a rate limit, and is claimed for a slot ahead")
         self._holders[key] = after.state.claim.holder
         self._judge_rate(after, after.state.claim)
         self.counts["claims"] += 1

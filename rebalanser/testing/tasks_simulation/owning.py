@@ -186,8 +186,8 @@ class OwnerProcess(Process):
                 return (yield from self.world.read_pause(self))
             case TakeArrived():
                 return []
-            case ClaimOwned(limit=limit, names=names, worker=worker):
-                return (yield from self._driven(self.index.claim(limit, names, worker)))
+            case ClaimOwned(limit=limit, names=names, worker=worker, ahead=ahead):
+                return (yield from self._driven(self.index.claim(limit, names, worker, ahead)))
 
     def _perform_of_slots(self, request: SlotRequest) -> Script:
         """Make a request of an offering that has no room of its own."""

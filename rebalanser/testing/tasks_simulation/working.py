@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rebalanser.errors import RebalanserError, RequestTooLarge
 from rebalanser.tasks import rules
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import SETTLE_S, FreeSlot, OwnSlots, SlotNews, UsedSlot, is_fresh
+from rebalanser.tasks.index.free_slots import SETTLE_S, FreeSlot, OwnSlots, Room, SlotNews, UsedSlot, is_fresh
 from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
@@ -77,17 +77,17 @@ class SimulatedWorker(Process):
     def _offer(self) -> Script:
         """Publish a slot, wait for claims, withdraw it, and work on what has arrived."""
         network, engine = self.world.network, self.world.engine
-        self._slots.offer(1, 1, NAMES, self.now)
+        self._slots.offer({NAMES: Room(1, 1)}, self.now)
         yield self.sleep(1.1 * SETTLE_S)
-        for _ in range(self._slots.plan(self.now).publish):
+        for _ in self._slots.plan(self.now).publish:
             self._asked += 1
             slot = FreeSlot(f"{self.name}/{self._asked}", self.name, self.name, NAMES, TTL_S, 0)
-            self._slots.published([slot.holder], self.now)
+            self._slots.published([slot], self.now)
             yield network.request(self, partial(engine.publish, slot))
         if not self._slots.arrived:
             yield self._until_arrival
         yield self.sleep(self.world.random.choice((0.0, 0.0, 0.3)))
-        self._slots.offer(0, 0, NAMES, self.now)
+        self._slots.offer({}, self.now)
         yield self.sleep(1.1 * SETTLE_S)
         plan = self._slots.plan(self.now)
         used = yield network.request(self, partial(engine.withdraw, plan.withdraw))
@@ -96,10 +96,11 @@ class SimulatedWorker(Process):
                 self._slots.used(each, self.now)
             self._slots.gone(plan.withdraw)
         while self._slots.arrived:
-            arrived, published_at = self._slots.arrived[0]
+            arrival = self._slots.arrived[0]
             self._slots.take_arrived(1)
-            self._slots.forgotten([arrived.holder])
-            yield from self._work_on_arrived(arrived, published_at)
+            self._slots.forgotten([arrival.slot.holder])
+            published_at = None if arrival.offered is None else arrival.offered.sent_at
+            yield from self._work_on_arrived(arrival.slot, published_at)
 
     def counted_from(self, published_at: float) -> float:
         """From when on the time of a claim for a slot is counted: before that was published (SK-8)."""
