@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
@@ -31,6 +33,10 @@ from rebalanser_kafka.records import (
 
 DELIVERY_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 5.0
+UNDER_WAY: Final = 1000
+"""Maximum number of records that :meth:`LogWriter.append_all` has under way."""
+UNDER_WAY_BYTES: Final = 16 * 2**20
+"""Maximum bytes of them by default."""
 
 _SERVE_S: Final = 0.1
 _NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -124,22 +130,70 @@ class LogWriter:
             OutcomeUnknown: no answer within ``timeout_s`` seconds: it may be written, now or later.
             RequestTooLarge, RegistryUnavailable, AccessDenied, RegistryRefused: it is not written.
         """
-        answered = threading.Event()
-        answers: list[int | RebalanserError] = []
+        record = NewRecord(topic, key, value, headers, partition)
+        return self._answer_of(record, self._begin(record), timeout_s)
+
+    def append_all(
+        self,
+        records: Iterable[NewRecord],
+        *,
+        timeout_s: float,
+        under_way_bytes: int = UNDER_WAY_BYTES,
+        on_written: Callable[[NewRecord], None] = lambda _record: None,
+    ) -> list[int]:
+        """Append records in this order, many at a time, and answer their offsets.
+
+        ``on_written`` is called for each one as it is acknowledged. No more than ``under_way_bytes`` of them
+        wait for their answers, unless one alone is larger: give the topic's ``max.message.bytes`` if that may
+        be less, since records are sent together. After an error some behind the first one may be written.
+
+        Raises:
+            OutcomeUnknown: a record was not answered within ``timeout_s`` seconds.
+            RequestTooLarge, RegistryUnavailable, AccessDenied, RegistryRefused: one is not written.
+        """
+        offsets: list[int] = []
+        waiting: deque[tuple[NewRecord, Future[int]]] = deque(maxlen=UNDER_WAY)
+        waiting_bytes = 0
+
+        def settle_oldest() -> None:
+            nonlocal waiting_bytes
+            record, answer = waiting.popleft()
+            offsets.append(self._answer_of(record, answer, timeout_s))
+            waiting_bytes -= record.size_bytes + FRAMING_BYTES
+            on_written(record)
+
+        for record in records:
+            while waiting and (
+                len(waiting) == UNDER_WAY
+                or waiting_bytes + record.size_bytes + FRAMING_BYTES > under_way_bytes
+            ):
+                settle_oldest()
+            waiting.append((record, self._begin(record)))
+            waiting_bytes += record.size_bytes + FRAMING_BYTES
+        while waiting:
+            settle_oldest()
+        return offsets
+
+    def _begin(self, record: NewRecord) -> Future[int]:
+        answered: Future[int] = Future()
 
         def take(answer: int | RebalanserError) -> None:
-            answers.append(answer)
-            answered.set()
+            if isinstance(answer, RebalanserError):
+                answered.set_exception(answer)
+            else:
+                answered.set_result(answer)
 
-        self.append(topic, key, value, headers, take, partition=partition)
-        if not answered.wait(timeout_s):
+        self.append(record.topic, record.key, record.value, record.headers, take, partition=record.partition)
+        return answered
+
+    def _answer_of(self, record: NewRecord, answered: Future[int], timeout_s: float) -> int:
+        try:
+            return answered.result(timeout_s)
+        except TimeoutError:
             raise OutcomeUnknown(
-                f"the append to {topic} was not answered within {timeout_s:g} s; it may still take effect"
-            )
-        answer = answers[0]
-        if isinstance(answer, RebalanserError):
-            raise answer
-        return answer
+                f"the append to {record.topic} was not answered within {timeout_s:g} s; "
+                "it may still take effect"
+            ) from None
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Wait at most ``timeout_s`` seconds for what is under way, then give the rest up as unknown.

@@ -7,7 +7,14 @@ A client uses :func:`open_cluster`, and :func:`status_of` on what it reads there
 from __future__ import annotations
 
 from rebalanser.applications.archives import Packed, inspect, pack, unpack
-from rebalanser.applications.cluster import Cluster, OpenCluster, Running, TopicNames, open_cluster
+from rebalanser.applications.cluster import (
+    Cluster,
+    OpenCluster,
+    Running,
+    Start,
+    TopicNames,
+    open_cluster,
+)
 from rebalanser.applications.data_folder import DataFolder
 from rebalanser.applications.manifest import Manifest, manifest_schema, parse_manifest
 from rebalanser.applications.outputs import tail
@@ -25,6 +32,7 @@ __all__ = [
     "Packed",
     "ProcessEvent",
     "Running",
+    "Start",
     "TopicNames",
     "inspect",
     "manifest_schema",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -31,7 +31,7 @@ from rebalanser.shiva.worker_options import WorkerOptions
 
 ENTRY_POINT_GROUP = "rebalanser.shiva"
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with how many bytes of an archive are published so far, and how many there are."""
+"""Called with how many bytes of archives are published so far, and how many there are."""
 OnDocument: TypeAlias = Callable[[AssignmentDocument], None]
 
 
@@ -50,6 +50,17 @@ class TopicNames:
             self.control or f"{cluster}-control",
             self.assignement or f"{cluster}-assignement",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An application to be started, as :meth:`Cluster.start` takes it."""
+
+    application: ApplicationId
+    source: Path
+    tags: Sequence[Tag] = ()
+    mode: Mode = Mode.AVAILABLE
+    environment: Mapping[str, str] = field(default_factory=lambda: NO_ENVIRONMENT)
 
 
 class Running(Protocol):
@@ -74,7 +85,6 @@ class Cluster(ABC):
     def identity(self) -> str:
         """The same for every connection to this cluster, whatever its URL, and for no other cluster."""
 
-    @abstractmethod
     def start(
         self,
         application: ApplicationId,
@@ -97,6 +107,21 @@ class Cluster(ABC):
             InvalidSettings: an exclusive application would be stopped between two rounds; nothing was sent.
             RegistryUnavailable: the log could not be written; the start had no effect.
             OutcomeUnknown: it may have one.
+        """
+        (command,) = self.start_all([Start(application, source, tags, mode, environment)], progress)
+        return command
+
+    @abstractmethod
+    def start_all(
+        self, starts: Sequence[Start], progress: Progress = lambda _done, _total: None
+    ) -> list[CommandId]:
+        """Start many applications as :meth:`start` does each; the ids of the commands, in the same order.
+
+        All archives are packed and checked before anything is sent, and are held in memory until then.
+
+        Raises:
+            InvalidSettings: an application is there twice; nothing was sent.
+            RegistryUnavailable, OutcomeUnknown: as for :meth:`start`; the message says how many were started.
         """
 
     @abstractmethod

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rebalanser.applications.archives import NO_ENVIRONMENT, pack
-from rebalanser.applications.cluster import Cluster, OnDocument, Progress, TopicNames
+from rebalanser.applications.cluster import Cluster, OnDocument, Progress, Start, TopicNames
 from rebalanser.applications.status import LastHeard
 from rebalanser.errors import (
     AccessDenied,
     ApplicationFailed,
     FixConfiguration,
-    InvalidArchive,
     InvalidSettings,
     NotSettled,
     RegistryRefused,
@@ -44,12 +42,10 @@ from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
-    Archive,
     CommandId,
     Cordon,
     LeaderId,
     Mode,
-    Tag,
     WorkerId,
     check_part,
 )
@@ -57,25 +53,22 @@ from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOption
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.reader import LogReader
-from rebalanser_kafka.records import FRAMING_BYTES
 from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.commands import last_commanded
+from rebalanser_kafka.shiva.commands import Publication, last_commanded, packed_starts
 from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_heard, read_on
 from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.reading import output_answer
-from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 
-PART_BYTES: Final = 900_000
-"""Below Kafka's own default limit of a record, whatever the topic allows."""
 KNOWN_SHOWN: Final = 10
 LOOK_S: Final = 0.5
 FOLLOW_S: Final = 30.0
 """Seconds for which a worker sends what is printed, unless it is asked again."""
 ASK_AGAIN_S: Final = 10.0
-MAX_REMEMBERED: Final = 1000
+MAX_REMEMBERED: Final = 20_000
 """The commands of this connection whose effect can be waited for."""
 
 
@@ -107,50 +100,30 @@ class KafkaCluster(Cluster):
         """The cluster's name and Kafka's own id of its brokers: two Kafkas may each hold such a cluster."""
         return f"{self._connection.cluster}@{self._kafka_id}"
 
-    def start(
-        self,
-        application: ApplicationId,
-        source: Path,
-        *,
-        tags: Sequence[Tag] = (),
-        mode: Mode = Mode.AVAILABLE,
-        environment: Mapping[str, str] = NO_ENVIRONMENT,
-        progress: Progress = lambda _done, _total: None,
-    ) -> CommandId:
-        """Publish an application's archive and a start command; the id of the command (SH-4)."""
-        wanted = frozenset(check_part(tag, "tag") for tag in tags)
-        try:
-            packed = pack(source, environment=environment)
-        except OSError as error:
-            raise InvalidArchive(f"{source} cannot be read: {error.strerror}") from error
+    def start_all(
+        self, starts: Sequence[Start], progress: Progress = lambda _done, _total: None
+    ) -> list[CommandId]:
+        """Publish the archives and start commands of applications; the ids of the commands (SH-4)."""
+        packed = packed_starts(starts)
         self._ensure_topics()
         command_topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
         document = self.read(self._timeout_s)
-        if document is not None and mode is Mode.EXCLUSIVE:
-            _check_deadline(application, document, packed.manifest.stop_timeout_s)
-        self._check_budget(application, packed.size_bytes, command_topic, document)
-        part_bytes = min(PART_BYTES, command_topic.max_message_bytes - FRAMING_BYTES)
-        if part_bytes <= 0:
-            raise InvalidSettings(
-                f"{self._topics.command} takes records of {command_topic.max_message_bytes:,} bytes; "
-                f"archives are sent in records of more than {FRAMING_BYTES:,}: raise its max.message.bytes"
-            )
-        parts = [
-            packed.archive[first : first + part_bytes] for first in range(0, packed.size_bytes, part_bytes)
-        ]
-        archive = Archive(packed.sha256, packed.size_bytes, len(parts))
-        command = StartCommand(application, uuid.uuid4().hex, archive, mode, wanted | packed.tags)
-        done = 0
-        for number, part in enumerate(parts):
-            self._append(str(PartKey(application, packed.sha256, number)), part)
-            done += len(part)
-            progress(done, packed.size_bytes)
-        return self._append_command(command)
+        for each, archive in zip(starts, packed, strict=True):
+            if document is not None and each.mode is Mode.EXCLUSIVE:
+                _check_deadline(each.application, document, archive.manifest.stop_timeout_s)
+        sizes = {each.application: archive.size_bytes for each, archive in zip(starts, packed, strict=True)}
+        self._check_budget(sizes, command_topic, document)
+        publication = Publication(
+            self._writer, self._topics.command, self._timeout_s, command_topic.max_message_bytes, progress
+        )
+        commands, offsets = publication.publish(starts, packed)
+        for command, offset in zip(commands, offsets, strict=True):
+            self._remember(command, _Sent(offset, starts=True))
+        return commands
 
     def _check_budget(
         self,
-        application: ApplicationId,
-        size_bytes: int,
+        sizes: Mapping[ApplicationId, int],
         topic: shiva_topics.CommandTopic,
         document: AssignmentDocument | None,
     ) -> None:
@@ -160,11 +133,17 @@ class KafkaCluster(Cluster):
         taken = sum(
             entry.archive.size_bytes
             for name, entry in others.items()
-            if name != application and entry.state is not ApplicationState.REFUSED
+            if name not in sizes and entry.state is not ApplicationState.REFUSED
         )
-        if taken + size_bytes > options.budget_bytes:
+        needed = sum(sizes.values())
+        if taken + needed > options.budget_bytes:
+            what = (
+                f"the archive of {next(iter(sizes))} has"
+                if len(sizes) == 1
+                else f"the archives of {len(sizes):,} applications have"
+            )
             raise RequestTooLarge(
-                f"the archive of {application} has {size_bytes:,} bytes, and those of the other applications "
+                f"{what} {needed:,} bytes, and those of the other applications "
                 f"{taken:,}; together they may have {options.budget_bytes:,} of the "
                 f"{options.retention_bytes:,} bytes that {self._topics.command} holds; nothing was sent"
             )
@@ -246,10 +225,13 @@ class KafkaCluster(Cluster):
 
     def _append_command(self, command: StartCommand | StopCommand | WorkerCommand) -> CommandId:
         offset = self._append(key_of(command), encode(command))
-        self._sent[command.command] = _Sent(offset, isinstance(command, StartCommand))
+        self._remember(command.command, _Sent(offset, isinstance(command, StartCommand)))
+        return command.command
+
+    def _remember(self, command: CommandId, sent: _Sent) -> None:
+        self._sent[command] = sent
         if len(self._sent) > MAX_REMEMBERED:
             self._sent.popitem(last=False)
-        return command.command
 
     def _ensure_topics(self) -> None:
         if not self._ensured:

@@ -1,22 +1,171 @@
-"""What was commanded and no document has taken into account yet."""
+"""Start commands with their archives, and what was commanded that no document has taken into account yet."""
 
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
-from rebalanser.errors import RegistryUnavailable
+from rebalanser.applications.archives import Packed, pack
+from rebalanser.applications.cluster import Progress, Start
+from rebalanser.errors import (
+    InvalidArchive,
+    InvalidManifest,
+    InvalidSettings,
+    RebalanserError,
+    RegistryUnavailable,
+)
 from rebalanser.shiva.messages import StartRead, StopRead
 from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva.types import ApplicationId, Archive, CommandId, check_part
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
+from rebalanser_kafka.records import FRAMING_BYTES, NewRecord
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import command_event
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.writer import UNDER_WAY_BYTES, LogWriter
 
+PART_BYTES: Final = 900_000
+"""Maximum bytes of a part: below Kafka's own default limit of a record, whatever the topic allows."""
 _POLL_S: Final = 0.2
+_BATCH: Final = 500
+_BATCH_BYTES: Final = 8_000_000
+"""Number of applications, and bytes of archives, whose parts are written before their start commands."""
+
+
+def packed_starts(starts: Sequence[Start]) -> list[Packed]:
+    """Pack the archives of applications; a source that several have is packed once.
+
+    Raises:
+        InvalidSettings: an application is there twice.
+        InvalidName: a tag is no name.
+        InvalidArchive, InvalidManifest: as :func:`~rebalanser.applications.pack` does, with the application
+            if there are several.
+    """
+    names: set[ApplicationId] = set()
+    known: dict[tuple[Path, tuple[tuple[str, str], ...]], Packed] = {}
+    packed = []
+    for start in starts:
+        if start.application in names:
+            raise InvalidSettings(f"{start.application} is to be started twice; nothing was sent")
+        names.add(start.application)
+        for tag in start.tags:
+            check_part(tag, "tag")
+        key = start.source, tuple(sorted(start.environment.items()))
+        if key not in known:
+            known[key] = _packed(start, named=len(starts) > 1)
+        packed.append(known[key])
+    return packed
+
+
+def _packed(start: Start, named: bool) -> Packed:
+    about = f"{start.application}: " if named else ""
+    try:
+        return pack(start.source, environment=start.environment)
+    except OSError as error:
+        raise InvalidArchive(f"{about}{start.source} cannot be read: {error.strerror}") from error
+    except (InvalidArchive, InvalidManifest) as error:
+        raise type(error)(f"{about}{error}") from error
+
+
+class Publication:
+    """Writes archives and start commands to COMMAND, those of many applications at a time.
+
+    A start command is written once all parts of its archive have been acknowledged (SH-6).
+    """
+
+    def __init__(
+        self, writer: LogWriter, topic: str, timeout_s: float, max_message_bytes: int, progress: Progress
+    ) -> None:
+        """``progress`` is told of the bytes of archives that were acknowledged.
+
+        Raises:
+            InvalidSettings: the topic takes no record that has room for a part.
+        """
+        part_bytes = min(PART_BYTES, max_message_bytes - FRAMING_BYTES)
+        if part_bytes <= 0:
+            raise InvalidSettings(
+                f"{topic} takes records of {max_message_bytes:,} bytes; archives are sent in records of more "
+                f"than {FRAMING_BYTES:,}: raise its max.message.bytes"
+            )
+        self._writer = writer
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._part_bytes = part_bytes
+        self._under_way_bytes = min(UNDER_WAY_BYTES, max_message_bytes)
+        self._progress = progress
+        self._done_bytes = 0
+        self._total_bytes = 0
+
+    def publish(self, starts: Sequence[Start], packed: Sequence[Packed]) -> tuple[list[CommandId], list[int]]:
+        """Publish applications with their archives; the ids and the offsets of the start commands.
+
+        Raises:
+            OutcomeUnknown, RequestTooLarge, RegistryUnavailable, AccessDenied, RegistryRefused: not all were
+                started; the message says how many surely were, if there are several.
+        """
+        self._total_bytes = sum(archive.size_bytes for archive in packed)
+        commands = [self._command(start, archive) for start, archive in zip(starts, packed, strict=True)]
+        offsets: list[int] = []
+        try:
+            for first, behind in _batches([archive.size_bytes for archive in packed]):
+                batch = commands[first:behind]
+                parts = self._parts(batch, packed[first:behind])
+                self._append(parts, self._tell)
+                offsets += self._append(self._record(key_of(command), encode(command)) for command in batch)
+        except RebalanserError as error:
+            if len(starts) > 1:
+                told = f"{error}; the first {len(offsets):,} of {len(starts):,} applications were started"
+                raise type(error)(told) from error
+            raise
+        return [command.command for command in commands], offsets
+
+    def _append(
+        self, records: Iterable[NewRecord], on_written: Callable[[NewRecord], None] = lambda _record: None
+    ) -> list[int]:
+        return self._writer.append_all(
+            records,
+            timeout_s=self._timeout_s,
+            under_way_bytes=self._under_way_bytes,
+            on_written=on_written,
+        )
+
+    def _command(self, start: Start, packed: Packed) -> StartCommand:
+        archive = Archive(packed.sha256, packed.size_bytes, -(-packed.size_bytes // self._part_bytes))
+        tags = packed.tags.union(start.tags)
+        return StartCommand(start.application, uuid.uuid4().hex, archive, start.mode, tags)
+
+    def _parts(self, commands: Sequence[StartCommand], packed: Sequence[Packed]) -> Iterator[NewRecord]:
+        for command, each in zip(commands, packed, strict=True):
+            for number in range(command.archive.parts):
+                first = number * self._part_bytes
+                key = PartKey(command.application, each.sha256, number)
+                yield self._record(str(key), each.archive[first : first + self._part_bytes])
+
+    def _record(self, key: str, value: bytes) -> NewRecord:
+        return NewRecord(self._topic, key.encode(), value)
+
+    def _tell(self, part: NewRecord) -> None:
+        self._done_bytes += len(part.value or b"")
+        self._progress(self._done_bytes, self._total_bytes)
+
+
+def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where batches of archives begin and end; one that is larger alone is a batch of its own."""
+    first = size_bytes = 0
+    for number, each_bytes in enumerate(sizes):
+        full = number - first == _BATCH or size_bytes + each_bytes > _BATCH_BYTES
+        if full and number > first:
+            yield first, number
+            first, size_bytes = number, 0
+        size_bytes += each_bytes
+    if first < len(sizes):
+        yield first, len(sizes)
 
 
 def last_commanded(
