@@ -77,7 +77,8 @@ its folder. A grace delays, and proves nothing: whoever gets the application nex
 gets it only once the old process has stopped it or is gone as above. A cordoned worker gets nothing that it
 does not have, a drained one has nothing. Cordons come as commands, and stay in the document.
 
-*Rounds* (SH-8). The leader pings each round; workers pong at once, and whenever their state changes. A worker
+*Rounds* (SH-8). The leader pings each round; workers pong at once, and whenever their state changes: changes
+that come one after the other share a pong, since each tells of all applications of the worker. A worker
 that has not been heard for ``missed_rounds`` full rounds is removed; a new leader begins to count with its
 first ping, and removes nobody before its second (SH-9). A worker that a leader hears for the first time is
 answered by another ping of the same round, so that exclusive applications outlive a change of leader. A round

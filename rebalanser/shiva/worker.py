@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.changes import DocumentChain
@@ -43,7 +44,16 @@ from rebalanser.shiva.messages import (
     WorkerEvent,
 )
 from rebalanser.shiva.permission import Permission
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange, Heard, Ping, Pong, RunReport
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    DocumentChange,
+    Heard,
+    KeptCommand,
+    Ping,
+    Pong,
+    RunReport,
+    StartCommand,
+)
 from rebalanser.shiva.runs import Run
 from rebalanser.shiva.states import TO_RUN
 from rebalanser.shiva.types import (
@@ -61,6 +71,8 @@ from rebalanser.shiva.types import (
 from rebalanser.shiva.worker_files import Stage, Started, WorkerFiles
 from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 
+Concerned: TypeAlias = Collection[ApplicationId] | None
+"""The applications that something concerns; None for all."""
 QUICK_S: Final = 2.0
 """Seconds after which a worker says that an application waits for its files.
 
@@ -124,6 +136,9 @@ class Worker:
         self._sequence = 0
         self._said: _Said | None = None
         self._pong_due = False
+        self._ponged_at = -math.inf
+        self._news_at: float | None = None
+        """When the next pong says what has changed since the last one; None while nothing has."""
         self._processes = 0
         self._effects: list[WorkerEffect] = []
         self._next_wakeup: float | None = None
@@ -178,16 +193,41 @@ class Worker:
         self._effects = []
         if self._finished:
             return self._effects
-        self._stop_what_may_not_run(now)
+        concerned = self._concerned_by(event, now)
+        self._stop_what_may_not_run(concerned, now)
         self._take_in(event, now)
         if unused := self._files.unused(now):
             self._settle_files(unused, now)
         self._watch_silence(now)
-        self._stop_what_may_not_run(now)
-        self._advance(now)
-        self._answer(now)
-        self._next_wakeup = self._earliest_wakeup(now)
+        self._stop_what_may_not_run(concerned, now)
+        self._advance(concerned, now)
+        self._answer(concerned, now)
+        self._next_wakeup = self._earliest_wakeup(concerned, now)
         return self._effects
+
+    def _concerned_by(self, event: WorkerEvent, now: float) -> Concerned:
+        """The applications that an event can change anything of; None for all.
+
+        All are looked at once a time has come: no other one runs out before ``next_wakeup``.
+        """
+        if self._next_wakeup is not None and now >= self._next_wakeup:
+            return None
+        match event:
+            case PartRead() | WorkerCommandRead() | DocumentPassed() | Unreadable():
+                return ()
+            case StartRead(record=KeptCommand(start=start)) | StartRead(record=StartCommand() as start):
+                return (start.application,)
+            case StopRead(record=stop):
+                return (stop.application,)
+            case FilesStored() | FilesRefused() | ProcessStarted() | ProcessExited() | HealthChecked():
+                return (event.application,)
+            case _:
+                return None
+
+    def _runs_of(self, concerned: Concerned) -> list[Run]:
+        if concerned is None:
+            return list(self._runs.values())
+        return [self._runs[application] for application in concerned if application in self._runs]
 
     def _take_in(self, event: WorkerEvent, now: float) -> None:
         match event:
@@ -429,9 +469,10 @@ class Worker:
                     )
         self._settle_files([event.application], now)
 
-    def _settle_files(self, applications: Iterable[ApplicationId], now: float) -> None:
+    def _settle_files(self, applications: Collection[ApplicationId], now: float) -> None:
         if self._may_act():
-            in_use = {a: run.command for a, run in self._runs.items() if run.process is not None}
+            runs = {a: self._runs[a] for a in applications if a in self._runs}
+            in_use = {a: run.command for a, run in runs.items() if run.process is not None}
             self._effects += self._files.settle(applications, in_use, now)
 
     def _process_started(self, event: ProcessStarted, now: float) -> None:
@@ -470,14 +511,14 @@ class Worker:
             self._report(FactKind.APPLICATION_FAILED, event.application, reason=run.reason)
         self._settle_files([event.application], now)
 
-    def _stop_what_may_not_run(self, now: float) -> None:
-        for application, run in self._runs.items():
+    def _stop_what_may_not_run(self, concerned: Concerned, now: float) -> None:
+        for run in self._runs_of(concerned):
             if run.process is None or run.state is RunState.STOPPING:
                 continue
-            reason = self._must_stop(run, self._assignments.get(application), now)
+            reason = self._must_stop(run, self._assignments.get(run.application), now)
             if reason:
                 run.stop(reason)
-                self._stop_process(application, run.process, run)
+                self._stop_process(run.application, run.process, run)
 
     def _must_stop(self, run: Run, assignment: Assignment | None, now: float) -> str:
         """Why its process must be stopped; nothing if it need not."""
@@ -515,14 +556,16 @@ class Worker:
         started = self._files.find(run.application, run.command)
         return started is None or started.stopped
 
-    def _advance(self, now: float) -> None:
+    def _advance(self, concerned: Concerned, now: float) -> None:
         """Start what may start, and forget what is neither wanted nor running."""
-        for application in [a for a, run in self._runs.items() if self._is_over(a, run)]:
-            del self._runs[application]
+        for ended in self._runs_of(concerned):
+            if self._is_over(ended.application, ended):
+                del self._runs[ended.application]
         if not self._may_act() or self._stopping:
             return
-        for application, assignment in self._assignments.items():
-            run = self._runs.get(application)
+        wanted = self._assignments if concerned is None else self._assignments.keys() & set(concerned)
+        for application in wanted:
+            assignment, run = self._assignments[application], self._runs.get(application)
             if run is None:
                 run = self._runs[application] = Run(
                     application, assignment.command, assignment.mode, assignment.token, now
@@ -594,19 +637,32 @@ class Worker:
             return "no leader has answered this worker yet"
         return self._out_of_touch(run)
 
-    def _answer(self, now: float) -> None:
-        """Say how things are where a ping asks or where they changed (SH-8), and take leave at the end."""
+    def _answer(self, concerned: Concerned, now: float) -> None:
+        """Say how things are where a ping asks or where they changed (SH-8), and take leave at the end.
+
+        Changes that come one after the other are said together: a pong is as long as there are applications.
+        """
         leaves = self._stopping and all(self._has_ended(run) for run in self._runs.values())
-        said = _Said(self.seen, self.reports if not leaves else MappingProxyType({}))
-        changed = self._may_act() and said != self._said
-        if self._pong_due or changed or leaves:
-            self._pong_due = False
-            self._said = said
-            self._send_pong(said, leaves, now)
+        if self._news_at is None and self._may_act() and self._has_news(concerned):
+            interval_s = self._options.pong_interval_s(len(self._runs))
+            self._news_at = max(now, self._ponged_at + interval_s)
+        if self._pong_due or leaves or (self._news_at is not None and now >= self._news_at):
+            self._pong_due, self._news_at, self._ponged_at = False, None, now
+            self._said = _Said(self.seen, self.reports if not leaves else MappingProxyType({}))
+            self._send_pong(self._said, leaves, now)
         if leaves:
             self._finished = True
             self._report(FactKind.LEFT)
             self._effects.append(Finished())
+
+    def _has_news(self, concerned: Concerned) -> bool:
+        """Something differs from what was said last."""
+        said = self._said
+        if said is None or concerned is None:
+            return said != _Said(self.seen, self.reports)
+        return any(
+            (self._runs[a].report if a in self._runs else None) != said.applications.get(a) for a in concerned
+        )
 
     def _send_pong(self, said: _Said, leaving: bool, now: float) -> None:
         self._sequence += 1
@@ -626,10 +682,16 @@ class Worker:
         )
         self._effects.append(SendPong(pong))
 
-    def _earliest_wakeup(self, now: float) -> float | None:
+    def _earliest_wakeup(self, concerned: Concerned, now: float) -> float | None:
+        """When something is to be done next; of applications that an event does not concern as before."""
         if self._finished:
             return None
-        times = [run.restart_at for run in self._runs.values() if run.state is RunState.BACKING_OFF]
+        runs = self._runs_of(concerned)
+        times = [run.restart_at for run in runs if run.state is RunState.BACKING_OFF]
+        if concerned is not None and self._next_wakeup is not None:
+            times.append(self._next_wakeup)
+        if self._news_at is not None:
+            times.append(self._news_at)
         if self._silent_at is not None and not self._stopping:
             times.append(self._silent_at)
         if self._files.next_unused is not None:
@@ -638,7 +700,7 @@ class Worker:
         if until is not None:
             times += [
                 until - run.policy.stop_timeout_s
-                for run in self._runs.values()
+                for run in runs
                 if run.exclusive and run.state in {RunState.STARTING, RunState.RUNNING}
             ]
         return min((at for at in times if at > now), default=None)

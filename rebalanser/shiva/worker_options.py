@@ -9,6 +9,7 @@ from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.types import Tag, check_part
 
 _MAX_DRIFT_RATIO: Final = 0.5
+_APPLICATIONS_PER_INTERVAL: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class WorkerOptions:
     """How much faster the leader's clock may run than the worker's: 0.01 is a second in 100 s."""
     safety_margin_s: float = 1.0
     """How long before the leader's deadline an exclusive application has ended (SH-14)."""
+    min_pong_interval_s: float = 0.1
+    """The shortest time between two pongs that only say what has changed, of up to 500 applications; it grows
+    with their number."""
     keep_files_s: float = 3600.0
     """How long unpacked files stay after the last document that named this worker for them (SH-4)."""
 
@@ -38,10 +42,15 @@ class WorkerOptions:
             )
         if not 0 <= self.safety_margin_s < float("inf"):
             raise InvalidSettings(f"safety_margin_s {self.safety_margin_s:g} must be a time of at least 0 s")
-        if not 0 <= self.keep_files_s < float("inf"):
-            raise InvalidSettings(f"keep_files_s {self.keep_files_s:g} must be a time of at least 0 s")
+        for name in ("min_pong_interval_s", "keep_files_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidSettings(f"{name} {getattr(self, name):g} must be a time of at least 0 s")
         for tag in self.tags:
             check_part(tag, "tag")
+
+    def pong_interval_s(self, applications: int) -> float:
+        """The shortest time between two pongs of so many applications, in seconds."""
+        return self.min_pong_interval_s * max(1.0, applications / _APPLICATIONS_PER_INTERVAL)
 
     def access_s(self, deadline_s: float) -> float:
         """How long after a pong was sent an exclusive process may exist: less clock drift and the margin."""

@@ -191,7 +191,7 @@ MUTANTS = (
         "files that a process uses stay, whoever is named",
         (Switch(WorkerFiles, "_settled", instead(_whatever_runs)),),
         frozenset({"SH-5"}),
-        "moves",
+        "commands",
     ),
     Mutant(
         "kept commands",

@@ -86,7 +86,13 @@ POLICY = RestartPolicy(
     stop_timeout_s=5.0,
 )
 KEEP_S = 500.0
-OPTIONS = WorkerOptions(frozenset({"gpu"}), clock_drift_ratio=0.1, safety_margin_s=2.0, keep_files_s=KEEP_S)
+OPTIONS = WorkerOptions(
+    frozenset({"gpu"}),
+    clock_drift_ratio=0.1,
+    safety_margin_s=2.0,
+    min_pong_interval_s=0.0,
+    keep_files_s=KEEP_S,
+)
 DEADLINE_S = 40.0
 ALLOWED_S = 34.0
 """40 s less a tenth for drift and 2 s of margin."""
@@ -858,6 +864,33 @@ class TestPongs:
         assert not bench.feed(PartRead(bench.at(), A, "sha", 0))
         assert bench.pong.sequence == 4
 
+    def test_changes_that_come_one_after_the_other_are_said_together(self) -> None:
+        bench = Bench(Worker("w", ME, "host-1", replace(OPTIONS, min_pong_interval_s=0.1)))
+        bench.caught_up()
+        applications = [ApplicationId("t", "c", f"a{number}") for number in range(20)]
+        for application in applications:
+            bench.start(application, "x")
+        bench.now += 1.0
+        assert only(bench.document({a: named("x") for a in applications}), SendPong), "the first one at once"
+        for application in applications:
+            assert not only(bench.stored(application, "x"), SendPong)
+            assert not only(bench.feed(ProcessStarted(application, bench.process(application))), SendPong)
+        assert bench.worker.next_wakeup == pytest.approx(bench.now + 0.1)
+        assert not bench.feed(Wakeup(), after_s=0.05)
+        (pong,) = only(bench.feed(Wakeup(), after_s=0.051), SendPong)
+        assert {report.state for report in pong.pong.applications.values()} == {RunState.RUNNING}
+        assert len(pong.pong.applications) == 20
+        assert not only(bench.feed(Wakeup(), after_s=1.0), SendPong)
+        bench.exited(applications[0], 1)
+        assert only(bench.ping(), SendPong), "a ping is answered at once"
+        bench.stop(applications[1])
+        assert only(bench.feed(Stop()) + [e for a in applications[1:] for e in bench.exited(a)], Finished)
+        assert bench.pong.leaving
+
+    def test_the_more_applications_the_rarer_are_pongs_of_changes(self) -> None:
+        options = WorkerOptions(min_pong_interval_s=0.1)
+        assert [options.pong_interval_s(n) for n in (0, 500, 2000)] == pytest.approx([0.1, 0.1, 0.4])
+
     def test_a_ping_of_a_leader_that_was_followed_by_another_is_not_answered(self) -> None:
         bench = ready()
         term = bench.leader()
@@ -977,6 +1010,34 @@ class TestExclusive:
         assert bench.state() is RunState.PENDING
         assert bench.reason() == "no leader has answered this worker yet"
         return bench
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            PartRead(Standing(90, 0, 100), B, "sha", 0),
+            StartRead(Standing(90, 0, 100), StartCommand(B, "b1", archive_of("b1"), Mode.AVAILABLE)),
+            StopRead(Standing(90, 0, 100), StopCommand(B, "s1")),
+            Unreadable(Standing(90, 0, 100), "?", "?"),
+            ProcessExited(B, 99, 0),
+            FilesRefused(B, "b1", "?"),
+        ],
+        ids=lambda event: type(event).__name__,
+    )
+    def test_once_its_time_has_come_it_is_stopped_whatever_is_read(self, event: WorkerEvent) -> None:
+        bench = running(Mode.EXCLUSIVE)
+        assert not only(bench.feed(event, after_s=STOPPED_AFTER_S - 0.1), StopProcess)
+        assert only(bench.feed(event, after_s=0.2), StopProcess) == [StopProcess(A, 1)]
+
+    def test_one_that_starts_meanwhile_is_stopped_in_time_too(self) -> None:
+        bench = running(Mode.EXCLUSIVE)
+        bench.start(B, "b1")
+        exclusive = Mode.EXCLUSIVE
+        bench.document({A: named("a1", mode=exclusive), B: named("b1", mode=exclusive)}, epoch=Epoch(0, 2))
+        bench.stored(B, "b1", stop_timeout_s=10.0)
+        assert bench.worker.next_wakeup == pytest.approx(bench.now + ALLOWED_S - 10.0)
+        bench.feed(ProcessStarted(B, 2))
+        effects = bench.feed(PartRead(bench.at(), C, "sha", 0), after_s=ALLOWED_S - 9.9)
+        assert only(effects, StopProcess) == [StopProcess(B, 2)]
 
     def test_it_starts_once_a_leader_has_heard_a_pong_and_until_its_deadline(self) -> None:
         bench = self.assigned()
@@ -1421,6 +1482,33 @@ class TestTwoFoldersUnderOneId:
 
 
 class TestBounds:
+    @pytest.mark.rule("SH-8")
+    def test_an_event_of_one_application_looks_at_no_other(self) -> None:
+        bench = ready()
+        applications = [ApplicationId("t", "c", f"a{number}") for number in range(100)]
+        for application in applications:
+            bench.start(application, "x")
+        bench.document({application: named("x") for application in applications})
+        for application in applications:
+            bench.stored(application, "x")
+            bench.feed(ProcessStarted(application, bench.process(application)))
+        looked: list[str] = []
+        must_stop = Worker._must_stop
+
+        def look(worker: Worker, run: Any, assignment: Any, now: float) -> str:
+            looked.append(run.application.application)
+            return must_stop(worker, run, assignment, now)
+
+        with mock.patch.object(Worker, "_must_stop", look):
+            bench.start(B, "b1")
+            bench.feed(PartRead(bench.at(), B, "sha", 0))
+            assert not looked
+            bench.stop(applications[7])
+            bench.exited(applications[7])
+            assert set(looked) == {"a7"}
+            bench.feed(Wakeup())
+            assert len(set(looked)) == 100
+
     @pytest.mark.rule("SH-5")
     def test_commands_of_stopped_applications_are_forgotten(self) -> None:
         bench = ready()
