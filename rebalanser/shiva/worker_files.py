@@ -170,7 +170,7 @@ class WorkerFiles:
     ) -> None:
         """A document was adopted that takes COMMAND into account as far as ``consumed``.
 
-        ``mine`` is what it names this worker for. What was refused here is tried again once it is named anew.
+        ``mine`` is what it names this worker for.
 
         What it names in spite of a stop that it takes into account is to run on: a leader may find nothing
         of that stop but a later start command, which it refused.
@@ -181,8 +181,6 @@ class WorkerFiles:
         self._decided = max(self._decided, consumed)
         self._to_run = to_run
         self._finished = finished
-        for application in self._mine.keys() - mine.keys():
-            self.retry(application, self._mine[application])
         self._mine = mine
         for application in [a for a, stop in self._stops.items() if stop.offset <= self._decided]:
             del self._stops[application]

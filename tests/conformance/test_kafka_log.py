@@ -262,6 +262,36 @@ class TestWriting:
         assert {record.offset: record.value for record in read_to_end(reader)} == written
         assert len(written) == 200
 
+    @pytest.mark.parametrize("under_way_bytes", [1_000_000, 1])
+    def test_many_records_are_written_together_in_their_order(
+        self, connection: Connection, topic: str, open_: ExitStack, under_way_bytes: int
+    ) -> None:
+        writer = open_.enter_context(LogWriter(connection))
+        records = [NewRecord(topic, b"%d" % number, b"v" * 2000) for number in range(60)]
+        written: list[NewRecord] = []
+        offsets = writer.append_all(
+            iter(records),
+            timeout_s=PATIENCE_S,
+            under_way_bytes=under_way_bytes,
+            on_written=written.append,
+        )
+        assert written == records
+        reader = open_.enter_context(LogReader(connection, topic, "earliest"))
+        read = {record.offset: record.key for record in read_to_end(reader)}
+        assert [read[offset] for offset in offsets] == [record.key for record in records]
+        reader.move_to(offsets[30])
+        assert next(iter(reader.poll(PATIENCE_S))).offset == offsets[30]
+
+    def test_of_many_records_the_first_that_is_refused_is_told(
+        self, connection: Connection, topic: str, open_: ExitStack
+    ) -> None:
+        writer = open_.enter_context(LogWriter(connection, max_record_bytes=3_000_000))
+        records = [NewRecord(topic, None, b"v" * size) for size in (10, 2_000_000, 10)]
+        written: list[NewRecord] = []
+        with pytest.raises(RequestTooLarge, match="2000000 bytes"):
+            writer.append_all(records, timeout_s=PATIENCE_S, under_way_bytes=100, on_written=written.append)
+        assert written == records[:1]
+
     def test_a_record_over_the_topics_limit_is_refused_with_the_numbers(
         self, connection: Connection, topic: str, open_: ExitStack
     ) -> None:

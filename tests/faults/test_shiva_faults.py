@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogWriter, TransactionalWriter
+from rebalanser_kafka.shiva import cluster as cluster_module
 from rebalanser_kafka.shiva import leader as leader_module
 from rebalanser_kafka.shiva.wire import encode, key_of
 
+from rebalanser.applications import Start
+from rebalanser.applications.data_folder import folder_name
 from rebalanser.errors import ApplicationFailed
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
 
     from rebalanser_kafka.shiva.leader import KafkaLeader
 
+    from rebalanser.shiva.records import AssignmentDocument
+
 PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
 TERM = "rebalanser_kafka.shiva.term:Term"
 WRITER = "rebalanser_kafka.transactions:TransactionalWriter"
-CLIENT = "rebalanser_kafka.shiva.cluster:KafkaCluster"
+CLIENT = "rebalanser_kafka.shiva.commands:Publication"
 WORKER = "rebalanser_kafka.shiva.worker:KafkaWorker"
 FOLDER = "rebalanser.applications.data_folder:DataFolder"
 PROCESSES = "rebalanser.applications.processes:ApplicationProcesses"
@@ -77,9 +82,9 @@ class TestKilled:
     @pytest.mark.parametrize(
         ("place", "when", "number", "commanded"),
         [
-            pytest.param(f"{CLIENT}._append", "after", 1, False, id="between the parts"),
-            pytest.param(f"{CLIENT}._append_command", "before", 1, False, id="between parts and command"),
-            pytest.param(f"{CLIENT}._append_command", "after", 1, True, id="after the command"),
+            pytest.param(f"{CLIENT}._tell", "after", 1, False, id="between the parts"),
+            pytest.param(f"{CLIENT}._append", "before", 2, False, id="between parts and command"),
+            pytest.param(f"{CLIENT}._append", "after", 2, True, id="after the command"),
         ],
     )
     def test_a_client_killed_at_a_step_has_commanded_all_or_nothing(
@@ -428,6 +433,35 @@ def is_stopped(pid: int) -> bool:
 
 
 class TestApplications:
+    @pytest.mark.rule("SH-4", "SH-18")
+    def test_many_are_started_in_one_call_and_a_worker_has_the_files_of_its_own(
+        self, shiva: ShivaCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shiva.leader()
+        shiva.workers("worker-1")
+        folder = shiva.application()
+        names = [ApplicationId("t", "c", f"a{number:02}") for number in range(40)]
+        starts = [Start(name, folder, tags=["gpu"] if name > names[1] else ()) for name in names]
+        reads: list[float] = []
+        read = cluster_module.KafkaCluster.read
+
+        def count(cluster: cluster_module.KafkaCluster, timeout_s: float) -> AssignmentDocument | None:
+            reads.append(timeout_s)
+            return read(cluster, timeout_s)
+
+        told: list[tuple[int, int]] = []
+        with monkeypatch.context() as patching:
+            patching.setattr(cluster_module.KafkaCluster, "read", count)
+            commands = shiva.cluster.start_all(starts, lambda done, total: told.append((done, total)))
+        assert len(set(commands)) == 40
+        assert len(reads) == 1, "one document is read for all"
+        assert told[-1][0] == told[-1][1]
+        for name in names[:2]:
+            shiva.running(str(name))
+        shiva.until(lambda document: document.applications.keys() == set(names), "all are known")
+        stored = {each.parent.name for each in shiva.data("worker-1").glob("applications/*/files-*")}
+        assert stored == {folder_name(str(name)) for name in names[:2]}
+
     @pytest.mark.rule("SH-23")
     def test_what_fails_its_health_check_is_started_again(self, shiva: ShivaCluster, tmp_path: Path) -> None:
         shiva.daemon()
