@@ -8,6 +8,7 @@ that failed may simply be repeated.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, TypeAlias, cast
@@ -199,6 +200,22 @@ RAISED: Final[tuple[type[BaseException], ...]] = (
 serves the callbacks, ``poll`` and ``flush`` above all, and ``except BaseException`` does not catch it. Where
 that call has another callback to serve as well, a ``SystemError`` comes instead, and that callback's work is
 lost."""
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error and of their callers hold, once they have all ended.
+
+    confluent-kafka never frees some of the errors that it raises: by their tracebacks, and by the callers of
+    those frames, each would keep alive all that its thread had in hand. What a closure among them has stays.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    while frame is not None:
+        with contextlib.suppress(RuntimeError):  # it has not ended
+            frame.clear()
+        frame = frame.f_back
 
 
 def error_of(exception: BaseException) -> KafkaError:

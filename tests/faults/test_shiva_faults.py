@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -196,7 +197,7 @@ def descriptors() -> int:
 
 class TestLeaders:
     @pytest.mark.rule("SH-7")
-    def test_a_term_that_was_fenced_leaves_no_thread_or_connection_behind(
+    def test_a_term_that_was_fenced_leaves_no_thread_connection_or_object_behind(
         self, shiva: ShivaCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Not even until the next garbage collection: a process that only waits seldom has one."""
@@ -208,14 +209,17 @@ class TestLeaders:
         leader = cast("KafkaLeader", shiva.cluster.run_leader("leader-1", options))
         try:
             after: list[int] = []
+            terms: list[weakref.ref[object]] = []
             for term in range(4):
                 wait_until(lambda: leader.leads, "it leads")
                 after.append(descriptors())
+                terms.append(weakref.ref(leader._term))
                 with TransactionalWriter(connection, f"{shiva.name}-leader", PATIENCE_S) as writer:
                     writer.init()
                 wait_until(lambda: not leader.leads, f"term {term} ended")
             wait_until(lambda: leader.leads, "it leads")
             wait_until(lambda: descriptors() <= max(after[:2]), f"no descriptors are left over: {after}")
+            wait_until(lambda: not any(term() for term in terms), "nor is what a term knew")
         finally:
             gc.enable()
             leader.stop()

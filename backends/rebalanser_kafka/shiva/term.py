@@ -48,6 +48,7 @@ from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument, DocumentChange, KeptCommand, LeaderAnnouncement, Pong
 from rebalanser.shiva.types import ApplicationId, Archive, LeaderId
 from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.failures import clear_frames
 from rebalanser_kafka.log import (
     GroupOffsets,
     LogReader,
@@ -141,6 +142,8 @@ class Term:
     def close(self) -> None:
         """Wait, for a bounded time, until it has ended; what it still writes is fenced by the next one."""
         self._thread.join(CLOSE_TIMEOUT_S)
+        if self.failure is not None:
+            clear_frames(self.failure)
 
     def _run(self) -> None:
         try:
@@ -228,8 +231,11 @@ class Term:
             stop=tenacity.stop_after_delay(self._timeout_s),
             reraise=True,
         )
-        written: list[int] = trying(lambda: self._writer.transaction(records, self._consumed(document)))
+        written: list[int] = trying(self._write_once, records, document)
         return written
+
+    def _write_once(self, records: Sequence[NewRecord], document: AssignmentDocument | None) -> list[int]:
+        return self._writer.transaction(records, self._consumed(document))
 
     def _step(self) -> None:
         wakeup = self._machine.next_wakeup
@@ -334,7 +340,7 @@ class Term:
                 return self._publish(document, change)
             case SendPing(ping=ping):
                 control = NewRecord(self._topics.control, key_of(ping).encode(), encode(ping))
-                return self._written(lambda: self._writer.transaction([control]), lambda _offsets: None)
+                return self._written(partial(self._writer.transaction, [control]), lambda _offsets: None)
             case KeepCommands(commands=commands):
                 return self._keep(commands)
             case DropRecords(kept=kept, archives=archives):
@@ -367,9 +373,8 @@ class Term:
         record = change or document
         key, value = key_of(record).encode(), encode(record)
         records = [NewRecord(topic, key, value) for topic in (self._topics.command, self._topics.assignement)]
-        return self._written(
-            lambda: self._write_consumed(records, document), lambda offsets: Published(offsets[0])
-        )
+        write = partial(self._write_consumed, records, document)
+        return self._written(write, lambda offsets: Published(offsets[0]))
 
     def _keep(self, commands: Sequence[KeptCommand]) -> LeaderEvent | None:
         """Write start commands again, with their parts as they stand on COMMAND (SH-15)."""
