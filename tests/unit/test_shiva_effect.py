@@ -8,11 +8,14 @@ from types import MappingProxyType
 
 import pytest
 from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.shiva import cluster as cluster_module
+from rebalanser_kafka.shiva import patience
+from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.cluster import KafkaCluster
 from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 
 from rebalanser.applications import TopicNames
-from rebalanser.errors import ApplicationFailed, NotSettled, Superseded
+from rebalanser.errors import ApplicationFailed, NotSettled, RegistryRefused, Superseded
 from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.records import AssignmentDocument
 from rebalanser.shiva.types import (
@@ -28,6 +31,7 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
 )
+from rebalanser.testing.waiting import PATIENCE_S
 
 WEB = ApplicationId("t", "c", "web")
 OFFSET = 7
@@ -178,3 +182,29 @@ def test_a_cluster_knows_its_own_commands_until_a_leader_has_read_them(
         del read[1]
         with pytest.raises(NotSettled, match="no leader has taken up"):
             cluster.wait_cordoned("w1", None, 1.0, command=uncordoned)
+
+
+@pytest.mark.rule("SH-18")
+@pytest.mark.parametrize("known_to_brokers", [True, False])
+def test_a_topic_that_was_just_made_is_waited_for_and_one_that_is_not_there_is_told(
+    known_to_brokers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
+    tries = []
+
+    def read(*_: object) -> AssignmentDocument:
+        tries.append(1)
+        if len(tries) < 3:
+            raise RegistryRefused("Unknown partition")
+        return document()
+
+    monkeypatch.setattr(cluster_module, "last_document", read)
+    monkeypatch.setattr(shiva_topics, "exists", lambda *_: known_to_brokers)
+    monkeypatch.setattr(patience, "_PAUSE_S", 0.0)
+    with closing(KafkaCluster(connection, 1.0, TopicNames(), "kafka")) as cluster:
+        if known_to_brokers:
+            assert cluster.read(PATIENCE_S) == document()
+        else:
+            with pytest.raises(RegistryRefused, match="there is no cluster c: topic c-assignement does not"):
+                cluster.read(PATIENCE_S)
+    assert len(tries) == (3 if known_to_brokers else 1)

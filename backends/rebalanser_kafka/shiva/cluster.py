@@ -6,11 +6,11 @@ import queue
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from rebalanser.applications.cluster import Cluster, OnDocument, Progress, Start, TopicNames
 from rebalanser.applications.status import LastHeard
@@ -59,6 +59,7 @@ from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_heard, read_on
 from rebalanser_kafka.shiva.leader import KafkaLeader
+from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import output_answer
 from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
@@ -68,6 +69,7 @@ LOOK_S: Final = 0.5
 FOLLOW_S: Final = 30.0
 """Seconds for which a worker sends what is printed, unless it is asked again."""
 ASK_AGAIN_S: Final = 10.0
+ReadT = TypeVar("ReadT")
 MAX_REMEMBERED: Final = 20_000
 """The commands of this connection whose effect can be waited for."""
 
@@ -249,24 +251,34 @@ class KafkaCluster(Cluster):
 
     def _read_back(self, timeout_s: float) -> tuple[DocumentChain, int]:
         """The last document, and where ASSIGNEMENT ended; errors as :meth:`read`."""
-        try:
-            chain, end = last_document(self._connection, self._topics.assignement, timeout_s)
-        except AccessDenied:
-            raise
-        except RegistryRefused as error:
-            if shiva_topics.exists(self._connection, self._topics.assignement, timeout_s):
-                raise RegistryUnavailable(f"{error}; the topic has just been made") from error
-            raise RegistryRefused(
-                f"there is no cluster {self._connection.cluster}: topic {self._topics.assignement} does not "
-                "exist; the first leader, worker or start command makes it"
-            ) from error
+        chain, end = self._once_there(self._topics.assignement, last_document, timeout_s)
         if chain.document is None:
             shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
         return chain, end
 
     def heard(self, timeout_s: float) -> LastHeard:
         """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
-        return last_heard(self._connection, self._topics.control, timeout_s)
+        return self._once_there(self._topics.control, last_heard, timeout_s)
+
+    def _once_there(
+        self, topic: str, read: Callable[[Connection, str, float], ReadT], timeout_s: float
+    ) -> ReadT:
+        """Read a topic; one that has just been made is not known to every broker yet, and is waited for."""
+
+        def ask(left_s: float) -> ReadT:
+            try:
+                return read(self._connection, topic, left_s)
+            except AccessDenied:
+                raise
+            except RegistryRefused as error:
+                if shiva_topics.exists(self._connection, topic, left_s):
+                    raise RegistryUnavailable(f"{error}; the topic has just been made") from error
+                raise RegistryRefused(
+                    f"there is no cluster {self._connection.cluster}: topic {topic} does not exist; the "
+                    "first leader, worker or start command makes it"
+                ) from error
+
+        return patiently(ask, timeout_s)
 
     def documents(
         self, timeout_s: float | None = None, repeat_s: float | None = None
