@@ -14,17 +14,20 @@ import itertools
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import ClaimQuery, ClaimsFromIndex, Watch
+from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery, ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.index.free_slots import Rooms
-from rebalanser.tasks.model import TaskId
+from rebalanser.tasks.model import TaskId, Term
 from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.rules import ClaimKey
+from rebalanser.tasks.writes.script import ResultT, run_script
 
 _log = get_logger()
 
@@ -136,11 +139,116 @@ class ClaimSource(ABC):
             )
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimBest:
+    """Claim the best tasks of the index; the answer is a :class:`~rebalanser.tasks.engine.ClaimAnswer`."""
+
+    query: ClaimQuery
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQueuePause:
+    """Read the stored pause of the queue; the answer is None if there is none."""
+
+
+IndexRequest: TypeAlias = ClaimBest | ReadQueuePause
+
+
+class IndexRequests:
+    """Requests of one process for claims from an engine's index, and what their answers say. Pure.
+
+    ``prefix`` begins the name of each holder, and no other process has it. ``now`` and ``wall`` are the
+    clocks of the process, ``term`` returns the time of a claim from now on. ``buffer_s`` is waited beyond a
+    claim's time (SK-8).
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        worker: str,
+        prefix: str,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        term: Callable[[], Term],
+        buffer_s: float,
+    ) -> None:
+        self.pause: bytes | None = None
+        """The stored pause of the queue, as of the last answer."""
+        self.others_ready = True
+        """False if no task of any function was ready at the last claim."""
+        self._queue = queue
+        self._worker = worker
+        self._prefix = prefix
+        self._now = now
+        self._wall = wall
+        self._term = term
+        self._buffer_s = buffer_s
+        self._count = itertools.count()
+        self._unused: list[str] = []
+        """Holders that no claim has, whatever the outcome of the requests that had them."""
+        self._wakeup: float | None = -math.inf
+
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
+    ) -> Generator[IndexRequest, Any, list[Claimed]]:
+        """Claim as :meth:`ClaimSource.claim` does; all of the claims are made, or none."""
+        if limit <= 0:
+            yield from self.read_pause()
+            return []
+        sent_at, wall = self._now(), self._wall()
+        holders = self._new_holders(min(limit, MAX_CLAIMS))
+        answer: ClaimAnswer = yield ClaimBest(
+            ClaimQuery(
+                self._queue,
+                holders,
+                worker or self._worker,
+                self._term(),
+                names,
+                self._now,
+                wall,
+                self._buffer_s,
+                ahead,
+            )
+        )
+        self.pause = answer.pause
+        self.others_ready = answer.others_ready
+        claimed: list[Claimed] = []
+        for stored, payload in answer.claimed:
+            claim = stored.state.claim
+            assert claim is not None
+            claimed.append(Claimed(stored, ClaimKey(claim.number, claim.holder), sent_at, payload))
+        used = {each.held.holder for each in claimed}
+        self._unused += [each for each in holders if each not in used] if used else holders
+        times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
+        times += [] if answer.next_over is None else [answer.next_over]
+        self._wakeup = -math.inf if claimed else min(times, default=None)
+        return claimed
+
+    def read_pause(self) -> Generator[IndexRequest, Any, None]:
+        """Bring the pause up to date."""
+        self.pause = yield ReadQueuePause()
+
+    def next_wakeup(self, names: Collection[str] | None) -> float | None:
+        """See :meth:`ClaimSource.next_wakeup`; as of the last claim, for the functions of that claim."""
+        has_names = names is None or bool(names)
+        return max(self._wakeup, self._now()) if has_names and self._wakeup is not None else None
+
+    def _new_holders(self, number: int) -> list[str]:
+        """Return names that no claim has: most looks find nothing and leave theirs for the next one.
+
+        Those of a request that has failed are not used again, as its outcome may be unknown.
+        """
+        while len(self._unused) < number:
+            self._unused.append(f"{self._prefix}-{next(self._count):x}")
+        holders, self._unused = self._unused[:number], self._unused[number:]
+        return holders
+
+
 class IndexClaims(ClaimSource):
     """Claims from the engine's index: no process owns anything, and the store decides who gets a task.
 
     ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
-    whenever there may be something to claim, from :meth:`open` on.
+    whenever there may be something to claim, from :meth:`open` on. :class:`IndexRequests` decides.
     """
 
     def __init__(
@@ -154,15 +262,12 @@ class IndexClaims(ClaimSource):
         super().__init__(context)
         self._engine = engine
         self._worker = worker
-        self._buffer_s = buffer_s
         self._wake = wake
         self._skew_detector = ClockSkewDetector()
-        self._holder = secrets.token_hex(8)
-        self._claims = itertools.count()
-        self._unused: list[str] = []
-        """Holders that no claim has, whatever the outcome of the requests that had them."""
-        self._wakeup: float | None = -math.inf
-        self._others_ready = True
+        clock = context.clock
+        self._requests = IndexRequests(
+            context.queue, worker, secrets.token_hex(8), clock.now, clock.wall, context.term, buffer_s
+        )
         self._watch: Watch | None = None
 
     def open(self) -> None:
@@ -173,56 +278,26 @@ class IndexClaims(ClaimSource):
         self, limit: int, names: Collection[str] | None, worker: str | None = None, ahead: int = 0
     ) -> list[Claimed]:
         """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
-        if limit <= 0:
-            self.claim_for_others()
-            return []
-        context = self._context
-        sent_at = context.clock.now()
-        wall = context.clock.wall()
-        holders = self._new_holders(min(limit, MAX_CLAIMS))
-        request = ClaimQuery(
-            context.queue,
-            holders,
-            worker or self._worker,
-            context.term(),
-            names,
-            context.clock.now,
-            wall,
-            self._buffer_s,
-            ahead,
-        )
-        answer = self._engine.claim(request, context.timeout_s)
-        self._learn_pause(answer.pause)
-        self._others_ready = answer.others_ready
-        claimed: list[Claimed] = []
-        for stored, payload in answer.claimed:
-            claim = stored.state.claim
-            assert claim is not None
-            claimed.append(Claimed(stored, ClaimKey(claim.number, claim.holder), sent_at, payload))
-        used = {each.held.holder for each in claimed}
-        self._unused += [each for each in holders if each not in used] if used else holders
-        times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
-        times += [] if answer.next_over is None else [answer.next_over]
-        self._wakeup = -math.inf if claimed else min(times, default=None)
-        self._check_clocks(claimed, sent_at, wall)
+        claimed = self._run(self._requests.claim(limit, names, worker, ahead))
+        self._check_clocks(claimed)
         return claimed
 
-    def _new_holders(self, number: int) -> list[str]:
-        """Return names that no claim has: most looks find nothing and leave theirs for the next one.
+    def _run(self, script: Generator[IndexRequest, Any, ResultT]) -> ResultT:
+        result = run_script(script, self._perform)
+        self._learn_pause(self._requests.pause)
+        return result
 
-        Those of a request that has failed are not used again, as its outcome may be unknown.
-        """
-        while len(self._unused) < number:
-            self._unused.append(f"{self._holder}-{next(self._claims):x}")
-        holders, self._unused = self._unused[:number], self._unused[number:]
-        return holders
+    def _perform(self, request: IndexRequest) -> ClaimAnswer | bytes | None:
+        context = self._context
+        match request:
+            case ClaimBest(query=query):
+                return self._engine.claim(query, context.timeout_s)
+            case ReadQueuePause():
+                return context.engine.pauses(context.queue, context.timeout_s).get(QUEUE)
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
         """See :meth:`ClaimSource.next_wakeup`; as of the last claim, for the functions of that claim."""
-        has_names = names is None or bool(names)
-        if not has_names or self._wakeup is None:
-            return None
-        return max(self._wakeup, self._context.clock.now())
+        return self._requests.next_wakeup(names)
 
     def owns(self, partition: int) -> bool:  # noqa: ARG002
         """Return True: any process claims from any partition."""
@@ -241,12 +316,11 @@ class IndexClaims(ClaimSource):
 
     def claim_for_others(self) -> None:
         """Only bring :attr:`ClaimSource.pause` up to date: any process claims for itself."""
-        context = self._context
-        self._learn_pause(context.engine.pauses(context.queue, context.timeout_s).get(QUEUE))
+        self._run(self._requests.read_pause())
 
     def report_unknown(self, names: Collection[str]) -> None:
         """See :meth:`ClaimSource.report_unknown`; no-op if the last claim found no such task."""
-        if not self._others_ready:
+        if not self._requests.others_ready:
             return
         ready = self._engine.ready_names(self._context.queue, self._context.timeout_s)
         self._report_unknown(set(ready).difference(names))
@@ -257,8 +331,9 @@ class IndexClaims(ClaimSource):
         if watch is not None:
             watch.close()
 
-    def _check_clocks(self, claimed: Sequence[Claimed], now: float, wall: float) -> None:
+    def _check_clocks(self, claimed: Sequence[Claimed]) -> None:
         """Warn of hosts whose ids come from the future; an old id may just have waited for long."""
+        now, wall = self._context.clock.now(), self._context.clock.wall()
         for each in claimed:
             far = self._skew_detector.check(each.stored.head.id, now, wall, is_new=False)
             if far is not None:
