@@ -851,7 +851,7 @@ def test_clients_of_a_server_without_partitions_get_what_others_claim_for_them(
         assert {each.claimed.held.number for each in lent} == {0}, "what is for others was not given back"
         assert {server.queue.get(task).state.status for task in claimed} == {Status.CLAIMED}
         early = replace(lent[0].claimed, sent_at=anything.requested_at - 5)
-        (again,), _ = dispenser._with_payloads(anything, [early])
+        (again,), _ = dispenser._run(dispenser._dispensing.with_payloads(anything, [early]))
         assert again.waited_s == pytest.approx(-5), "its time counts from before the client asked"
     finally:
         dispenser.stop()

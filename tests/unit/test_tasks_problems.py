@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.http.dispensing import ClaimForClient, Dispensing
 from rebalanser.tasks.http.problems import ProblemRaised
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -168,6 +169,30 @@ def test_who_hangs_up_while_being_served_stops_nothing(
     dispenser.start(partitions)  # type: ignore[arg-type]
     assert here.future.exception(timeout=PATIENCE_S) is answer
     dispenser.forget(gone)
+
+
+@pytest.mark.rule("SK-16", "SK-20")
+def test_nothing_is_claimed_for_a_client_that_hung_up_as_nothing_was_found() -> None:
+    dispensing = Dispensing(lambda: 0.0)
+    gone, here = (dispensing.add(name, 1, 10.0, ["send"]) for name in ("gone", "here"))
+    step = dispensing.step()
+    assert next(step) == ClaimForClient(gone)
+    assert dispensing.forget(gone) == []
+    while step.send([]) != ClaimForClient(here):
+        pass
+    step.close()
+    assert dispensing.clients == [here]
+
+
+@pytest.mark.rule("SK-16", "SK-19")
+def test_a_client_whose_claim_ends_by_an_exit_waits_on() -> None:
+    dispensing = Dispensing(lambda: 0.0)
+    client = dispensing.add("a", 1, 10.0, None)
+    step = dispensing.step()
+    next(step)
+    with pytest.raises(SystemExit):
+        step.throw(SystemExit(3))
+    assert dispensing.clients == [client]
 
 
 def _answered(dispenser: Dispenser) -> type[object]:

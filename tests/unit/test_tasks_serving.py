@@ -26,9 +26,9 @@ import anyio.to_thread
 import uvicorn
 from fastapi.exceptions import RequestValidationError
 
-from rebalanser.tasks.http import dispenser as dispensing
-from rebalanser.tasks.http import problems, serving
-from rebalanser.tasks.http.dispenser import Dispenser, WaitingClient
+from rebalanser.tasks.http import dispensing, problems, serving
+from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.http.dispensing import WaitingClient
 from rebalanser.tasks.http.serving import (
     BODY_S,
     HEAD_S,

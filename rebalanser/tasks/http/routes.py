@@ -20,7 +20,8 @@ from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, 
 from rebalanser.tasks.functions import MAX_SECONDS, Id
 from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.claims import ClientClaim, holder_with_token
-from rebalanser.tasks.http.dispenser import DispensedClaim, Dispenser, WaitingClient
+from rebalanser.tasks.http.dispenser import Dispenser
+from rebalanser.tasks.http.dispensing import DispensedClaim, WaitingClient
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
     ChangedCounts,
