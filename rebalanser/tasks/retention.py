@@ -41,7 +41,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rebalanser.errors import InvalidArgument, QuotaExceeded, UnusableFolder
+from rebalanser.errors import InvalidArgument, QuotaExceeded, RequestTooLarge, UnusableFolder
 from rebalanser.folders import make_file
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
@@ -51,6 +51,7 @@ from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
 
+_log = get_logger()
 StoredAt: TypeAlias = tuple[int, int]
 """Partition and revision of a task."""
 
@@ -243,12 +244,27 @@ def _delete(
     undone: Mapping[TaskId, Status],
     archive: TaskArchive | None,
 ) -> Collected:
-    """Delete each component as a whole, or not at all if a task of it has changed."""
+    """Delete each component as a whole, or not at all if a task of it has changed.
+
+    A component that is too large for a request of the engine is kept.
+    """
     if not parts:
         return Collected()
     if archive is not None:
         archive.write(context, [task for part in parts for task in part])
-    answers = context.engine.apply([Collect(context.queue, part) for part in parts], context.timeout_s)
+    try:
+        answers = context.engine.apply([Collect(context.queue, part) for part in parts], context.timeout_s)
+    except RequestTooLarge as error:
+        if len(parts) > 1:
+            return sum((_delete(context, [part], undone, None) for part in parts), Collected())
+        _log.error(
+            f"{len(parts[0])} tasks that depend on each other are too many to be deleted together: they stay",
+            action="tasks_not_collected",
+            queue=context.queue,
+            task=min(parts[0]),
+            error=str(error),
+        )
+        return Collected()
     gone = [
         task
         for part, answer in zip(parts, answers, strict=True)
@@ -281,7 +297,6 @@ STOP_TIMEOUT_S: Final = 2.0
 """Maximum seconds that a stopping worker waits for its sweep."""
 LEASE_S: Final = 60.0
 """Seconds after which another worker may sweep, unless the sweeper has renewed its record."""
-_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

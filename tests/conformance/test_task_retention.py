@@ -9,9 +9,15 @@ from threading import Event
 
 import pytest
 
-from rebalanser.errors import InvalidArgument, QuotaExceeded, RegistryUnavailable, UnknownTask
+from rebalanser.errors import (
+    InvalidArgument,
+    QuotaExceeded,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnknownTask,
+)
 from rebalanser.tasks import AsyncQueue, Queue, Retention, Status, rules
-from rebalanser.tasks.engine import Applied, Move
+from rebalanser.tasks.engine import Answer, Applied, Collect, Move, Write
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.ids import lowest_id_at
 from rebalanser.tasks.model import AfterFailure, State, Stored, TaskId, Term
@@ -216,6 +222,33 @@ def test_a_young_task_keeps_what_it_is_connected_to(stage: Stage) -> None:
 
 
 @pytest.mark.rule("SK-3", "SK-22")
+def test_connected_tasks_that_are_too_many_for_the_store_keep_no_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store takes a component in one request, whose size has a limit."""
+    first = stage.enqueue(Status.COMPLETED)
+    large = {first, *(stage.enqueue(Status.COMPLETED, after=[first]) for _ in range(3))}
+    for _ in range(2):
+        stage.enqueue(Status.COMPLETED, after=[stage.enqueue(Status.COMPLETED)])
+    engine = stage.queue.context.engine
+    apply = engine.apply
+
+    def limited(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
+        if any(isinstance(each, Collect) and len(each.tasks) > 3 for each in writes):
+            raise RequestTooLarge("the names of the tasks to collect")
+        return apply(writes, timeout_s)
+
+    monkeypatch.setattr(engine, "apply", limited)
+    stage.live(7 * DAY_S * LATE, stage.sweeper())
+    assert stage.left() == large
+    record = stage.queue.retained()
+    assert (record.deleted_ever, record.sweeper) == (4, ""), "the sweep has ended as any other"
+    assert stage.queue.collect(0.0).tasks == 0
+    (line,) = {each.getMessage() for each in caplog.records if "too many" in each.getMessage()}
+    assert "4 tasks" in line
+
+
+@pytest.mark.rule("SK-22")
 def test_a_task_that_was_just_enqueued_is_kept_whatever_is_stated(stage: Stage) -> None:
     """So its id is known to whoever enqueues it again, as it got no answer."""
     sweeper = stage.sweeper(Retention(completed_s=0.0, dead_s=0.0, cancelled_s=None))

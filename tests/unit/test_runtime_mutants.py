@@ -41,7 +41,7 @@ from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
-from rebalanser.tasks import producer, results
+from rebalanser.tasks import producer, results, retention
 from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.index.partitions import PausableClaims
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
@@ -629,6 +629,14 @@ MUTANTS = (
         "conformance/test_engines.py::TestSqliteEngine"
         "::test_of_tasks_that_are_enqueued_together_none_is_if_one_is_refused",
         "SK-2",
+    ),
+    _mutant(
+        "components beside one that is too large",
+        "connected tasks that the store can't delete together keep no others from being deleted",
+        _edit(retention, "_delete", "if len(parts) > 1:", "if False:"),
+        "conformance/test_task_retention.py"
+        "::test_connected_tasks_that_are_too_many_for_the_store_keep_no_others[memory]",
+        "SK-22",
     ),
     _mutant(
         "results in another order",
