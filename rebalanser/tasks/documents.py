@@ -15,19 +15,21 @@ from rebalanser.tasks.results import sources_in, without_sources
 
 
 class Content(BaseModel):
-    """Bytes that somebody stored: as JSON where they are JSON that can be written again, else in base64.
+    """Stored bytes: as JSON if they are JSON that can be encoded again, else in base64.
 
-    JSON of more than 200 levels, or with half a pair of surrogates, can be read by some and written by few.
+    JSON of more than 200 levels, or with half a surrogate pair, is not encoded again.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    value: Any = Field(default=None, description="What the JSON says; null where the bytes are no JSON.")
-    base64: str | None = Field(default=None, description="The bytes, if they are no JSON, or a too deep one.")
+    value: Any = Field(default=None, description="The decoded JSON; null if the bytes are no JSON.")
+    base64: str | None = Field(
+        default=None, description="The bytes, if they are no JSON, or too deeply nested."
+    )
 
     @classmethod
     def of(cls, content: bytes) -> Self:
-        """The document of these bytes."""
+        """Return the document of these bytes."""
         try:
             return cls(value=from_json(content, allow_inf_nan=False))
         except ValueError:
@@ -39,29 +41,29 @@ class ClaimDocument(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    number: int = Field(description="How many claims of the task there were before it (SK-6).")
-    worker: str = Field(description="Who made it, a label for people.")
-    ttl_s: float = Field(description="For how many seconds it lasted when it was made or renewed.")
-    updates: int = Field(description="How many updates it has written (SK-9).")
+    number: int = Field(description="Number of earlier claims of the task (SK-6).")
+    worker: str = Field(description="Label of the worker that made it, for people.")
+    ttl_s: float = Field(description="Seconds that it lasts from when it was made or renewed.")
+    updates: int = Field(description="Number of its updates (SK-9).")
 
     @classmethod
     def of(cls, claim: ClaimState) -> Self:
-        """The document of a claim; its holder's name stays with the holder."""
+        """Return the document of a claim, without the holder, which is a secret."""
         return cls(number=claim.number, worker=claim.worker, ttl_s=claim.term.ttl_s, updates=claim.updates)
 
 
 class BlockerDocument(BaseModel):
-    """A task that another waits for in vain."""
+    """A dead or cancelled task that another one waits for."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     name: str = Field(description="Its function.")
-    status: Status = Field(description="It is dead or cancelled.")
+    status: Status = Field(description="`dead` or `cancelled`.")
 
     @classmethod
     def of(cls, stored: Stored) -> Self:
-        """The document of such a task."""
+        """Return the document of a task."""
         return cls(id=stored.head.id, name=stored.head.name, status=stored.state.status)
 
 
@@ -70,7 +72,7 @@ class RoomDocument(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    running: int = Field(description="How many tasks of its limit are claimed.")
+    running: int = Field(description="Number of claimed tasks of its limit.")
     at: float = Field(
         description="Seconds since 1970 from which its rate lets the next one start, by the clock of the "
         "host of the last one; 0 for now."
@@ -78,55 +80,55 @@ class RoomDocument(BaseModel):
 
     @classmethod
     def of(cls, room: Room) -> Self:
-        """The document of a room."""
+        """Return the document of a room."""
         return cls(running=room.running, at=room.at)
 
 
 class TaskDocument(BaseModel):
-    """A task and what has become of it, its payload aside."""
+    """A task with its state, without its payload."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     queue: str
-    name: str = Field(description="The function that works on it.")
+    name: str = Field(description="Function that runs it.")
     status: Status
     priority: int = Field(description="Higher first.")
-    after: tuple[str, ...] = Field(description="The tasks that must be complete first.")
+    after: tuple[str, ...] = Field(description="Tasks that must be complete first.")
     after_failure: AfterFailure = Field(
-        description="What it does once one of `after` is dead or cancelled: wait, run, or fail."
+        description="Reaction once one of `after` is dead or cancelled: wait, run, or fail."
     )
-    retries: int = Field(description="How often it is tried again after a try that failed.")
-    timeout_s: float | None = Field(description="How many seconds one try may take; null for any time.")
+    retries: int = Field(description="Maximum number of retries.")
+    timeout_s: float | None = Field(description="Maximum seconds of one try; null for no limit.")
     unique_key: str = Field(
-        description="While it is open, no other task of its name with this key is; empty for no such key."
+        description="Key that keeps out other tasks of its name while it is open; empty for none."
     )
-    unique_for_s: float = Field(description="Nor for this many seconds from when it was enqueued.")
-    limit_key: str = Field(description="The key by which its limits count; empty for all of its name.")
+    unique_for_s: float = Field(description="Seconds after it was enqueued in which it keeps them out too.")
+    limit_key: str = Field(description="Key that its limits count by; empty for limits by name.")
     max_running: int = Field(
-        description="How many of these are claimed at once, while others are held back; 0 for any number."
+        description="Maximum number of these tasks that are claimed at once; 0 for no limit."
     )
     rate_limit: str = Field(
-        description="How often these are claimed, as `10/s` or `100/m burst 20`; empty for any rate."
+        description="Maximum rate of claims, such as `10/s` or `100/m burst 20`; empty for no limit."
     )
-    due: float = Field(description="Seconds since 1970 before which it waits; 0 for no time.")
-    failures: int = Field(description="Tries that failed since it was enqueued or requeued.")
-    error: str = Field(description="How the last try that failed ended.")
+    due: float = Field(description="Seconds since 1970 before which it is not claimed; 0 for none.")
+    failures: int = Field(description="Number of failed tries since it was enqueued or requeued.")
+    error: str = Field(description="Error of the last try that failed.")
     claim: ClaimDocument | None
-    result: Content | None = Field(description="What it came to, once it is complete.")
+    result: Content | None = Field(description="Result, once it is complete.")
     partition: int
     revision: int = Field(description="The store's revision at its last change (SK-11).")
     blocked_by: tuple[BlockerDocument, ...] = Field(
-        description="Dead and cancelled tasks that it waits for, also by way of others; at most 10. "
+        description="Dead and cancelled tasks that it waits for, directly or not; at most 10. "
         "It waits until those are requeued and complete."
     )
     room: RoomDocument | None = Field(
-        description="What its limits leave now; null if it does not wait, has none, or that is not known."
+        description="Room that its limits leave now; null if it does not wait, has none, or it is not known."
     )
 
     @classmethod
     def of(cls, stored: Stored, blockers: Sequence[Stored] = (), room: Room | None = None) -> Self:
-        """The document of a task, of what it waits for in vain, and of the room that its limits leave."""
+        """Return the document of a task, with its blockers and the room that its limits leave."""
         head, state = stored.head, stored.state
         return cls(
             id=head.id,
@@ -158,16 +160,16 @@ class TaskDocument(BaseModel):
 class FullTaskDocument(TaskDocument):
     """A task with its payload."""
 
-    payload: Content = Field(description="As it was enqueued, but for the fields that get results.")
+    payload: Content = Field(description="Payload as enqueued, without the fields that get results.")
     results: dict[str, str | tuple[str, ...]] = Field(
-        description="Fields of the payload that get results: that of a task, or those of several."
+        description="Fields of the payload that get results, each with a task or a list of tasks."
     )
 
     @classmethod
     def with_payload(
         cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = (), room: Room | None = None
     ) -> Self:
-        """The document of a task, its payload, and what :meth:`of` says."""
+        """Return the document of a task with its payload; see :meth:`of`."""
         try:
             results = sources_in(payload)
         except InvalidTask:  # then the payload is shown as it is
@@ -183,15 +185,15 @@ class SpooledDocument(BaseModel):
 
     id: str
     queue: str
-    name: str = Field(description="The function that is to work on it.")
+    name: str = Field(description="Function that runs it.")
     status: Literal["spooled", "refused"]
-    kind: str = Field(description="Which error the engine refused it with; empty where it waits.")
-    reason: str = Field(description="The error's message.")
+    kind: str = Field(description="Error that the engine refused it with; empty while it waits.")
+    reason: str = Field(description="Message of that error.")
     payload: Content
 
     @classmethod
     def of(cls, task: Task, kind: str, reason: str) -> Self:
-        """The document of a task that waits, or that was refused for a reason."""
+        """Return the document of a task that waits, or that was refused for a reason."""
         head = task.head
         return cls(
             id=head.id,
@@ -210,7 +212,7 @@ class SpoolDocument(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     queue: str
-    engine: str = Field(description="Where the queue is, without credentials.")
+    engine: str = Field(description="URL of the queue, without credentials.")
     waiting: int
     refused: int
 
@@ -221,10 +223,10 @@ class UpdateDocument(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     claim: int
-    sequence: int = Field(description="Counted from 0 within the claim.")
+    sequence: int = Field(description="Number within the claim, from 0.")
     content: Content
 
     @classmethod
     def of(cls, update: Update) -> Self:
-        """The document of an update."""
+        """Return the document of an update."""
         return cls(claim=update.claim, sequence=update.sequence, content=Content.of(update.content))

@@ -9,7 +9,7 @@ bug     all others: unforeseen                                   logged with the
                                                                  they persist the process ends
 ======  =======================================================  ============================================
 
-No loop ends by an error: a thread that is dead in a process that lives is seen by no supervisor and no group.
+No loop ends by an error: neither a supervisor nor a group sees a dead thread in a live process.
 """
 
 from __future__ import annotations
@@ -321,10 +321,10 @@ class Loop:
             self._thread.join(timeout_s)
 
     def turn(self) -> float | None:
-        """Take a step; seconds to pause before the next one, None if it was the last."""
+        """Take a step; return the seconds to pause before the next one, None if it was the last."""
         try:
             goes_on = self._step()
-        except BaseException as error:  # whatever ended this thread would be seen by nobody
+        except BaseException as error:  # an exception would end this thread unseen
             return self.failed(error)
         if not goes_on:
             self._errors.ended(self.name)
@@ -333,14 +333,14 @@ class Loop:
         return 0.0
 
     def failed(self, error: BaseException) -> float:
-        """Take note of an error of a step, whoever took it; seconds to pause. Raises nothing."""
+        """Note an error of a step; return the seconds to pause. Raises nothing."""
         try:
             return self._errors.failed(self.name, error, ends_process=self._ends_process)
         except Exception:  # a handler of the host's logging, or whatever else
             return LONGEST_PAUSE_S
 
     def pause(self, pause_s: float) -> None:
-        """Wait so long, or shortly where the loop is about to end."""
+        """Wait for some seconds, or shortly if the loop is about to end."""
         if pause_s and self._ending.wait(pause_s):
             time.sleep(min(pause_s, SHORTEST_PAUSE_S))
 

@@ -148,7 +148,7 @@ class TaskMetrics:
         self._counts().ended[self._known(name), outcome] += 1
 
     def total(self) -> TaskCounts:
-        """The counts of all threads."""
+        """Return the counts of all threads."""
         total = TaskCounts()
         with self._lock:
             total.merge(self._ended)
@@ -179,7 +179,7 @@ class TaskMetrics:
         self._folded_at = max(_FOLDED_AT, 2 * len(alive))
 
     def _known(self, name: str) -> str:
-        """The name to count under: clients of a server may enqueue tasks of any name."""
+        """Return the name to count under: clients of a server may enqueue tasks of any name."""
         if name not in self._names:
             if len(self._names) >= MAX_NAMES:
                 return OTHER

@@ -138,7 +138,7 @@ class OpenQueue(ABC):
         forks.in_child(self._forked)
 
     def _count_on(self, clock: Clock | None) -> None:
-        """Take the time from ``clock``, the host's where None; ids too.
+        """Use a clock, that of the host if None, also for ids.
 
         Ids of another clock than the host's keep no marks: these would set the times of the host's ids.
         """
@@ -151,7 +151,7 @@ class OpenQueue(ABC):
             self._ids = IdSource(None, lambda: int(clock.wall() * 1000))
 
     def _begin(self) -> None:
-        """Begin with nothing that is open, in a process that uses the queue for the first time."""
+        """Set up the state of a process that uses the queue for the first time."""
         self._label = self._node or default_label()
         self.errors = ErrorPolicy(self.name, self._clock, self._end_process)
         """Policy for errors of this process's loops."""
@@ -164,7 +164,7 @@ class OpenQueue(ABC):
         self._outbox_opening = threading.Lock()
 
     def _opened_outbox(self) -> Outbox | None:
-        """The outbox of this process, opened at its first use; None if the queue has none."""
+        """Return the outbox of this process, opened at its first use; None if the queue has none."""
         if self._outbox_folder is None or self._outbox is not None:
             return self._outbox
         with self._outbox_opening:
@@ -211,7 +211,7 @@ class OpenQueue(ABC):
     def troubles(self) -> tuple[Trouble, ...]:
         """Failures in this process that are retried now, such as claiming while the engine is away.
 
-        Empty if all is well. What nobody foresaw and goes on for 60 s ends the process, see
+        Empty if all is well. An unforeseen error that lasts for 60 s ends the process, see
         :meth:`~rebalanser.tasks.queue.Queue.start`.
         """
         return self.errors.troubles
@@ -358,5 +358,5 @@ def name_and_url(name: str, url: str | None) -> tuple[str, str]:
 
 
 def named_in_memory(url: str) -> str:
-    """The URL, with a name of its own for a store in memory that has none."""
+    """Return the URL; a store in memory without a name gets a unique one."""
     return f"{url}~{secrets.token_hex(8)}" if url == IN_MEMORY else url

@@ -69,11 +69,11 @@ class Operator(OpenQueue):
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> Iterator[Stored]:
-        """All tasks in the order of their ids, those greater than ``after``, read page by page (SK-12).
+        """Iterate over tasks by id, from the one after ``after`` on, read page by page (SK-12).
 
-        Those of one function with a ``name``, and those that were enqueued more than ``older_than_s`` seconds
-        ago, by the clocks of the hosts that made their ids. Each page is as of revision ``at_least`` or later
-        (SK-11).
+        With a ``name`` only over tasks of this function. With ``older_than_s`` only over those that were
+        enqueued more than this many seconds ago, by the clocks of the hosts that made their ids. Each page is
+        as of revision ``at_least`` or later (SK-11).
 
         Raises:
             InvalidArgument: ``statuses`` names one that there is not; ``older_than_s`` is no number of
@@ -136,9 +136,9 @@ class Operator(OpenQueue):
             back_s *= LOOK_BACK_RATIO
 
     def with_blockers(self, tasks: Iterable[Stored]) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
-        """Tasks, each with dead and cancelled ones that it waits for, also by way of others; at most 10.
+        """Pair tasks with the dead and cancelled ones that they wait for, directly or not; at most 10 each.
 
-        Until those are requeued and complete, or it is cancelled, it waits.
+        Such a task waits until those are requeued and complete, or until it is cancelled.
         """
         return with_blockers(tasks, self.context.read)
 
@@ -165,7 +165,7 @@ class Operator(OpenQueue):
         return self.context.engine.count(self.name, self._timeout_s)
 
     def status(self) -> QueueStatus:
-        """The tasks by status, the age of the oldest one that waits for a worker, and the workers.
+        """Read the counts by status, the age of the oldest task that waits for a worker, and the workers.
 
         On etcd it reads all tasks, page by page.
 
@@ -190,19 +190,18 @@ class Operator(OpenQueue):
     def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
         """Claim no more tasks of the queue, in any process, until :meth:`resume`, also after restarts.
 
-        From when this returns on nothing is claimed (SK-23). Bodies that run go on; claims that have not
-        begun are given back, their tries not counted. Tasks can be enqueued as ever. With ``schedule``, the
-        name of a periodic function, only its ticks stop: what would come meanwhile is missed, and never made
-        up for.
+        Once this has returned nothing is claimed (SK-23). Running bodies go on; claims that have not begun
+        are given back, and their tries are not counted. Tasks can still be enqueued. With ``schedule``, the
+        name of a periodic function, only its ticks stop; ticks during the pause are missed.
 
-        ``by`` says who pauses it, this process's label where None. What is paused stays as it is: the pause
-        that is in force is returned.
+        ``by`` is the author, the label of this process if None. If it is paused already, the present pause is
+        returned unchanged.
 
         Raises:
             InvalidTask: this process has schedules, and none of that name.
             InvalidArgument: ``reason`` or ``by`` is over 1,000 characters.
             RegistryUnavailable: the engine is away; nothing was paused.
-            OutcomeUnknown: nobody knows whether it is paused; pause it again.
+            OutcomeUnknown: it may be paused; pause it again.
         """
         self._refuse_unknown_schedule(schedule)
         return pauses.pause(self.context, schedule, self._label if by is None else by, reason)
@@ -295,10 +294,10 @@ class Operator(OpenQueue):
     ) -> Collected:
         """Delete complete tasks that were enqueued longer ago, each with all that it is connected to (SK-14).
 
-        A task goes only together with all those that depend on it and that it depends on, once all of them
-        are complete, or what else ``statuses`` name, and of the function ``name`` if one is given. What is
-        open never goes. With ``archive`` each is first appended to that file, with its payload and its log.
-        Where ``older_than_s`` is 0 also a task goes with an id whose time is yet to come.
+        A task is deleted only together with all tasks that it is connected to by dependencies, once all of
+        them have one of ``statuses``, and are of the function ``name`` if one is given. Open tasks are never
+        deleted. With ``archive`` each task is first appended to that file, with its payload and its log. If
+        ``older_than_s`` is 0, tasks whose ids have a time in the future are deleted too.
 
         Raises:
             InvalidArgument: as :meth:`tasks`.
@@ -321,7 +320,7 @@ class Operator(OpenQueue):
         return sum(steps, Collected())
 
     def retained(self) -> RetentionRecord:
-        """Read when closed tasks were last deleted because their time was over, and how many (SK-22)."""
+        """Read the time of the last sweep, and the numbers of tasks that sweeps deleted (SK-22)."""
         return RetentionRecord.of(self.context.engine.note(self.name, self._timeout_s))
 
 

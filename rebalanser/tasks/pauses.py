@@ -39,12 +39,14 @@ class Pause(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     since: float = Field(description="Seconds since 1970, by the clock of the host that paused it.")
-    by: PauseText = Field(description="Who paused it.")
+    by: PauseText = Field(description="Author of the pause.")
     reason: PauseText = ""
-    ended: float | None = Field(default=None, description="When it was resumed; null while it is paused.")
+    ended: float | None = Field(
+        default=None, description="Time at which it was resumed; null while it is paused."
+    )
     earlier: tuple[tuple[float, float], ...] = Field(
         default=(),
-        description="When those pauses of a schedule began and ended that ended in the minute before it.",
+        description="Begins and ends of earlier pauses of a schedule that ended in the minute before.",
     )
 
     @classmethod

@@ -1,11 +1,10 @@
-"""Tasks that come again and again, by a cron expression (SK-15): each tick is enqueued once, whoever does it.
+"""Periodic tasks by a cron expression (SK-15): each tick is enqueued once, by any worker.
 
-The id of a tick's task follows from the queue, the function and the tick alone, and enqueueing an id twice
-makes one task (SK-3). So the owner of the partition in which it lies enqueues it, and where that owner
-changes, the next one enqueues the ticks of the last minute once more, in case they are not there.
+The id of a tick's task follows from the queue, the function and the tick, and enqueueing an id twice makes
+one task (SK-3). The owner of the id's partition enqueues it. After a change of owners, the new one enqueues
+the ticks of the last minute again, in case they are missing.
 
-A schedule is new if none of its ticks of late is in the store. It has nothing to make up for: its first tick
-is the next one that is due.
+A schedule is new if none of its recent ticks is in the store. Its first tick is the next one that is due.
 
 The ticks of a schedule that lie within its last pause are missed (SK-23).
 """
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """Maximum seconds between two looks at the clock, which may jump."""
 CATCH_UP_S: Final = 60.0
-"""Seconds after a tick in which it may still be enqueued; then it is left out."""
+"""Maximum seconds after a tick in which it may still be enqueued."""
 KEPT_S: Final = 86_400.0
 """Age up to which the task of a tick counts as not collected yet, unless retention is shorter: that of a
 collection by default."""
@@ -100,11 +99,11 @@ class Schedule:
         return next(tick for tick in _each(ticks.get_next) if self._counts(tick, is_hourly=is_hourly))
 
     def ticks(self, wall: float) -> list[int]:
-        """The ticks that are due at ``wall`` and not left out by then, the earliest first."""
+        """Return the ticks that are due at ``wall`` and may still be enqueued, the earliest first."""
         return self.recent(wall)[1:]
 
     def recent(self, wall: float) -> list[int]:
-        """The ticks that are due at ``wall``, and the one before them, the earliest first."""
+        """Return the ticks that are due at ``wall`` and the one before them, the earliest first."""
         ticks: list[int] = []
         for tick in self._ticks_before(wall):
             ticks.insert(0, tick)
@@ -113,7 +112,7 @@ class Schedule:
         return ticks
 
     def delay_s(self, task: TaskId) -> float:
-        """Seconds from its tick until a task is due, less than :attr:`jitter_s`."""
+        """Return the seconds from its tick until a task is due, less than :attr:`jitter_s`."""
         digest = hashlib.blake2b(task.encode(), digest_size=6).digest()
         return self.jitter_s * int.from_bytes(digest) / (1 << 48)
 
@@ -143,7 +142,7 @@ class Schedule:
         return is_hourly or not datetime.datetime.fromtimestamp(tick, ZoneInfo(self.time_zone)).fold
 
     def task_id(self, tick: int) -> TaskId:
-        """The id of the task of a tick: its milliseconds, then a hash of the queue and the name (SK-1)."""
+        """Return the id of a tick's task: its milliseconds and a hash of the queue and the name (SK-1)."""
         named = hashlib.blake2b(f"{self.queue}\0{self.name}".encode(), digest_size=12).hexdigest()
         return f"{tick * 1000:016x}{named}"
 
@@ -226,12 +225,12 @@ class Ticking:
         self._done: set[TaskId] = set()
 
     def pause_s(self, longest_s: float) -> float:
-        """Seconds until the next tick of a schedule, at most ``longest_s``."""
+        """Return the seconds until the next tick of a schedule, at most ``longest_s``."""
         wall = self._wall()
         return min((each.next_tick(wall) - wall for each in self._schedules), default=longest_s)
 
     def tick(self) -> TickScript[None]:
-        """Enqueue what has become due; raises what a request does: the next look tries again."""
+        """Enqueue the ticks that are due; raises what a request does, and the next look retries."""
         wall = self._wall()
         due: dict[TaskId, tuple[str, int, float]] = {}
         for each in self._schedules:
@@ -258,7 +257,7 @@ class Ticking:
         return self._since[schedule]
 
     def _learn_since(self, schedule: Schedule) -> TickScript[float]:
-        """The first tick of late that is in the store; the start of this ticker if the schedule is new."""
+        """Return the first recent tick in the store, or the start of this ticker if the schedule is new."""
         ticks = {schedule.task_id(tick): tick for tick in schedule.recent(self._began)}
         first = min(ticks.values())
         if len(ticks) == 1:
@@ -273,7 +272,7 @@ class Ticking:
         try:
             yield EnqueueTick(name, task_id, delay_s)
         except TaskExists:
-            # By an owner before this one, where the function had other options or other defaults.
+            # An earlier owner enqueued it, with other options or defaults of the function.
             return
         except Exception as error:
             if kind_of(error) is ErrorKind.OUTAGE:
@@ -284,11 +283,11 @@ class Ticking:
 class Ticker:
     """Enqueues the ticks of the schedules that this process is responsible for.
 
-    ``is_mine(task_id)`` says whether it is, ``exists(task_ids)`` which of those are stored,
-    ``enqueue(name, task_id, delay_s)`` enqueues one that is due after that delay, ``errors`` says what
-    follows from errors, ``kept_s`` for how many seconds the task of a tick is kept at least, ``pauses()``
-    gives the last pause of each schedule by function. A tick that can't be enqueued, ever, is left out and
-    keeps no other from coming.
+    ``is_mine(task_id)`` is True if this process enqueues the task, ``exists(task_ids)`` returns the stored
+    ones, ``enqueue(name, task_id, delay_s)`` enqueues one that is due after that delay. ``errors`` is the
+    policy for errors, ``kept_s`` the minimum seconds for which the task of a tick is kept. ``pauses()``
+    returns the last pause of each schedule by function. A tick that can't be enqueued is left out and delays
+    no other.
     """
 
     def __init__(

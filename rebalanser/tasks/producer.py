@@ -83,7 +83,7 @@ class TaskFunction(Generic[P, R]):
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
-        """The function with options for the tasks that are enqueued by what this returns.
+        """Return the function with options for the tasks that it enqueues.
 
         These are the fields of :class:`~rebalanser.tasks.functions.EnqueueOptions`: ``delay_s``, ``after``,
         ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``, ``unique_key``, ``unique_for_s``,
@@ -117,7 +117,7 @@ class TaskFunction(Generic[P, R]):
             DependencyCycle: it would wait for itself.
             RequestTooLarge: the arguments are over the engine's limit.
             RegistryUnavailable: the engine is away; nothing was enqueued.
-            OutcomeUnknown: nobody knows whether it was; enqueue the same ``task_id`` again.
+            OutcomeUnknown: it may have been enqueued; enqueue the same ``task_id`` again.
             UnusableFolder: the outbox can't be written; nothing was enqueued.
         """
         return self._queue.enqueue_call(self.body, arguments, named, self._options)
@@ -166,7 +166,7 @@ class Call(PlannedCall[R]):
             InvalidTask: arguments don't fit a function, or there are more than
                 :data:`~rebalanser.tasks.results.MAX_TOGETHER` calls.
             RegistryUnavailable: the engine is away; nothing was enqueued.
-            OutcomeUnknown: nobody knows whether all were or none; enqueue it again.
+            OutcomeUnknown: all or none may have been enqueued; enqueue it again.
 
         What else :meth:`TaskFunction.enqueue` raises is of one of the calls; then none was enqueued.
         """

@@ -1,4 +1,4 @@
-"""The queue of a host application: it enqueues tasks, works on them and reads them."""
+"""The queue of a host application: it enqueues, runs and reads tasks."""
 
 from __future__ import annotations
 
@@ -177,9 +177,9 @@ class Queue(Producer, Operator):
         With ``bodies="processes"`` each body runs in a child process, which is killed once the body is out of
         time, or its claim is lost; its functions must be importable (SK-15).
 
-        Errors of one task end its try and nothing else. While the engine is away or takes nothing, all that
-        goes on by itself is retried for any time (:attr:`troubles`). An error that nobody foresaw is retried
-        for 60 s; then the queue is stopped and the process exits with code 70, so that a supervisor can act.
+        An error of one task ends its try and nothing else. While the engine is away or takes nothing, the
+        loops of the queue retry without limit (:attr:`troubles`). An unforeseen error is retried for 60 s;
+        then the queue is stopped and the process exits with code 70, so that a supervisor can act.
 
         Raises:
             InvalidState: it runs already, is closed, or was given a clock.
@@ -192,11 +192,11 @@ class Queue(Producer, Operator):
     def run_until_idle(self, *, advance_s: float = 0.0) -> int:
         """Run all tasks that are ready in the calling thread, one after another, as a test does.
 
-        It returns once no task is ready, those included that bodies have enqueued; how many tries it ran.
-        With ``advance_s`` it then moves the queue's clock forward by that many seconds, from one due time to
-        the next, and runs what becomes ready: delayed tasks, retries and ticks of schedules. Nothing sleeps.
+        Returns the number of tries, once no task is ready, including those that bodies have enqueued. With
+        ``advance_s`` it then moves the queue's clock forward by that many seconds, from one due time to the
+        next, and runs the tasks that become ready: delayed ones, retries and ticks. Nothing sleeps.
 
-        Bodies run as in production, save that no claim is renewed and ``timeout_s`` ends no plain function.
+        Bodies run as in production, except that no claim is renewed and ``timeout_s`` ends no plain function.
         On ``memory://``, no other queue may work on the same store meanwhile.
 
         Raises:
@@ -208,7 +208,7 @@ class Queue(Producer, Operator):
         return self.run_inline(ThreadCaller(), advance_s)
 
     def run_inline(self, caller: Caller, advance_s: float) -> int:
-        """:meth:`run_until_idle`, with somebody else who calls the bodies."""
+        """Run ready tasks as :meth:`run_until_idle` does, with another caller of bodies."""
         engine = self.context.engine
         if not is_seconds(advance_s):
             raise InvalidArgument(f"advance_s is {advance_s!r}: give seconds from 0")
@@ -248,7 +248,7 @@ class Queue(Producer, Operator):
         )
 
     def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
-        """:meth:`start`, with somebody else who calls the bodies, and places that it shares with others."""
+        """Start as :meth:`start` does, with another caller of bodies and with places that queues share."""
         require_concurrency(concurrency)
         self._refuse_second_start()
         caller.open()
@@ -362,10 +362,10 @@ class Queue(Producer, Operator):
     def stop(self, grace_s: float | None = None) -> None:
         """Claim no more, leave, and let the bodies that run end within ``grace_s`` seconds (30 where None).
 
-        Other workers hand out the tasks of its partitions while its bodies end. What has not ended by then
-        is given back, and what it still writes is refused. How each try ended is written once this returns,
-        unless the engine is away. Twice is fine. If it is interrupted, as by a second Ctrl-C, the grace is
-        over at once.
+        Other workers hand out the tasks of its partitions while its bodies end. Tasks whose bodies have not
+        ended by then are given back, and later writes of these bodies are refused. When this returns, the end
+        of each try is written, unless the engine is away. Stopping twice does nothing. An interrupt, such as
+        a second Ctrl-C, ends the grace at once.
         """
         refuse_no_grace(grace_s)
         group, self._group = self._group, None
@@ -397,7 +397,7 @@ class Queue(Producer, Operator):
     def leave(self, grace_s: float) -> None:
         """Claim no more, and let others hand out the tasks of its partitions; :meth:`stop` follows.
 
-        What is being claimed now is given back, for which it waits for ``grace_s`` seconds at most.
+        Tasks that are being claimed now are given back, which may take ``grace_s`` seconds.
         """
         if self._source is not None:
             self._leave(self._source, self._group, grace_s)
@@ -412,7 +412,7 @@ class Queue(Producer, Operator):
             group.request_stop()
 
     def _end_work(self, source: ClaimSource, group: Group | None, grace_s: float) -> None:
-        """Claim no more and let bodies end; again where that was interrupted."""
+        """Claim no more and let bodies end; called again if it was interrupted."""
         deadline = self._clock.now() + grace_s
         self._leave(source, group, grace_s)
         if self._worker is not None:
@@ -605,9 +605,9 @@ def _caller(place: BodyPlace, functions: Mapping[str, TaskBody], errors: ErrorPo
 
 
 def _ignore() -> None:
-    """Need no wake-up, and nothing to wait for."""
+    """No-op wake-up."""
 
 
 def group_name(queue: str) -> str:
-    """The group that the workers of a queue form; its resources are the queue's partitions, by number."""
+    """Return the name of the group of a queue's workers; its resources are the partitions, by number."""
     return f"tasks-{queue}"

@@ -1,8 +1,8 @@
-"""The status of a queue, for the person on call: its tasks, its workers, and what fails in them.
+"""Status of a queue for the person on call: its tasks, its workers and their troubles.
 
-Each process that claims tasks keeps a note of itself in the store, which it writes anew every :data:`NOTE_S`
-seconds, and within :data:`LOOK_S` once its troubles are others. Notes are for people: no claim depends on
-one. While the store takes no writes a note grows old, which is shown.
+Each process that claims tasks keeps a note in the store. It writes the note every :data:`NOTE_S` seconds, and
+within :data:`LOOK_S` seconds after its troubles have changed. Notes are for people: no claim depends on one.
+An old note is shown as silent; the store may take no writes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TroubleDocument(BaseModel):
 
     @classmethod
     def of(cls, trouble: Trouble) -> Self:
-        """The document of a trouble."""
+        """Return the document of a trouble."""
         return cls(
             loop=trouble.loop,
             kind=trouble.kind,
@@ -65,7 +65,7 @@ class WorkerDocument(BaseModel):
     host: str
     pid: int
     started: float = Field(description="Seconds since 1970.")
-    seen: float = Field(description="When it wrote this, in seconds since 1970, by its own clock.")
+    seen: float = Field(description="Time of this note, in seconds since 1970, by its own clock.")
     concurrency: int | None = Field(description="Maximum number of bodies at a time; null for a server.")
     running: int | None = Field(description="Number of bodies that run; null for a server.")
     troubles: tuple[TroubleDocument, ...]
@@ -76,7 +76,7 @@ class WorkerDocument(BaseModel):
 
 
 class QueueStatus(BaseModel):
-    """A queue as the store has it."""
+    """Status of a queue, as stored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -86,15 +86,15 @@ class QueueStatus(BaseModel):
         description="Seconds for which the oldest task that only waits for a worker has waited; null: none."
     )
     workers: tuple[WorkerDocument, ...]
-    pauses: Pauses = Field(default=Pauses(), description="What is paused: the queue, its schedules.")
+    pauses: Pauses = Field(default=Pauses(), description="Pauses of the queue and its schedules.")
     deleted: int = Field(0, description="Number of tasks that workers deleted as their time was over.")
     swept: float | None = Field(
-        None, description="When workers looked for such tasks last, in seconds since 1970; null: never."
+        None, description="Time of the last sweep for such tasks, in seconds since 1970; null: never."
     )
 
 
 def workers_of(notes: Mapping[str, bytes]) -> Iterator[WorkerDocument]:
-    """The workers that these notes are of, but for notes of another version that can't be read."""
+    """Iterate over the workers of these notes, without notes of other versions that can't be read."""
     for note in notes.values():
         try:
             yield WorkerDocument.model_validate_json(note)
@@ -132,7 +132,7 @@ class WorkerNote:
         self._loop.start()
 
     def stop(self) -> None:
-        """Delete the note, or leave it to grow old where the store is away."""
+        """Delete the note; while the store is away it grows old instead."""
         self._ending.set()
         self._loop.hurry()
         self._loop.join(STOP_S)

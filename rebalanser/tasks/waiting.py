@@ -53,7 +53,7 @@ class CompletionNotifier:
     def __init__(self, context: Callable[[], Context]) -> None:
         self._context = context
         self._beginning: Beginning | None = None
-        """The watch, which a listener begins for all; None if nobody waits."""
+        """The watch, which a listener begins for all; None without listeners."""
         self._watching = threading.Lock()
         # Not the lock of the watch: to close the watch waits for listeners that are being called.
         self._lock = threading.Lock()
@@ -190,7 +190,7 @@ def waiting_for(queue: str) -> Iterator[Callable[[Stored], str]]:
 
 
 def refuse_wait(task: object, timeout_s: object) -> None:
-    """Refuse to wait for what is no task, or for what is no time.
+    """Check the arguments of a wait.
 
     Raises:
         InvalidArgument: ``task`` is not text, or ``timeout_s`` no number of seconds from 0.

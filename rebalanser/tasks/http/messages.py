@@ -122,35 +122,35 @@ Results = Annotated[dict[Label, Id | tuple[Id, ...]], BeforeValidator(_few_resul
 class NewTask(RequestBody):
     """A task to enqueue (SK-2)."""
 
-    name: Label = Field(description="The function that is to work on it.")
+    name: Label = Field(description="Function that runs it.")
     payload: GivenContent = Field(
-        description="What it is to work on; a Python function takes its arguments from an object's fields."
+        description="Payload; a Python function takes its arguments from the fields of an object."
     )
     id: Id | None = Field(
         default=None,
-        description="An id got before: enqueueing it more than once is harmless (SK-3). Else it gets one.",
+        description="Id from `POST …/ids`, which makes a repeated enqueue harmless (SK-3); null for any.",
     )
     priority: Priority = Field(default=0, description="Higher first.")
     after: Ids = Field(default=(), description="Tasks of the queue that must be complete first.")
     after_failure: AfterFailure = Field(
         default=AfterFailure.WAIT,
-        description="What it does once one of `after` is dead or cancelled: `wait` until that is requeued "
-        "and complete, `run`, or `fail`, that is, become dead itself.",
+        description="Reaction once one of `after` is dead or cancelled: `wait` until that is requeued "
+        "and complete, `run`, or `fail`, that is, become dead too.",
     )
     waits_for_unknown: Flag = Field(
-        default=False, description="Whether `after` may name tasks that don't exist yet."
+        default=False, description="True if `after` may name tasks that don't exist yet."
     )
     results: Results = Field(
         default={},
         description="Fields of the payload's object that get results: that of a task, or a list of those of "
         "several. It comes after these tasks, and its claim has the results in the payload (SK-5).",
     )
-    delay_s: Seconds = Field(default=0.0, description="How many seconds from now it waits at least.")
+    delay_s: Seconds = Field(default=0.0, description="Minimum seconds from now before it is claimed.")
     retries: Retries = Field(
-        default=3, description="How often it is tried again after a try that failed, or whose worker died."
+        default=3, description="Maximum number of retries, after tries that failed or whose worker died."
     )
     timeout_s: PositiveSeconds | None = Field(
-        default=None, description="How many seconds one try may take; its worker has to see to it."
+        default=None, description="Maximum seconds of one try; the worker enforces it."
     )
     unique_key: Key | None = Field(
         default=None,
@@ -159,22 +159,23 @@ class NewTask(RequestBody):
     )
     unique_for_s: Seconds | None = Field(
         default=None,
-        description="And for this many seconds from when it was enqueued; without a key, the payload is it.",
+        description="Seconds after it is enqueued in which it keeps others out too; without a key, the "
+        "payload is the key.",
     )
-    key: Key | None = Field(default=None, description="By what limits per key count.")
+    key: Key | None = Field(default=None, description="Key that limits per key count by.")
     max_running: MaxRunning | None = Field(
-        default=None, description="How many tasks of this name with such a limit are claimed at once (SK-23)."
+        default=None, description="Maximum number of tasks of this name that are claimed at once (SK-23)."
     )
     max_running_per_key: MaxRunning | None = Field(
-        default=None, description="How many of those with its `key` are; not together with limits by name."
+        default=None, description="The same for tasks with its `key`; not together with limits by name."
     )
     rate_limit: RateLimit | None = Field(
         default=None,
-        description="How often tasks of this name with such a limit are claimed, as `10/s` or "
+        description="Maximum rate at which tasks of this name are claimed, such as `10/s` or "
         "`100/m burst 20` (SK-23).",
     )
     rate_limit_per_key: RateLimit | None = Field(
-        default=None, description="How often those with its `key` are; not together with limits by name."
+        default=None, description="The same for tasks with its `key`; not together with limits by name."
     )
 
 
@@ -192,18 +193,18 @@ class NewTasks(RequestBody):
 class EnqueuedTask(BaseModel):
     """A task is stored for good, or in the server's outbox (SK-4), or an earlier one keeps it out (SK-23)."""
 
-    id: Id = Field(description="The task's, or of a `duplicate` that of the earlier one.")
+    id: Id = Field(description="Id of the task, or, of a `duplicate`, of the earlier one.")
     answer: EnqueueAnswer = Field(
-        description="Whether the store has it, or so far the server's disk only, or it is a duplicate."
+        description="Where it is: in the store, on the server's disk so far, or a duplicate."
     )
 
 
 class EnqueuedTasks(BaseModel):
     """Tasks are stored for good, or in the server's outbox (SK-4), in the order in which they were given."""
 
-    ids: tuple[Id, ...] = Field(description="The tasks', or of a `duplicate` that of the earlier one.")
+    ids: tuple[Id, ...] = Field(description="Ids of the tasks, or, of a `duplicate`, of the earlier one.")
     answers: tuple[EnqueueAnswer, ...] = Field(
-        description="Of each, whether the store has it yet, or it is a duplicate."
+        description="For each, where it is, or that it is a duplicate."
     )
 
 
@@ -214,17 +215,17 @@ class NewIds(BaseModel):
 
 
 class ClaimRequest(RequestBody):
-    """Ask for tasks to work on (SK-5)."""
+    """Request claims of tasks (SK-5)."""
 
-    worker: Label = Field(description="Who asks, a label for people.")
+    worker: Label = Field(description="Label of the worker, for people.")
     limit: Annotated[int, Field(strict=True, ge=1, le=MAX_CLAIMED)] = Field(
-        default=1, description="At most so many."
+        default=1, description="Maximum number of claims."
     )
     names: Annotated[tuple[Label, ...], Field(min_length=1, max_length=MAX_NAMES)] | None = Field(
-        default=None, description="Those of these functions only; null for any. The others stay as they are."
+        default=None, description="Only tasks of these functions; null for any."
     )
     wait_s: Annotated[float, Field(strict=True, ge=0, le=MAX_WAIT_S)] = Field(
-        default=0.0, description="For how many seconds to wait for a task where there is none."
+        default=0.0, description="Seconds to wait for a task if there is none."
     )
 
 
@@ -237,25 +238,21 @@ class ClaimedTask(BaseModel):
 
     task: Id
     name: str
-    payload: Content = Field(
-        description="What it is to work on. Fields that get results of other tasks have these."
-    )
-    number: int = Field(
-        description="How many claims of the task there were before; part of the claim's name."
-    )
-    holder: str = Field(description="A secret that is this claim's alone; part of the claim's name.")
-    token: int = Field(description="The fencing token, for the outside world: it grows from claim to claim.")
-    ttl_s: float = Field(description="How many seconds the claim lasts unless it is renewed.")
+    payload: Content = Field(description="Payload. Fields that get results of other tasks have these.")
+    number: int = Field(description="Number of earlier claims of the task; part of the claim's name.")
+    holder: str = Field(description="Secret of this claim; part of the claim's name.")
+    token: int = Field(description="Fencing token for other systems; it grows from claim to claim.")
+    ttl_s: float = Field(description="Seconds that the claim lasts unless it is renewed.")
     waited_s: float = Field(
-        description="How many seconds passed here until the claim was asked for; below 0 if it was before."
+        description="Seconds until the server requested the claim; below 0 if that was before."
     )
-    failures: int = Field(description="How many tries have failed so far.")
+    failures: int = Field(description="Number of failed tries so far.")
     retries: int
-    timeout_s: float | None = Field(description="How many seconds the try may take; null for any time.")
+    timeout_s: float | None = Field(description="Maximum seconds of the try; null for no limit.")
 
 
 class ClaimedTasks(BaseModel):
-    """The claims made; none where there was nothing to do in the time given."""
+    """The claims that were made; none if there was no task in the given time."""
 
     claims: tuple[ClaimedTask, ...]
 
@@ -263,14 +260,14 @@ class ClaimedTasks(BaseModel):
 class HolderRequest(RequestBody):
     """Request that names the holder of a claim; the path has its task and its number."""
 
-    holder: Label = Field(description="The claim's, as it was answered.")
+    holder: Label = Field(description="Holder from the answer with the claim.")
 
 
 class NewUpdate(HolderRequest):
     """Add to a claim's log (SK-9). Sending it again is harmless."""
 
     sequence: Annotated[int, Field(strict=True, ge=0)] = Field(
-        description="How many updates the claim has written before: 0, 1, 2…"
+        description="Number of earlier updates of the claim: 0, 1, 2…"
     )
     content: GivenContent
 
@@ -278,15 +275,15 @@ class NewUpdate(HolderRequest):
 class Completion(HolderRequest):
     """Complete a task for good (SK-10). Sending it again is harmless: the first result stays."""
 
-    result: GivenContent | None = Field(default=None, description="What it came to, if it is to be kept.")
+    result: GivenContent | None = Field(default=None, description="Result to store, if any.")
 
 
 class Failure(HolderRequest):
     """The try has failed (SK-15)."""
 
-    error: Annotated[str, Field(max_length=4000)] = Field(description="What happened, for people.")
-    delay_s: Seconds = Field(default=0.0, description="How many seconds the next try waits at least.")
-    give_up: Flag = Field(default=False, description="Whether no further try can help.")
+    error: Annotated[str, Field(max_length=4000)] = Field(description="Error, for people.")
+    delay_s: Seconds = Field(default=0.0, description="Minimum seconds before the next try.")
+    give_up: Flag = Field(default=False, description="True if no further try can help.")
 
 
 class Settled(BaseModel):
@@ -294,7 +291,7 @@ class Settled(BaseModel):
 
     task: Id
     status: Status
-    revision: int = Field(description="The store's, for reads that are not to be older (SK-11).")
+    revision: int = Field(description="Revision of the store, for `at_least` of later reads (SK-11).")
 
 
 class Renewed(Settled):
@@ -307,11 +304,11 @@ class Selection(RequestBody):
     """Selection of tasks to change: those that match all given fields, at least one of three."""
 
     status: Annotated[tuple[Status, ...], Field(min_length=1, max_length=len(Status))] | None = Field(
-        default=None, description="Those in one of these only; if null, those that it can be done to."
+        default=None, description="Only tasks in one of these; if null, all that can be changed."
     )
-    name: Label | None = Field(default=None, description="Those of this function only.")
+    name: Label | None = Field(default=None, description="Only tasks of this function.")
     older_than_s: Seconds = Field(
-        default=0.0, description="Those that were enqueued more than so many seconds ago only."
+        default=0.0, description="Only tasks that were enqueued more than this many seconds ago."
     )
     dry_run: Flag = Field(default=False, description="Count them, and change nothing.")
 
@@ -341,14 +338,14 @@ class Health(BaseModel):
     """The server answers."""
 
     queue: str
-    partitions: int = Field(description="How many of the queue's partitions it hands out claims of.")
+    partitions: int = Field(description="Number of partitions whose claims it hands out.")
     troubles: tuple[str, ...] = Field(
-        description="What fails and is retried now, as `claims: outage`; the log says why."
+        description="Failures that are retried now, such as `claims: outage`; the log has the reasons."
     )
     paused_since: float | None = Field(
         default=None,
-        description="Since when the queue is paused, in seconds since 1970, as far as this server knows; "
-        "null: it is not. `GET …/pauses` says by whom and why.",
+        description="Time of the pause of the queue, in seconds since 1970, as far as this server knows; "
+        "null if it is not paused. `GET …/pauses` has its author and reason.",
     )
 
 
@@ -357,8 +354,8 @@ class NewPause(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reason: PauseText = Field(default="", description="Why, for people.")
-    by: PauseText | None = Field(default=None, description="Who asks for it; null: the server.")
+    reason: PauseText = Field(default="", description="Reason, for people.")
+    by: PauseText | None = Field(default=None, description="Author of the pause; null for the server.")
 
 
 class Resumed(BaseModel):

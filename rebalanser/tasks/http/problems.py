@@ -36,10 +36,10 @@ class Problem(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field(description="A reference to what this kind of problem means.")
+    type: str = Field(description="Reference to the meaning of this kind of problem.")
     title: str
     status: int
-    detail: str = Field(default="", description="What happened this time.")
+    detail: str = Field(default="", description="Explanation of this occurrence.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,13 +118,13 @@ class QueueRoutes:
 
         @router.get("/tasks", response_class=StreamingResponse, responses=_stream_of(TaskDocument))
         def list_tasks(
-            status: Annotated[list[Status] | None, Query(description="Those in one of these only.")] = None,
-            after: Annotated[Id | None, Query(description="Those with greater ids only.")] = None,
+            status: Annotated[list[Status] | None, Query(description="Only tasks in one of these.")] = None,
+            after: Annotated[Id | None, Query(description="Only tasks with greater ids.")] = None,
             limit: Annotated[
                 int | None, Query(ge=1, le=MAX_PAGE, description="Maximum number of tasks.")
             ] = None,
             at_least: AtLeast = 0,
-            name: Annotated[Label | None, Query(description="Those of this function only.")] = None,
+            name: Annotated[Label | None, Query(description="Only tasks of this function.")] = None,
             older_than_s: Annotated[
                 float,
                 Query(
@@ -174,13 +174,13 @@ class QueueRoutes:
 
         @router.post("/tasks/{task}/cancel")
         def cancel(task: TaskPath) -> Settled:
-            """Want a task no more; a completed one stays so. Its claim ends."""
+            """Cancel a task, unless it is complete. Its claim ends."""
             queue.cancel(task)
             return _settled(queue.get(task))
 
         @router.post("/tasks/{task}/requeue")
         def requeue(task: TaskPath) -> Settled:
-            """Try a dead or cancelled task again, with all its tries (SK-15); any other stays as it is."""
+            """Requeue a dead or cancelled task, with all its tries (SK-15); any other is unchanged."""
             queue.requeue(task)
             return _settled(queue.get(task))
 
@@ -200,7 +200,7 @@ class QueueRoutes:
 
         @router.post("/requeue")
         def requeue_selected(selected: Selection) -> ChangedCounts:
-            """Try the tasks that match again, with all their tries: dead ones unless a status is given.
+            """Requeue the tasks that match, with all their tries: dead ones unless a status is given.
 
             They are read page by page; asking again is harmless.
             """
