@@ -7,13 +7,16 @@ supervisor, while the seeds of a profile are scanned, from seed 0 on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rebalanser.shiva.changes import DocumentChain, changed
 from rebalanser.shiva.keeping import Keeper
 from rebalanser.shiva.placing import Board
 from rebalanser.shiva.publishing import Publisher
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange
 from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.shiva.worker import Worker
@@ -58,6 +61,12 @@ _SETTLED = WorkerFiles._settled
 
 def _whatever_runs(files: WorkerFiles, started: Started, _in_use: Any, now: float) -> Any:
     return _SETTLED(files, started, None, now)
+
+
+def _on_whatever(chain: DocumentChain, change: DocumentChange) -> AssignmentDocument | None:
+    if chain.document is not None:
+        chain.document = changed(replace(chain.document, epoch=change.base), change)
+    return chain.document
 
 
 _EXCLUSIVE = frozenset({"SH-13", "SH-14"})
@@ -227,6 +236,20 @@ MUTANTS = (
         (Switch(Publisher, "commanded", always(None)),),
         frozenset({"SH-18"}),
         "absences",
+    ),
+    Mutant(
+        "base of a change",
+        "a change is applied to the very document that it was made of, and to no other",
+        (Switch(DocumentChain, "take_change", instead(_on_whatever)),),
+        _EXCLUSIVE | {"SH-4", "SH-5"},
+        "lost changes",
+    ),
+    Mutant(
+        "lost change",
+        "a worker that lacks a change gets a whole document",
+        (Switch(Publisher, "want_whole", always(None)),),
+        frozenset({"SH-4", "SH-5", "SH-8", "SH-13"}),
+        "lost changes",
     ),
     Mutant(
         "size budget",

@@ -57,6 +57,15 @@ def test_workers_are_cordoned_drained_and_waited_for_whatever_fails() -> None:
     assert exercised(report, profile) == []
 
 
+@pytest.mark.rule("SH-13", "SH-14", "SH-24")
+@pytest.mark.lesson(12)
+def test_whatever_changes_are_lost_nothing_runs_twice_and_all_is_well_soon() -> None:
+    profile = PROFILES["lost changes"]
+    report = run_seeds(0, 30, profile)
+    assert not report.violations, report.told(lambda seed: replay_command(seed, profile))
+    assert exercised(report, profile) == []
+
+
 @pytest.mark.full_size
 @pytest.mark.parametrize("name", [name for name in PROFILES if name != ANYTHING.name])
 def test_without_a_mutant_every_profile_is_clean(name: str) -> None:

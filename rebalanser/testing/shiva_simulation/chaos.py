@@ -84,6 +84,7 @@ class Chaos:
             Fault.ZOMBIE_DOCUMENT: self._zombie_document,
             Fault.COMPACTION: self._compaction,
             Fault.RETENTION: self._retention,
+            Fault.CHANGE_LOST: self._change_lost,
         }
 
     def begin(self) -> None:
@@ -297,6 +298,9 @@ class Chaos:
             process = self._random.choice(running)
             self._hit(Fault.EXIT, f"{process.host.plan.name}: {process.application} ends by itself")
             process.end(self._random.choice((1, SIGKILL)))
+
+    def _change_lost(self, _: Host) -> None:
+        self._world.loses_next_change = True
 
     def _zombie_document(self, _: Host) -> None:
         self._world.forge()

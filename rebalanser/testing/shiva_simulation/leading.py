@@ -316,6 +316,7 @@ class LeaderProcess(Process):
             def commit() -> Sequence[Record]:
                 broker.commit(transaction)
                 world.oracle.committed(self, records)
+                world.lose_change(records[:1])
                 return records
 
             self.request(commit, lambda _: work.done(records), failed)

@@ -291,6 +291,17 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 ),
                 retry_s=1.5,
             ),
+            _closer(
+                "lost changes",
+                {
+                    Fault.CHANGE_LOST: 6,
+                    Fault.START: 2,
+                    Fault.STOP: 2,
+                    Fault.LEAVE: 2,
+                    Fault.ROLLING: 2,
+                    Fault.KICK: 1,
+                },
+            ),
             _closer("zombies", {**_COMMANDS, Fault.ZOMBIE_DOCUMENT: 5, Fault.KICK: 5}),
         )
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.group import LeaderGroup
 from rebalanser.testing.shiva_simulation.host import Host
 from rebalanser.testing.shiva_simulation.leading import LeaderProcess
-from rebalanser.testing.shiva_simulation.log import Broker, Write
+from rebalanser.testing.shiva_simulation.log import Broker, Record, Write
 from rebalanser.testing.shiva_simulation.oracle import Oracle
 from rebalanser.testing.shiva_simulation.process import Process
 from rebalanser.testing.shiva_simulation.running import Behaviour
@@ -65,6 +65,8 @@ class World:
         self.faulty_applications = False
         """Whether processes or files may fail although their archives are good."""
         self._forges_next = False
+        self.loses_next_change = False
+        """Whether no worker gets to see the next change of a document."""
         self.reacts: Callable[[Process, Fact], None] | None = None
         self._led_since: float | None = None
         self.after(_CLEANS_EVERY_S, self._clean)
@@ -372,6 +374,16 @@ class World:
             if self.trace:
                 self.say("broker", f"retention drops {gone} records")
 
+    def lose_change(self, records: Sequence[Record]) -> None:
+        """Let COMMAND lose a change that has just been written, if one is to be lost."""
+        command = self.broker.command
+        lost = {record.offset for record in records if isinstance(record.value, DocumentChange)}
+        kept = [record for record in command.records if record.offset not in lost]
+        if self.loses_next_change and len(kept) < len(command.records):
+            self.loses_next_change = False
+            self.hit(Fault.CHANGE_LOST, f"a change of a document at {min(lost)} is lost")
+            command.drop(kept)
+
     def compact(self) -> None:
         """Let the cleaner compact all topics."""
         self._drop_forged()
@@ -384,6 +396,7 @@ class World:
         self.reacts = None
         self.bring_broker_up()
         self.clients.fails_next = self.clients.doubles_next = self._forges_next = False
+        self.loses_next_change = False
         for host in self.hosts:
             host.armed.clear()
             host.lag_s.clear()
