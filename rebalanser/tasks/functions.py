@@ -591,8 +591,8 @@ def require_id(task: object) -> None:
         raise InvalidArgument(f"the task is {task!r}: give the id of one task, as enqueue returns it")
 
 
-def refuse_no_revision(at_least: object) -> None:
-    """Refuse what can't be a revision of the store.
+def require_revision(at_least: object) -> None:
+    """Check that a value can be a revision of the store.
 
     Raises:
         InvalidArgument: it is no whole number from 0.
@@ -640,13 +640,13 @@ def concerning(place: str) -> Iterator[None]:
     except (InvalidTask, RequestTooLarge) as error:
         if not place:
             raise
-        told = copy.copy(error)  # another caller may have the error too
-        told.args = (f"{place}: {error}",)
-        raise told from error
+        placed = copy.copy(error)  # another caller may have the error too
+        placed.args = (f"{place}: {error}",)
+        raise placed from error
 
 
-def refuse_no_function(function: object, kind: type[object]) -> None:
-    """Refuse to make a call of what is not a task function.
+def require_function(function: object, kind: type[object]) -> None:
+    """Check that a value is a task function.
 
     Raises:
         InvalidArgument: it is not of this ``kind``.

@@ -311,8 +311,8 @@ class Loop:
         """Begin."""
         self._thread.start()
 
-    def hurry(self) -> None:
-        """Pause only shortly from now on: the loop is about to end."""
+    def end_soon(self) -> None:
+        """Pause only shortly from now on, as the loop is about to end."""
         self._ending.set()
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -320,7 +320,7 @@ class Loop:
         if self.has_begun:
             self._thread.join(timeout_s)
 
-    def turn(self) -> float | None:
+    def take_step(self) -> float | None:
         """Take a step; return the seconds to pause before the next one, None if it was the last."""
         try:
             goes_on = self._step()
@@ -345,5 +345,5 @@ class Loop:
             time.sleep(min(pause_s, SHORTEST_PAUSE_S))
 
     def _run(self) -> None:
-        while (pause_s := self.turn()) is not None:
+        while (pause_s := self.take_step()) is not None:
             self.pause(pause_s)

@@ -22,7 +22,7 @@ from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, OpenedQueue, QueueOpener, TaskHistory, load_engine
 from rebalanser.tasks.execution.middleware import Middleware
-from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, refuse_no_revision, require_id
+from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, require_id, require_revision
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy, Trouble
 from rebalanser.tasks.metrics import TaskMetrics
@@ -142,7 +142,7 @@ class OpenQueue(ABC):
 
         Ids of another clock than the host's keep no marks: these would set the times of the host's ids.
         """
-        _refuse_no_clock(clock)
+        _require_clock(clock)
         self._has_own_clock = clock is not None
         self._clock: Clock = clock or SystemClock()
         if clock is None:
@@ -231,7 +231,7 @@ class OpenQueue(ABC):
             RegistryUnavailable: the engine did not answer in time.
         """
         require_id(task)
-        refuse_no_revision(at_least)
+        require_revision(at_least)
         return self.get_within(self._timeout_s, task, at_least)
 
     def get_within(self, timeout_s: float, task: TaskId, at_least: int = 0) -> Stored:
@@ -326,7 +326,7 @@ def refuse_options(
         raise InvalidArgument(f"node is {node!r}: give a text, the label of this process, or None")
     if not isinstance(create, bool):
         raise InvalidArgument(f"create is {create!r}: give True or False")
-    _refuse_no_clock(clock)
+    _require_clock(clock)
     if retention is not None and not isinstance(retention, Retention):
         raise InvalidArgument(
             f"retention is {retention!r}: give Retention(completed_s=…), or None to keep all tasks"
@@ -335,7 +335,7 @@ def refuse_options(
         raise InvalidArgument(f"partitions is {partitions!r}: give a number of partitions, 1 or more")
 
 
-def _refuse_no_clock(clock: object) -> None:
+def _require_clock(clock: object) -> None:
     if clock is not None and (isinstance(clock, type) or not hasattr(clock, "wall")):
         raise InvalidArgument(f"clock is {_shown(clock)}: give a clock, such as FakeClock(), or None")
 

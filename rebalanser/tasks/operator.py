@@ -14,7 +14,7 @@ from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses, rules
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.clocks import room_at
-from rebalanser.tasks.functions import is_count, is_seconds, refuse_no_revision, require_id
+from rebalanser.tasks.functions import is_count, is_seconds, require_id, require_revision
 from rebalanser.tasks.ids import created_at, lowest_id_at
 from rebalanser.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.tasks.open_queue import OpenQueue
@@ -82,7 +82,7 @@ class Operator(OpenQueue):
         before = self._enqueued_before(older_than_s)
         if not is_count(page, 1):
             raise InvalidArgument(f"page is {page!r}: give a number of tasks from 1")
-        refuse_no_revision(at_least)
+        require_revision(at_least)
         for option, text in (("after", after), ("name", name)):
             if text is not None and not isinstance(text, str):
                 raise InvalidArgument(f"{option} is {text!r}: give a text, or None")

@@ -317,7 +317,7 @@ class Ticker:
     def stop(self) -> None:
         """Stop the thread."""
         self._ending.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join()
 
     def pause_s(self, longest_s: float) -> float:

@@ -27,11 +27,11 @@ from rebalanser.tasks.functions import (
     dependencies,
     pairs_of,
     periodic_options,
-    refuse_no_function,
     register_body,
     require_claim,
     require_defaults,
     require_expression,
+    require_function,
     task_name,
     task_options,
 )
@@ -153,7 +153,7 @@ class Call(PlannedCall[R]):
         Raises:
             InvalidArgument: ``function`` is not a task function.
         """
-        refuse_no_function(function, TaskFunction)
+        require_function(function, TaskFunction)
         return function.call(self.result, *arguments, **named)
 
     def enqueue(self) -> Enqueued[R]:

@@ -367,7 +367,7 @@ class Queue(Producer, Operator):
         of each try is written, unless the engine is away. Stopping twice does nothing. An interrupt, such as
         a second Ctrl-C, ends the grace at once.
         """
-        refuse_no_grace(grace_s)
+        require_grace(grace_s)
         group, self._group = self._group, None
         source, self._source = self._source, None
         self._stopped.set()
@@ -509,7 +509,7 @@ class Queues:
 
         As :meth:`Queue.stop`, also if it is interrupted. The queues stay open.
         """
-        refuse_no_grace(grace_s)
+        require_grace(grace_s)
         self._stopped.set()
         grace_s = GRACE_S if grace_s is None else grace_s
         deadline = time.monotonic() + grace_s
@@ -535,8 +535,8 @@ def require_concurrency(concurrency: object) -> None:
         raise InvalidArgument(f"concurrency is how many tasks run at a time, 1 or more, not {concurrency!r}")
 
 
-def refuse_no_grace(grace_s: object) -> None:
-    """Check the time that bodies have to end in.
+def require_grace(grace_s: object) -> None:
+    """Check the seconds in which running bodies may end.
 
     Raises:
         InvalidArgument: it is neither None nor a number of seconds from 0.

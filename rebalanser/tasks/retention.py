@@ -450,7 +450,7 @@ class Sweeper:
     def stop(self) -> None:
         """End after the step under way, and wait for that if it is short; another worker goes on."""
         self._ending.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join(STOP_TIMEOUT_S)
 
     def sweep(self) -> float:

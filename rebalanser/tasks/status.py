@@ -134,7 +134,7 @@ class WorkerNote:
     def stop(self) -> None:
         """Delete the note; while the store is away it grows old instead."""
         self._ending.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join(STOP_S)
         try:
             self._write(None, STOP_S)

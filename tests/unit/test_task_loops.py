@@ -100,7 +100,7 @@ def test_an_error_is_of_one_task_of_the_store_or_a_bug(error: BaseException, kin
 
 def test_a_loop_goes_on_whatever_its_steps_raise(stand: Stand) -> None:
     loop = stand.loop(AWAY, BUG, SystemExit(3), None, None)
-    pauses = [loop.turn() for _ in range(5)]
+    pauses = [loop.take_step() for _ in range(5)]
     assert pauses == [SHORTEST_PAUSE_S, 2 * SHORTEST_PAUSE_S, 4 * SHORTEST_PAUSE_S, 0.0, None]
 
 
@@ -112,7 +112,7 @@ def test_a_thread_that_only_logged_its_error_would_be_dead(stand: Stand) -> None
 
     stand.errors.failed = broken  # type: ignore[assignment, method-assign]
     loop = stand.loop(AWAY, None)
-    assert [loop.turn(), loop.turn()] == [LONGEST_PAUSE_S, None]
+    assert [loop.take_step(), loop.take_step()] == [LONGEST_PAUSE_S, None]
 
 
 def test_pauses_grow_up_to_a_limit_and_are_short_again_after_a_success(stand: Stand) -> None:
@@ -152,7 +152,7 @@ def test_a_bug_of_a_loop_in_a_process_of_the_host_application_ends_nothing(stand
 
     loop = Loop("outbox", step, stand.errors, ends_process=False)
     for _ in range(2 * PERSISTS_ATTEMPTS):
-        loop.turn()
+        loop.take_step()
         stand.at += PERSISTS_S / PERSISTS_ATTEMPTS
     assert stand.ended == 0
     assert [(each.loop, each.kind) for each in stand.errors.troubles] == [("outbox", ErrorKind.BUG)]
@@ -164,9 +164,9 @@ def test_a_loop_that_ends_leaves_no_trouble_and_claims_no_success(
 ) -> None:
     loop = stand.loop(AWAY, None)
     with caplog.at_level(logging.INFO, "rebalanser"):
-        loop.turn()
+        loop.take_step()
         assert [each.loop for each in stand.errors.troubles] == ["claims"]
-        assert loop.turn() is None
+        assert loop.take_step() is None
     assert not stand.errors.troubles
     assert [each.action for each in caplog.records] == ["tasks_engine_away"]  # type: ignore[attr-defined]
 
@@ -240,7 +240,7 @@ def started() -> Iterator[Callable[[Loop], Loop]]:
 
     yield start
     for each in loops:
-        each.hurry()
+        each.end_soon()
         each.join(PATIENCE_S)
 
 
@@ -261,7 +261,7 @@ def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Cal
     loop = started(Loop("claims", step, stand.errors))
     assert failed.wait(PATIENCE_S)
     may_end.set()
-    loop.hurry()
+    loop.end_soon()
     loop.join(PATIENCE_S)
     assert not loop._thread.is_alive()
 

@@ -124,7 +124,7 @@ class BodySupervisor:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join()
         self._ends.shutdown(wait=False)
 

@@ -55,11 +55,11 @@ from rebalanser.tasks.functions import (
     chosen_options,
     is_coroutine_function,
     periodic_options,
-    refuse_no_function,
     register_body,
     require_claim,
     require_defaults,
     require_expression,
+    require_function,
     task_name,
     task_options,
 )
@@ -69,7 +69,7 @@ from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Updat
 from rebalanser.tasks.open_queue import DEFAULT_PARTITIONS, IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.queue import Queue, refuse_mixed, refuse_no_grace, require_concurrency
+from rebalanser.tasks.queue import Queue, refuse_mixed, require_concurrency, require_grace
 from rebalanser.tasks.results import PlannedCall, given_calls, sort_by_dependency
 from rebalanser.tasks.retention import Collected, Retention, RetentionRecord
 from rebalanser.tasks.status import QueueStatus
@@ -141,7 +141,7 @@ class AsyncCall(PlannedCall[R]):
         **named: Q.kwargs,
     ) -> AsyncCall[S]:
         """Return a call of another function; as :meth:`~rebalanser.tasks.producer.Call.then`."""
-        refuse_no_function(function, AsyncTaskFunction)
+        require_function(function, AsyncTaskFunction)
         return function.call(self.result, *arguments, **named)
 
     async def enqueue(self) -> Enqueued[R]:
@@ -632,7 +632,7 @@ class AsyncQueue:
             InvalidState: called by a body, which it would wait for.
         """
         self._refuse_body("stop()")
-        refuse_no_grace(grace_s)
+        require_grace(grace_s)
         if self._queue is not None:
             await self._threads.run(self._queue.stop, grace_s)
 

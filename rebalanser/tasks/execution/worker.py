@@ -290,7 +290,7 @@ class TaskWorker:
     def _hurry(self) -> None:
         self.execution.stopping = True
         for loop in [*self._loops]:
-            loop.hurry()
+            loop.end_soon()
         self._woken.set()
 
     def _claim(self) -> bool:

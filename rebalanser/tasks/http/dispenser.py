@@ -90,7 +90,7 @@ class Dispenser:
         with self._lock:
             self._dispensing.stopping = True
         self._woken.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join()
         self._context.errors.ended("claims")
         self.claim_history.close()

@@ -443,7 +443,7 @@ class SlotOffers:
                 return
             self._ending = True
         self._changed.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join(LEASE_S)
         run_script(self.offering.retire(), partial(self._perform, timeout_s=LEASE_S), self._lock)
 
@@ -452,7 +452,7 @@ class SlotOffers:
         with self._lock:
             self._ending = True
         self._changed.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join(self._context.timeout_s)
         if self._watch is not None:
             self._watch.close()

@@ -61,10 +61,10 @@ class OutboxBatch:
         self._puts: dict[str, Put] = {}
         self._free_bytes = call.max_request_bytes - SPARE_BYTES
 
-    def takes(self, step: Step) -> bool:
+    def try_add(self, step: Step) -> bool:
         """Add a step, if it fits those that are there; True if it was added."""
         if isinstance(step, EnqueueStep) and step.entry is not None and step.is_alone:
-            return self._takes_entry(step, step.entry)
+            return self._try_add_entry(step, step.entry)
         if self._last is not None:
             return False
         self.steps.append(step)
@@ -78,7 +78,7 @@ class OutboxBatch:
                 return [Applied(revision)] * len(self.steps)
         return Batch(self._call, self.steps).answers()
 
-    def _takes_entry(self, step: EnqueueStep, entry: EntryOfOutbox) -> bool:
+    def _try_add_entry(self, step: EnqueueStep, entry: EntryOfOutbox) -> bool:
         if self.steps and (self._last is None or not entry.follows(self._last)):
             return False
         addition = step.addition_alone()
@@ -115,10 +115,10 @@ def outbox_batches(call: EngineCall, steps: Sequence[Step]) -> Iterator[OutboxBa
     """Split steps, in order, into runs of entries that fit shared and the steps between them."""
     batch = OutboxBatch(call)
     for step in steps:
-        if not batch.takes(step):
+        if not batch.try_add(step):
             yield batch
             batch = OutboxBatch(call)
-            batch.takes(step)
+            batch.try_add(step)
     if batch.steps:
         yield batch
 
@@ -134,7 +134,7 @@ class _Flat:
         self.guards: dict[str, Guard] = {}
         self.puts: list[Operation] = []
 
-    def takes(self, move: Transaction, max_operations: int) -> bool:
+    def try_add(self, move: Transaction, max_operations: int) -> bool:
         """Add a move, if it fits. Moves of one partition share the guard on its epoch."""
         guards = self.guards
         new: list[Guard] = []
@@ -177,10 +177,10 @@ class SharedTransaction:
             for read in reads
         )
 
-    def takes(self, index: int, step: Step, nested: Transaction) -> bool:
+    def try_add(self, index: int, step: Step, nested: Transaction) -> bool:
         """Add a step's transaction if it fits and touches no key that the others write."""
         if self._flat is not None and step.moves:
-            return self._takes_move(self._flat, index, step, nested)
+            return self._try_add_move(self._flat, index, step, nested)
         longest = max(self._longest, len(nested.guards), len(nested.then), len(nested.otherwise))
         witnesses = self._witnesses | {step.keys.witness} if step.collects else self._witnesses
         added = step.news if nested.then else ()
@@ -210,8 +210,8 @@ class SharedTransaction:
         self._news = news
         return True
 
-    def _takes_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
-        """Add a move to moves only, as :meth:`takes` does, but faster: most batches are moves only."""
+    def _try_add_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
+        """Add a move to moves only, as :meth:`try_add` does, but faster: most batches are moves only."""
         longest = max(self._longest, len(nested.guards), len(nested.then))
         size = 0
         for each in nested.guards:
@@ -223,7 +223,7 @@ class SharedTransaction:
                 size += len(put.key) + len(put.value)
         if self.steps and (len(self.steps) + 1 + longest > self._max_operations or size > self._free_bytes):
             return False
-        if not flat.takes(nested, self._max_operations):
+        if not flat.try_add(nested, self._max_operations):
             return False
         self.steps.append((index, step))
         self._nested.append(nested)
@@ -324,7 +324,7 @@ class Batch:
         items: dict[str, KeyValue] = {}
         ranges: dict[str, tuple[KeyValue, ...]] = {}
         reads, unread = self._reads_of(window, wants)
-        for read, result in zip(reads, self._call.look(reads), strict=True):
+        for read, result in zip(reads, self._call.read_all(reads), strict=True):
             if isinstance(result, KeyValue):
                 items[result.key] = result
             elif isinstance(read, Range) and isinstance(result, tuple):
@@ -370,7 +370,7 @@ class Batch:
             if planned is NotShared.READ:
                 return count or None
             if isinstance(planned, Transaction):
-                if not shared.takes(index, step, planned):
+                if not shared.try_add(index, step, planned):
                     return count
             elif planned is not NotShared.AGAIN:
                 self._answers[index] = planned

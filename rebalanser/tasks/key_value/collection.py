@@ -100,7 +100,7 @@ class _MarkAndSweep:
 
     def _finish_others(self) -> None:
         """Finish collections whose collectors died after they had decided."""
-        (records,) = self._call.look([Range(self._keys.collections, limit=RECORDS_AT_ONCE)])
+        (records,) = self._call.read_all([Range(self._keys.collections, limit=RECORDS_AT_ONCE)])
         assert isinstance(records, tuple)
         for record in records:
             if load_collection(record).phase is not Phase.MARKING:
@@ -152,7 +152,7 @@ class _MarkAndSweep:
         self._call.execute(Transaction(then=(Delete(self._keys.witness),)))
         for group in _groups(tasks, TASKS_AT_ONCE):
             ranges = [Range(self._keys.dependents(task), limit=LISTED_AT_ONCE) for task in group]
-            for listing, result in zip(ranges, self._call.look(ranges), strict=True):
+            for listing, result in zip(ranges, self._call.read_all(ranges), strict=True):
                 if self._one_exists(listing, result, tasks):
                     return True
         return False
@@ -165,7 +165,7 @@ class _MarkAndSweep:
                 return True
             if len(listed) < listing.limit:
                 return False
-            (listed,) = self._call.look([replace(listing, after=listed[-1].key)])
+            (listed,) = self._call.read_all([replace(listing, after=listed[-1].key)])
         return False
 
     def _may_mark(self, item: KeyValue, revision: int) -> bool:
@@ -212,7 +212,7 @@ class _MarkAndSweep:
         for group in _groups(tasks, TASKS_AT_ONCE):
             items = self._marked(group)
             ranges = [(item, listing) for item in items for listing in self._listings(item)]
-            results = self._call.look([listing for _, listing in ranges])
+            results = self._call.read_all([listing for _, listing in ranges])
             for (item, listing), listed in zip(ranges, results, strict=True):
                 self._delete(item, listing, listed)
             self._forget_keys(items)
@@ -255,7 +255,7 @@ class _MarkAndSweep:
             guards = (Unchanged(item.key, item.mod_revision),)
             if not self._call.execute(Transaction(guards, deletions)).succeeded:
                 return
-            (listed,) = self._call.look([listing])
+            (listed,) = self._call.read_all([listing])
 
     def _deletions(self, item: KeyValue) -> tuple[Delete, ...]:
         task, keys = self._task(item), self._keys

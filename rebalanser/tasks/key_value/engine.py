@@ -216,7 +216,7 @@ class KeyValueEngine(Engine, SharesSlots):
 
     def queues(self, timeout_s: float) -> Mapping[str, int]:
         """Read the names of all queues, with their numbers of partitions."""
-        (found,) = EngineCall(self._registry, timeout_s).look([Range(definitions(self._root))])
+        (found,) = EngineCall(self._registry, timeout_s).read_all([Range(definitions(self._root))])
         return {
             defined_queue(self._root, item.key): load_definition(item) for item in reading.key_values(found)
         }

@@ -57,7 +57,7 @@ class QueueKeys:
         self.note = f"{prefix}r"
         self.pause = f"{prefix}h"
         self.unpaused = Absent(self.pause)
-        self.look_at_pause = Get(self.pause, keys_only=True)
+        self.pause_read = Get(self.pause, keys_only=True)
         self._payloads = f"{prefix}p/"
         self._dependents = f"{prefix}d/"
         self._news = f"{prefix}n/"

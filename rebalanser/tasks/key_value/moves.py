@@ -85,7 +85,7 @@ class MoveStep(Step):
             if revision is None:
                 return Conflict()
             guards = (*guards, self._epochs.guard(self._epoch_key, revision), self.keys.unpaused)
-            reads = (*reads, self.keys.look_at_pause)
+            reads = (*reads, self.keys.pause_read)
         if self._write.start is not None and self._rate_key is not None:
             before = self._write.start.before
             guards = (*guards, Unchanged(self._rate_key, before) if before else Absent(self._rate_key))

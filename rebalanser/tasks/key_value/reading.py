@@ -114,7 +114,7 @@ def all_values(call: EngineCall, prefix: str) -> list[KeyValue]:
     """Read all items of a prefix, in pages; the prefix must have few."""
     found: list[KeyValue] = []
     after = ""
-    while items := key_values(call.look([Range(prefix, after, STATES_AT_ONCE)])[0]):
+    while items := key_values(call.read_all([Range(prefix, after, STATES_AT_ONCE)])[0]):
         found += items
         after = items[-1].key
         if len(items) < STATES_AT_ONCE:
@@ -154,7 +154,7 @@ def payloads(call: EngineCall, keys: QueueKeys, ids: Sequence[TaskId]) -> dict[T
     for start in range(0, len(long), LONG_PAYLOADS_AT_ONCE):
         group = long[start : start + LONG_PAYLOADS_AT_ONCE]
         for task, item in zip(
-            group, call.look([Get(keys.long_payload(task)) for task in group]), strict=True
+            group, call.read_all([Get(keys.long_payload(task)) for task in group]), strict=True
         ):
             if isinstance(item, KeyValue):
                 found[task] = item.value
@@ -172,9 +172,9 @@ def page(
     """Read tasks of some partitions in the order of their ids."""
     step = min(STATES_AT_ONCE, 2 * limit // max(1, len(partitions)) + 8)
     ranges = [_after(keys, partition, after, step) for partition in partitions]
-    firsts = [key_values(result) for result in call.look(ranges)]
+    firsts = [key_values(result) for result in call.read_all(ranges)]
     if not ranges:
-        call.look([Range(keys.states, limit=1)])
+        call.read_all([Range(keys.states, limit=1)])
     streams = (
         _stream(call, keys, partition, first, step, statuses)
         for partition, first in zip(partitions, firsts, strict=True)
@@ -248,7 +248,7 @@ def _stream(
         if len(items) < step:
             return
         step = min(2 * step, STATES_AT_ONCE)
-        (result,) = call.look([Range(keys.states_of(partition), items[-1].key, step)])
+        (result,) = call.read_all([Range(keys.states_of(partition), items[-1].key, step)])
         items = key_values(result)
 
 
@@ -261,7 +261,7 @@ def updates(
     found: list[Update] = []
     while len(found) < limit:
         step = min(UPDATES_AT_ONCE, limit - len(found))
-        items = key_values(call.look([Range(prefix, after, step)])[0])
+        items = key_values(call.read_all([Range(prefix, after, step)])[0])
         found += [Update(*keys.claim_and_sequence(item.key), item.value) for item in items]
         if len(items) < step:
             break
@@ -273,7 +273,7 @@ def count(call: EngineCall, keys: QueueKeys) -> Mapping[Status, int]:
     """Count the tasks in each status."""
     counted: Counter[Status] = Counter()
     after = ""
-    while items := key_values(call.look([Range(keys.states, after, STATES_AT_ONCE)])[0]):
+    while items := key_values(call.read_all([Range(keys.states, after, STATES_AT_ONCE)])[0]):
         counted.update(status_of(item.key, item.value) for item in items)
         after = items[-1].key
     return dict(counted)

@@ -115,7 +115,7 @@ class EngineCall:
         self.seen = self.seen or outcome.revision
         return outcome
 
-    def look(self, operations: Sequence[Operation]) -> list[Result]:
+    def read_all(self, operations: Sequence[Operation]) -> list[Result]:
         """Return the results of reading operations, in few transactions."""
         results: list[Result] = []
         step = min(READS_AT_ONCE, self.max_operations)
@@ -125,7 +125,7 @@ class EngineCall:
 
     def get(self, keys: Iterable[str]) -> dict[str, KeyValue]:
         """Read keys; the result has those that exist."""
-        found = self.look([Get(key) for key in dict.fromkeys(keys)])
+        found = self.read_all([Get(key) for key in dict.fromkeys(keys)])
         return {item.key: item for item in found if isinstance(item, KeyValue)}
 
 

@@ -420,7 +420,7 @@ class Forwarder:
         """End once the current request to the engine is answered. Stopping twice does nothing."""
         self._ending.set()
         self._woken.set()
-        self._loop.hurry()
+        self._loop.end_soon()
         self._loop.join()
 
     def _step(self) -> bool:

@@ -122,7 +122,7 @@ class WriteBatcher:
             self._batches.is_closing = True
             self._more.notify_all()
         for loop in self._loops:
-            loop.hurry()
+            loop.end_soon()
         for loop in self._loops:
             loop.join()
         with self._more:
