@@ -814,7 +814,7 @@ MUTANTS = (
     Mutant(
         "room in a pause",
         "no room is offered while the queue is paused",
-        (Switch(PausableClaims, "room", edited("if self.pause is None else (0, 0)", "")),),
+        (Switch(PausableClaims, "rooms", edited("rooms if self.pause is None else {}", "rooms")),),
         frozenset({"SK-23"}),
         "pauses",
     ),
