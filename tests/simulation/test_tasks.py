@@ -25,7 +25,7 @@ CHUNKS = 10
 GENERAL = [
     name
     for name, profile in PROFILES.items()
-    if not profile.has_pools and not set(OF_OPERATORS) & set(profile.faults)
+    if not (profile.has_pools or profile.has_servers) and not set(OF_OPERATORS) & set(profile.faults)
 ]
 """Profiles that have no test of their own."""
 
@@ -47,6 +47,26 @@ def test_loops_of_workers_do_all_tasks_whatever_fails(profile: str, seeds: int) 
     assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES[profile]))
     facts = {"begun", "given back", "renewed", "graceful stops", "errors of the loop slots"}
     assert facts <= report.facts.keys()
+
+
+@pytest.mark.rule("SK-5", "SK-6", "SK-8", "SK-17", "SK-19", "SK-20", "SK-23")
+def test_workers_claim_from_an_index_whatever_fails() -> None:
+    report = run_seeds(0, 12, PROFILES["claims from an index"])
+    assert not report.violations, report.told(
+        lambda seed: replay_command(seed, PROFILES["claims from an index"])
+    )
+    facts = {"claims from the index", "claims of what was over", "given back", "looks of a paused worker"}
+    assert facts | {"errors of the loop claims", "graceful stops", "timed out"} <= report.facts.keys()
+    assert "claims for slots" not in report.facts
+
+
+@pytest.mark.rule("SK-6", "SK-8", "SK-16", "SK-19", "SK-20")
+def test_servers_serve_clients_whatever_fails_and_whoever_hangs_up() -> None:
+    report = run_seeds(0, 6, PROFILES["servers"])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["servers"]))
+    facts = {"claims for clients", "claims from the index", "claims for slots", "given back"}
+    facts |= {"clients that hang up", "answers while a client hangs up", "clients told of an error"}
+    assert facts | {"errors of the loop dispenser", "graceful stops"} <= report.facts.keys()
 
 
 @pytest.mark.rule("SK-23")

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks import rules
+from rebalanser.tasks import clocks, rules
+from rebalanser.tasks.clocks import ForeignTerms
 from rebalanser.tasks.engine import Tally
 from rebalanser.tasks.execution import decisions as execution
-from rebalanser.tasks.execution.decisions import Execution
+from rebalanser.tasks.execution.claim_source import IndexRequests
+from rebalanser.tasks.execution.decisions import ClaimLife, Execution
+from rebalanser.tasks.http.dispensing import Dispensing
 from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index import claiming, dependencies
 from rebalanser.tasks.index import owner as owner_module
@@ -37,6 +40,7 @@ from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always
 from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
 from rebalanser.testing.tasks_simulation import engine as engine_module
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
+from rebalanser.testing.tasks_simulation.indexing import IndexedEngine
 from rebalanser.testing.tasks_simulation.working import SimulatedWorker, Working
 
 pytestmark = pytest.mark.full_size
@@ -150,6 +154,14 @@ def _told_twice_is_used_twice(_: Any) -> Any:
     return used
 
 
+def _whatever_came_since(_: Any) -> Any:
+    return lambda self, stored: stored.head.id in self._engine.over
+
+
+_KEPT_HOLDERS = "holders = self._unused[:number]"
+_UNUSED_HOLDERS = "self._unused += [each for each in holders if each not in used] if used else holders"
+_DROP_USED = "self._unused = [each for each in self._unused if each not in used]"
+INDEX = "claims from an index"
 _TOLD_AS_FAILURE = "return fail_all([pending for pending, _ in writes], RegistryUnavailable('away'))"
 _ANY_REVISION = Switch(SimulatedEngine, "_is_unchanged", always(True))
 _ALSO_COMPLETE = instead(OPEN | {Status.COMPLETED})  # type: ignore[arg-type] # a constant, not a function
@@ -645,6 +657,14 @@ MUTANTS = (
         (Switch(Execution, "learn_change", edited("return self.claim_of.get(change.task)", "return None")),),
         frozenset({"SK-7"}),
         "busy workers",
+        first=11,
+    ),
+    Mutant(
+        "the time of a renewal",
+        "a renewed claim lasts for its time, counted from before the renewal was written",
+        (Switch(ClaimLife, "renewed", edited("written_at + ttl_s", "written_at + 2 * ttl_s")),),
+        frozenset({"SK-8"}),
+        "workers",
     ),
     Mutant(
         "payloads that can't be read",
@@ -752,6 +772,195 @@ MUTANTS = (
         "workers",
     ),
     Mutant(
+        "holders of a claim whose outcome is not known",
+        "a request for claims from the index names no holder of one that has failed",
+        (
+            Switch(
+                IndexRequests,
+                "_new_holders",
+                edited("holders, self._unused = self._unused[:number], self._unused[number:]", _KEPT_HOLDERS),
+            ),
+            Switch(IndexRequests, "claim", edited(_UNUSED_HOLDERS, _DROP_USED)),
+        ),
+        frozenset({"SK-6"}),
+        INDEX,
+        first=20,
+    ),
+    Mutant(
+        "time of a claim from the index",
+        "the time of a claim from the index counts from before it was requested",
+        (Switch(IndexRequests, "claim", edited("sent_at, payload)", "self._now(), payload)")),),
+        frozenset({"SK-8"}),
+        INDEX,
+    ),
+    Mutant(
+        "tasks that are due later",
+        "the index is looked at again once a task is due",
+        (Switch(IndexRequests, "claim", edited("[sent_at + answer.next_due - wall]", "[]")),),
+        frozenset({"SK-17", "SK-20"}),
+        INDEX,
+    ),
+    Mutant(
+        "claims that are over later",
+        "the index is looked at again once a claim is over",
+        (Switch(IndexRequests, "claim", edited("[answer.next_over]", "[]")),),
+        frozenset({"SK-17", "SK-20"}),
+        INDEX,
+    ),
+    Mutant(
+        "pause that a claim has found",
+        "a worker whose claim is answered by a pause keeps nothing ahead",
+        (Switch(IndexRequests, "claim", edited("self.pause = answer.pause", "pass")),),
+        frozenset({"SK-23"}),
+        INDEX,
+    ),
+    Mutant(
+        "pause of a worker without room",
+        "a worker that has no room reads the pause, too",
+        (Switch(IndexRequests, "claim", edited("yield from self.read_pause()", "pass")),),
+        frozenset({"SK-23"}),
+        INDEX,
+    ),
+    Mutant(
+        "terms of other clocks",
+        "a claim that counts on another clock is over once its whole time has passed here",
+        (Switch(ForeignTerms, "learn", edited('over_at(claim, now, "", buffer_s)', "now")),),
+        frozenset({"SK-8"}),
+        INDEX,
+    ),
+    Mutant(
+        "renewals by other clocks",
+        "the time of a renewed claim that counts on another clock begins anew",
+        (Switch(clocks, "is_same_term", always(True)),),
+        frozenset({"SK-8"}),
+        INDEX,
+        first=15,
+    ),
+    Mutant(
+        "renewals of what was found over",
+        "a claim that was renewed after it was found over is not claimed again",
+        (Switch(IndexedEngine, "_is_known_over", _whatever_came_since),),
+        frozenset({"SK-8"}),
+        INDEX,
+    ),
+    Mutant(
+        "claims ahead in a pause",
+        "claims ahead are given back once the queue is paused",
+        (Switch(Execution, "look", edited("if is_paused and", "if False and")),),
+        frozenset({"SK-23"}),
+        "pauses",
+        first=10,
+    ),
+    Mutant(
+        "claims of clients that hang up",
+        "what a client got that hangs up before it is answered is given back",
+        (Switch(Dispensing, "forget", edited("return self._take_back(client)", "return []")),),
+        frozenset({"SK-20"}),
+        "servers",
+    ),
+    Mutant(
+        "clients that hang up as a claim is made",
+        "what is claimed for a client that hangs up meanwhile is given back",
+        (Switch(Dispensing, "_hand_out", edited("or client.has_hung_up", "")),),
+        frozenset({"SK-20"}),
+        "servers",
+    ),
+    Mutant(
+        "clients that hung up as nothing was found",
+        "nothing is claimed for a client that has hung up",
+        (
+            Switch(
+                Dispensing,
+                "_serve_all",
+                edited("[each for each in unserved if not each.has_hung_up]", "unserved"),
+            ),
+        ),
+        frozenset({"SK-20"}),
+        "servers",
+    ),
+    Mutant(
+        "payloads that a server can't read",
+        "claims whose payloads a server can't read are given back",
+        (
+            Switch(
+                Dispensing,
+                "_claim",
+                edited("for each in claimed:\n            yield ReleaseClaim(each)\n        raise", "raise"),
+            ),
+        ),
+        frozenset({"SK-20"}),
+        "servers",
+    ),
+    Mutant(
+        "results that don't fit a task",
+        "a claim that no worker can run has failed",
+        (Switch(Dispensing, "_claim", edited("else FailClaim(each, error)", "else ReportClaims(None)")),),
+        frozenset({"SK-20"}),
+        "servers",
+    ),
+    Mutant(
+        "long polls that are over",
+        "a client that has waited for its time is answered",
+        (Switch(Dispensing, "_answer_late", edited("if each.deadline <= now", "if False")),),
+        frozenset({"SK-16"}),
+        "servers",
+    ),
+    Mutant(
+        "time of long polls",
+        "a server wakes up once a client has waited for its time",
+        (Switch(Dispensing, "_pause_s", edited("[each.deadline for each in self.clients]", "[]")),),
+        frozenset({"SK-16"}),
+        "servers",
+    ),
+    Mutant(
+        "clients that are told of an error",
+        "a client whose claims fail is told so",
+        (Switch(Dispensing, "_serve", edited("yield RefuseClient(client, error)", "pass")),),
+        frozenset({"SK-16"}),
+        "servers",
+    ),
+    Mutant(
+        "order of clients",
+        "the client that came first is served first",
+        (Switch(Dispensing, "_serve_all", edited("self.clients[:0] =", "self.clients +=")),),
+        frozenset({"SK-16"}),
+        "servers",
+    ),
+    Mutant(
+        "clients of a server that stops",
+        "a server that stops answers all who wait",
+        (Switch(Dispensing, "stop", edited("while self.clients", "while False and self.clients")),),
+        frozenset({"SK-16"}),
+        "servers",
+    ),
+    Mutant(
+        "time that a client has waited",
+        "a client counts its claim's time from before that was requested",
+        (Switch(Dispensing, "with_payloads", edited("each.sent_at - client", "self._now() - client")),),
+        frozenset({"SK-8"}),
+        "servers",
+    ),
+    Mutant(
+        "room of clients",
+        "the room of waiting clients is offered to the owners of partitions",
+        (
+            Switch(
+                Dispensing,
+                "_offer",
+                edited("room[None if each.names is None else frozenset(each.names)] += each.limit", "pass"),
+            ),
+        ),
+        frozenset({"SK-17", "SK-20"}),
+        "servers",
+    ),
+    Mutant(
+        "claims that fail",
+        "a server offers room again once tasks can be claimed",
+        (Switch(Dispensing, "_claims_work", edited("self._claims_fail_for_s = None", "pass")),),
+        frozenset({"SK-17", "SK-19", "SK-20"}),
+        "servers",
+    ),
+    Mutant(
         "ticks in a pause of their schedule",
         "a tick in a pause of its schedule is missed",
         (Switch(Ticking, "tick", edited("name not in pauses or not pauses[name].covers(tick)", "True")),),
@@ -831,6 +1040,7 @@ MUTANTS = (
         (Switch(PausableClaims, "_read", edited("self._changed = True", "pass")),),
         frozenset({"SK-17", "SK-20", "SK-23"}),
         "pauses",
+        first=30,
     ),
 )
 

@@ -1,14 +1,15 @@
 """Golden scenarios of Skuld: what is done to a queue, and the story that must come of it, as text files.
 
-What claims is the product's index of an owner, what writes is the product's batches. The first line says
-how many partitions there are, and names the processes that may own some.
+What claims is the product's index of an owner, what writes is the product's batches, and workers run the
+product's decisions. The first line says how many partitions there are, and names the processes that may own
+some; ``index`` instead says that the engine hands out claims itself.
 
 ``python tests/simulation/test_tasks_scenarios.py`` writes the stories anew, to be read before they are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ import pytest
 from rebalanser.errors import RebalanserError
 from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Enqueue
+from rebalanser.tasks.execution.decisions import Try
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
 from rebalanser.tasks.rules import Refused
@@ -26,8 +28,10 @@ from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.simulation import Trace
 from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
 from rebalanser.testing.tasks_simulation import Fault, Scenario, World
+from rebalanser.testing.tasks_simulation.executing import PoolClaim, PoolWorker
+from rebalanser.testing.tasks_simulation.network import Network
 from rebalanser.testing.tasks_simulation.owning import QUEUE, OwnerProcess, Tenancy
-from rebalanser.testing.tasks_simulation.process import Process, Script
+from rebalanser.testing.tasks_simulation.process import Process, Script, Wish
 from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
 from rebalanser.testing.tasks_simulation.writing import Writer
 
@@ -39,7 +43,7 @@ _QUIET = Scenario(
     workers=0,
     producers=0,
     tasks=0,
-    faults=(),
+    faults=(Fault.PAUSE_QUEUE,),
     request_fault_ratio=0.0,
     strikes_per_s=1.0,
     dependent_ratio=0.0,
@@ -55,32 +59,103 @@ class Quiet(World):
         """Leave partitions to the script."""
 
 
+class SlowNetwork(Network):
+    """A network on which some processes wait for each answer."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.slow_s: dict[str, float] = {}
+
+    def request(self, process: Process, serve: Callable[[], Any]) -> Wish:
+        """Have something done at the engine; the answer is late."""
+        wish, slow_s = super().request(process, serve), self.slow_s.get(process.name, 0.0)
+        return lambda resume: wish(lambda answer: self.world.after(slow_s, lambda: resume(answer)))
+
+
+class ToldWorker(PoolWorker):
+    """A worker whose bodies take as long as the script says, and which tells what it does."""
+
+    def __init__(self, stage: Stage, name: str, concurrency: int) -> None:
+        self._stage = stage
+        super().__init__(stage.world, name, stage.world.hosts[0], concurrency)
+
+    def begins(self, held: Try[PoolClaim]) -> bool:
+        """Begin a body, unless its claim is over."""
+        begins = super().begins(held)
+        task = self._stage.name_of(held.head.id)
+        self._stage.tell(f"{self.name}: begins {task}" if begins else f"{self.name}: does not begin {task}")
+        return begins
+
+    def body_s(self, task: TaskId) -> float:
+        """Seconds that a body takes."""
+        return self._stage.body_s[self._stage.name_of(task)]
+
+    def finish(self, held: Try[PoolClaim]) -> None:
+        """Complete it."""
+        self._stage.tell(f"{self.name}: ends {self._stage.name_of(held.head.id)}")
+        held.claim.complete(b"done")
+
+    def give_back(self, tries: Sequence[Try[PoolClaim]]) -> None:
+        """Give back what has not begun."""
+        for each in tries:
+            self._stage.tell(f"{self.name}: gives back {self._stage.name_of(each.head.id)}")
+        super().give_back(tries)
+
+    def kill(self) -> None:
+        """End it."""
+        self._stage.tell(f"{self.name}: is gone")
+        super().kill()
+
+
 class Stage:
     """A queue with its actors by their names; what becomes of a task is told."""
 
     def __init__(self, first: str, tell: Callable[[str], None]) -> None:
         partitions, *owners = first.split()
         self.tell = tell
-        self.world = Quiet(replace(_QUIET, partitions=int(partitions)), Random(3), Trace(None))
+        has_index = partitions == "index"
+        scenario = replace(_QUIET, partitions=1 if has_index else int(partitions), has_index=has_index)
+        self.world = Quiet(scenario, Random(3), Trace(None))
+        self.network = self.world.network = SlowNetwork(self.world)
         host = self.world.hosts[0]
         host.rate, host.origin_s, host.skew_s = 1.0, 0.0, 0.0
         self.owners = {name: OwnerProcess(self.world, name, host) for name in owners}
         self.tenancies: dict[int, Tenancy] = {}
         self.bodies = Process(self.world, "worker", host)
         self.writer = Writer(self.bodies)
+        self.workers: dict[str, ToldWorker] = {}
+        self.body_s: dict[str, float] = {}
+        """Seconds that the body of each task takes."""
         self.ids: dict[str, TaskId] = {}
         self.claims: dict[str, Claimed] = {}
         self._told: dict[str, str] = {}
         self.world.engine.followers.append(self._follow)
 
     def _follow(self, stored: Stored) -> None:
-        name = next(name for name, task in self.ids.items() if task == stored.head.id)
+        name = self.name_of(stored.head.id)
         claim = stored.state.claim
         number = "" if claim is None else f", claim {claim.number} with {claim.updates} updates"
         told = f"{stored.state.status.value}{number}"
         if self._told.get(name) != told:
             self.tell(f"{name}: {told}")
         self._told[name] = told
+
+    def name_of(self, task: TaskId) -> str:
+        """What a task is called."""
+        return next(name for name, each in self.ids.items() if each == task)
+
+    def work(self, name: str, concurrency: str) -> None:
+        """A worker starts, which runs so many bodies at once."""
+        self.workers[name] = ToldWorker(self, name, int(concurrency))
+        self.wait("0.5")
+
+    def slow(self, name: str, seconds: str) -> None:
+        """A worker waits for each answer of the store, from now on."""
+        self.network.slow_s[name] = float(seconds)
+
+    def pause(self, seconds: str) -> None:
+        """An operator pauses the queue, and resumes it later."""
+        self.world.operator.pause(float(seconds))
 
     def own(self, owner: str, partition: str, told: str = "told") -> None:
         """The group gives a partition to an owner; the one before is told, or is not."""
@@ -93,7 +168,7 @@ class Stage:
         self.wait("0.5")
 
     def enqueue(self, name: str, *words: str) -> None:
-        """Make a task: ``partition=1 priority=5 after=a retries=0``."""
+        """Make a task: ``partition=1 priority=5 after=a retries=0 takes=0.5``, and ``wait=0.1`` seconds."""
         given = dict(word.split("=") for word in words if "=" in word)
         self.ids[name] = f"{len(self.ids) + 1:040x}"
         head = Head(
@@ -106,14 +181,15 @@ class Stage:
             after_failure=AfterFailure(given.get("after_failure", "wait")),
         )
         enqueue = Enqueue(Task(head, name.encode()), int(given.get("partition", 0)), State())
+        self.body_s[name] = float(given.get("takes", 0.01))
         self.world.network.write(self.bodies, enqueue)(lambda _: None)
-        self.wait("0.1")
+        self.wait(given.get("wait", "0.1"))
 
     def ask(self, owner: str, worker: str) -> None:
         """A worker asks an owner for a claim."""
 
         def reply(claimed: Claimed) -> None:
-            name = next(name for name, task in self.ids.items() if task == claimed.stored.head.id)
+            name = self.name_of(claimed.stored.head.id)
             self.claims[worker] = claimed
             self.tell(f"{worker}: has {name}")
 
@@ -174,10 +250,10 @@ class Stage:
         """Let time pass."""
         self.world.scheduler.run_until(self.world.now + float(seconds))
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, name: str, wait_s: str = "0.2") -> None:
         """An operator wants a task no more."""
         self.world.operator.cancel(self.ids[name])
-        self.wait("0.2")
+        self.wait(wait_s)
 
     def words(self) -> Words:
         """What scripts are written in."""
@@ -190,6 +266,13 @@ class Stage:
             "store": self.store,
             "wait": self.wait,
             "cancel": self.cancel,
+            "work": self.work,
+            "slow": self.slow,
+            "pause": self.pause,
+            "leave": lambda name: self.workers[name].stop(),
+            "stop-process": lambda name, seconds: setattr(
+                self.workers[name], "resumes_at", self.world.now + float(seconds)
+            ),
             "cut-off": lambda owner, seconds: setattr(
                 self.owners[owner], "cut_until", self.world.now + float(seconds)
             ),
@@ -202,7 +285,7 @@ def begin(first: str, tell: Callable[[str], None]) -> Words:
 
 
 @pytest.mark.parametrize("path", files_in(FOLDER), ids=lambda path: path.stem)
-@pytest.mark.rule("SK-5", "SK-6", "SK-8", "SK-10", "SK-13", "SK-15", "SK-17", "SK-19")
+@pytest.mark.rule("SK-5", "SK-6", "SK-8", "SK-10", "SK-13", "SK-15", "SK-17", "SK-19", "SK-20", "SK-23")
 def test_the_story_is_as_written(path: Path) -> None:
     script, story = read(path)
     assert play(script, begin) == story

@@ -42,8 +42,12 @@ from rebalanser.runtime import running
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.tasks import producer, results, retention
+from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.execution.worker import SharedConcurrency
+from rebalanser.tasks.index import ready_index
 from rebalanser.tasks.index.partitions import PausableClaims
+from rebalanser.tasks.index.ready_index import Offers
+from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.pauses import Pause
@@ -78,6 +82,7 @@ LATE_SHARES = (
 )
 PAUSES = "conformance/test_task_pauses.py"
 QUEUES = "conformance/test_task_queues.py"
+STORIES = "simulation/test_tasks_scenarios.py"
 MUTANTS = (
     _mutant(
         "facts one by one",
@@ -692,6 +697,75 @@ MUTANTS = (
         _edit(Pause, "covers", "in self.times", "in self.times if ended == math.inf"),
         f"{PAUSES}::test_a_tick_within_a_pause_is_missed_whoever_looks_at_it_and_whenever",
         "SK-15",
+    ),
+    _mutant(
+        "bodies whose claim is over",
+        "a body does not begin whose claim is over",
+        _edit(Execution, "may_run", "and held.claim.still_mine()", ""),
+        f"{STORIES}::test_the_story_is_as_written[claim-over-at-begin]",
+        "SK-8",
+    ),
+    _mutant(
+        "news that comes before its claim",
+        "a claim that was over before it came is not begun",
+        _edit(Execution, "_hand_out", "if each.head.id in self._recent]", "if False]"),
+        f"{STORIES}::test_the_story_is_as_written[cancelled-before-its-claim-came]",
+        "SK-6",
+    ),
+    _mutant(
+        "claims for slots that come with a pause",
+        "a claim that arrives for a slot while the queue is paused is given back",
+        _edit(PausableClaims, "claim", "yield TakeArrived(0, None, keeps=False)", "pass"),
+        f"{STORIES}::test_the_story_is_as_written[paused-before-its-claim-came]",
+        "SK-23",
+    ),
+    _mutant(
+        "claims ahead of a worker that is told of a pause",
+        "a worker gives back what has not begun as soon as it hears of a pause",
+        _edit(Execution, "look", "if is_paused and", "if False and"),
+        f"{STORIES}::test_the_story_is_as_written[claimed-ahead-and-paused]",
+        "SK-23",
+    ),
+    _mutant(
+        "leaving: what has not begun",
+        "a worker that leaves first gives back what has not begun",
+        _edit(Execution, "leave", "yield GiveBack(self._take_ahead(math.inf), frees=True)", "pass"),
+        f"{STORIES}::test_the_story_is_as_written[leaves-with-what-has-not-begun]",
+        "SK-20",
+    ),
+    _mutant(
+        "clock of a rate",
+        "the mark of a rate limit is not compared with the clock of another host",
+        _edit(ready_index, "full_at", "if clock and mark.clock == clock else latest", ""),
+        "unit/test_task_owner.py::test_a_new_owner_counts_the_starts_before",
+        "SK-23",
+    ),
+    _mutant(
+        "mark that was read",
+        "a start is written only over the mark that it follows",
+        _edit(
+            MoveStep,
+            "plan",
+            "guards = (*guards, Unchanged(self._rate_key, before) if before else Absent(self._rate_key))",
+            "pass",
+        ),
+        "conformance/test_key_value_engines.py"
+        "::TestMemory::test_a_start_is_written_over_the_mark_that_it_follows",
+        "SK-23",
+    ),
+    _mutant(
+        "rate of what is over",
+        "a task whose claim is over waits for its rate limit, too",
+        _edit(Offers, "add_claimed", "if head.rate_limit", "if False"),
+        "unit/test_task_owner.py::test_what_is_over_waits_for_its_rate_and_what_becomes_dead_is_no_start",
+        "SK-23",
+    ),
+    _mutant(
+        "claims for slots that were followed by others",
+        "a claim for a slot that has arrived is taken only while it is current",
+        _edit(SlotDecisions, "_current_claims", "if claim.holder == each.holder:", "if True:"),
+        f"{STORIES}::test_the_story_is_as_written[slot-claim-that-was-followed]",
+        "SK-6",
     ),
     _mutant(
         "queues without an order",

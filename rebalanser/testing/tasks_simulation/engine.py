@@ -31,7 +31,7 @@ from rebalanser.tasks.engine import (
     Write,
 )
 from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
-from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, Stored, TaskId, Update
+from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, State, Stored, TaskId, Update
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.rules import ClaimKey, is_duplicate
 from rebalanser.testing.tasks_simulation.oracle import Oracle
@@ -61,6 +61,8 @@ class SimulatedEngine:
         self.leases: dict[int, int] = {}
         """Leases of slots, each with how many times it was kept; -1 once it has ended."""
         self._lease_of: dict[str, int] = {}
+        self.over: dict[TaskId, int] = {}
+        """The revisions of claims that the index knows to be over, by task."""
         self._holders: set[str] = set()
         self._last_of_key: dict[tuple[str, str], TaskId] = {}
 
@@ -71,6 +73,14 @@ class SimulatedEngine:
         if isinstance(answer, Applied):
             self.oracle.applied(write)
         return answer
+
+    def decided(self, before: Stored, state: State) -> Stored:
+        """Write what the index has decided about a task; the task as it is then."""
+        self.revision += 1
+        after = replace(before, state=state, revision=self.revision)
+        self.oracle.moved(before, after, None, None)
+        self._put(after)
+        return after
 
     def is_too_large(self, write: Write) -> bool:
         """True if the update or the result of a write is over the limit."""

@@ -6,7 +6,7 @@ Each loop of a worker has the product's policy for errors: it must go on, whatev
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,14 +26,16 @@ from rebalanser.tasks.execution.decisions import (
     FetchPayloads,
     GiveBack,
     Hold,
+    NextTask,
     OfferRoom,
     RenewalRule,
+    ReportUnknown,
     Try,
     WaitUntil,
     WorkRequest,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import FreeSlot, Room, SlotNews
+from rebalanser.tasks.index.free_slots import FreeSlot, Room, Rooms, SlotNews
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import (
     EndLease,
@@ -53,6 +55,7 @@ from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadTasks, Submit
 from rebalanser.testing.simulation.oracle import Violation
+from rebalanser.testing.tasks_simulation.indexing import IndexSource
 from rebalanser.testing.tasks_simulation.network import Unanswered, once
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish
 from rebalanser.testing.tasks_simulation.scenario import SLOT_LEASE_S, TTL_S
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
 LATE_S: Final = 0.05
 """Seconds by which a thread that is free may be late."""
 GRACE_S: Final = 1.0
+ROUNDED_S: Final = 1e-6
 _STEP_S: Final = 0.001
 """Seconds that a look at claims takes."""
 _PIECE_S: Final = 0.1
@@ -192,58 +196,18 @@ class PoolClaim:
         pending.future.add_done_callback(ended)
 
 
-class PoolWorker(Process):
-    """A process with threads for bodies, and one loop each that claims, renews and offers free slots."""
+class ClaimingProcess(Process):
+    """A process that claims tasks, and has loops with the product's policy for errors."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
-        random = world.random
-        self.concurrency = random.randint(1, 4)
         self.writer = Writer(self)
         self.failures = LoopFailures()
-        self.execution: Execution[PoolClaim] = Execution(
-            lambda: self.now,
-            TTL_S,
-            lambda: self.concurrency,
-            lambda _: False,
-            self._look_sooner,
-        )
-        self.idle_since = world.now
-        """True time since which a thread is idle and no claim has come; infinity if none is."""
         self.bug_until = 0.0
-        self._holders = 0
-        self._idle_s: float | None = 0.0
-        self._woken = Signal(self)
-        self._sooner = Signal(self)
-        self._ready: deque[tuple[Try[PoolClaim], bytes]] = deque()
-        self._more = Signal(self)
-        self._ended = Signal(self)
         self.drops_until = 0.0
-        self._last_held: list[PoolClaim] = []
-        self._latest: dict[TaskId, Change] = {}
-        """The last reported change of each task."""
-        self._is_slow = random.random() < 0.3
-        self._claims_end = Signal(self)
-        self._offers_end = Signal(self)
-        world.engine.followers.append(self._follow)
-        self.spawn(self._loop("claims", self._claim, self._claims_end))
-        self.spawn(self._loop("renewals", self._renew))
-        for _ in range(self.concurrency):
-            self.spawn(self._run())
-        self._source: SlotSource = SlotSource(self)
-        self.spawn(self._loop("slots", self._source.step, self._offers_end))
-
-    def _look_sooner(self) -> None:
-        self._sooner.set()
-
-    @property
-    def is_at_work(self) -> bool:
-        """True if a body runs."""
-        return self.execution.running > 0
-
-    def lacks(self, claim: ClaimState) -> bool:
-        """True if a claim was made for this worker, and it does not hold it."""
-        return claim.worker == self.name and claim.holder not in self.execution.tries
+        self.stopping = False
+        self._holders = 0
+        self._woken = Signal(self)
 
     def term(self) -> Term:
         """A claim's time, from now on."""
@@ -264,38 +228,34 @@ class PoolWorker(Process):
 
     def asked(self, serve: Callable[[], Any]) -> Script:
         """Have something done at the engine; raises what its client does."""
+        return (yield from self.answered(self.world.network.request(self, serve)))
+
+    def answered(self, wish: Wish) -> Script:
+        """Wait for an answer of the engine; raises what its client does."""
         if self.world.now < self.bug_until:
             self.world.oracle.counts["bugs"] += 1
             raise KeyError("a bug")
-        answer = yield self.world.network.request(self, serve)
+        answer = yield wish
         if isinstance(answer, Unanswered):
             raise answer.error
         return answer
 
-    def stop(self) -> None:
-        """Stop in order: give back what has not begun, then what has not ended, and leave."""
-        if not self.execution.stopping:
-            self.world.oracle.counts["graceful stops"] += 1
-            self.execution.stopping = True
-            self._woken.set()
-            self._sooner.set()
-            self._source.changed.set()
-            self.spawn(self._stop())
+    def take(self, claimed: Claimed) -> None:
+        """Take a claim."""
+        self.world.oracle.granted(claimed.stored.head.id, claimed.held)
+        judge_time(self, claimed.stored, claimed.sent_at)
 
-    def _stop(self) -> Script:
-        held = [each.claim for each in self.execution.tries.values()]
-        yield from driven(self.execution.leave(GRACE_S), self._perform)
-        if not all(each.is_over for each in held):
-            raise Violation("SK-20", f"{self.name} leaves, and keeps a claim")
-        yield self._offers_end.wait(SLOT_LEASE_S)
-        try:
-            yield from driven(self._source.offering.retire(), self._source.perform)
-        except Exception:  # the slots end by themselves, and so do the claims
-            self.world.oracle.counts["slots left to their lease"] += 1
-        yield self.sleep(1.0)
-        self.world.replace(self)
+    def payloads(self, claimed: Sequence[Claimed]) -> Script:
+        """The payloads of claimed tasks: those that came with the claims, and the others, read now."""
+        known = {each.stored.head.id: each.payload for each in claimed if each.payload is not None}
+        ids, stored = [each.stored.head.id for each in claimed], self.world.engine.payloads
+        missing = [each for each in ids if each not in known]
+        if not missing:
+            return known
+        read = yield from self.asked(lambda: {each: stored[each] for each in missing if each in stored})
+        return {**known, **read}
 
-    def _loop(self, name: str, step: Callable[[], Script], end: Signal | None = None) -> Script:
+    def loop(self, name: str, step: Callable[[], Script], end: Signal | None = None) -> Script:
         """Take steps, whatever they raise, until one was the last."""
         while True:
             try:
@@ -316,20 +276,103 @@ class PoolWorker(Process):
         if end is not None:
             end.set()
 
+
+class PoolWorker(ClaimingProcess):
+    """A process with threads for bodies, and one loop each that claims, renews and offers free slots."""
+
+    def __init__(self, world: World, name: str, host: Host, concurrency: int | None = None) -> None:
+        self.concurrency = world.random.randint(1, 4) if concurrency is None else concurrency
+        super().__init__(world, name, host)
+        self.execution: Execution[PoolClaim] = Execution(
+            lambda: self.now,
+            TTL_S,
+            lambda: self.concurrency,
+            lambda _: False,
+            self._look_sooner,
+        )
+        self.idle_since = world.now
+        """True time since which a thread is idle and no claim has come; infinity if none is."""
+        self._idle_s: float | None = 0.0
+        self._sooner = Signal(self)
+        self._ready: deque[tuple[Try[PoolClaim], bytes]] = deque()
+        self._more = Signal(self)
+        self._ended = Signal(self)
+        self._last_held: list[PoolClaim] = []
+        self._latest: dict[TaskId, Change] = {}
+        """The last reported change of each task."""
+        self._is_slow = world.random.random() < 0.3
+        self._claims_end = Signal(self)
+        self._offers_end = Signal(self)
+        world.engine.followers.append(self._follow)
+        self.spawn(self.loop("claims", self._claim, self._claims_end))
+        self.spawn(self.loop("renewals", self._renew))
+        for _ in range(self.concurrency):
+            self.spawn(self._run())
+        self._source = source_of(self, self._offers_end)
+
+    def _look_sooner(self) -> None:
+        self._sooner.set()
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if a body runs."""
+        return self.execution.running > 0
+
+    def lacks(self, claim: ClaimState) -> bool:
+        """True if a claim was made for this worker, and it does not hold it."""
+        return claim.worker == self.name and claim.holder not in self.execution.tries
+
+    def stop(self) -> None:
+        """Stop in order: give back what has not begun, then what has not ended, and leave."""
+        if not self.execution.stopping:
+            self.world.oracle.counts["graceful stops"] += 1
+            self.execution.stopping = self.stopping = True
+            self._woken.set()
+            self._sooner.set()
+            self._source.hurry()
+            self.spawn(self._stop())
+
+    def _stop(self) -> Script:
+        held = [each.claim for each in self.execution.tries.values()]
+        yield from driven(self.execution.leave(GRACE_S), self._perform)
+        if not all(each.is_over for each in held):
+            raise Violation("SK-20", f"{self.name} leaves, and keeps a claim")
+        yield self._offers_end.wait(SLOT_LEASE_S)
+        try:
+            yield from self._source.retire()
+        except Exception:  # the slots end by themselves, and so do the claims
+            self.world.oracle.counts["slots left to their lease"] += 1
+        yield self.sleep(1.0)
+        self.world.replace(self)
+
     def _claim(self) -> Script:
         yield self._woken.wait(self._idle_s)
         if self.execution.stopping:
             return False
         self._idle_s = 0.0
         self._last_held = []
+        paused_at = self.world.oracle.paused_at
         try:
             self._idle_s = yield from driven(self.execution.look(), self._perform)
         except Exception:
             self._judge_held()
             raise
         self._judge_held()
+        self._judge_ahead(paused_at)
         self._note_idle()
         return True
+
+    def _judge_ahead(self, paused_at: float | None) -> None:
+        """Judge that a worker that has looked while the queue is paused holds nothing ahead (SK-23).
+
+        ``paused_at`` is since when it was paused as the look began. From an index each look reads the pause.
+        """
+        is_told = self.world.scenario.has_index and None is not paused_at == self.world.oracle.paused_at
+        if not (is_told or self._source.is_paused):
+            return
+        self.world.oracle.counts["looks of a paused worker"] += 1
+        if any(each.began_at is None and not each.claim.is_over for each in self.execution.tries.values()):
+            raise Violation("SK-23", f"{self.name} has looked, and keeps what has not begun in a pause")
 
     def _judge_held(self) -> None:
         """Judge that each claim that was taken is held or ended, also where its payload could not be read."""
@@ -344,29 +387,42 @@ class PoolWorker(Process):
 
     def _perform(self, request: WorkRequest) -> Script:
         match request:
-            case ClaimTasks(room=room):
-                claimed = yield from self._source.claim(room)
-                return claimed, self._source.claims.pause is not None
+            case ClaimTasks(room=room, ahead=ahead):
+                claimed = yield from self._source.claim(room, NAMES, ahead=ahead)
+                judge_ahead(self, claimed[max(0, room - ahead) :])
+                return claimed, self._source.is_paused
             case Hold(claimed=claimed):
                 for each in claimed:
-                    self.world.oracle.granted(each.stored.head.id, each.held)
+                    self.take(each)
                 self._last_held = [PoolClaim(self, each) for each in claimed]
                 return self._last_held
             case FetchPayloads(claimed=claimed):
-                known, ids = self.world.engine.payloads, [each.stored.head.id for each in claimed]
-                return (yield from self.asked(lambda: {each: known[each] for each in ids if each in known}))
+                return (yield from self.payloads(claimed))
             case Begin(tries=tries, changes=changes):
                 self._hand_out(tries, changes)
-            case OfferRoom(idle=idle, room=room):
-                self._source.offer(idle, room)
             case WaitUntil(reached=reached, seconds=seconds):
                 yield from self._until(reached, seconds)
             case EndClaiming(seconds=seconds):
                 if any(each.began_at is None for each in self.execution.tries.values()):
                     raise Violation("SK-20", f"{self.name} leaves, and keeps what has not begun")
                 yield self._claims_end.wait(seconds)
-            case _:
+            case GiveBack() | Abandon() | Fail() | CutOff():
                 self._end_tries(request)
+            case _:
+                return (yield from self._look_on(request))
+        return None
+
+    def _look_on(self, request: WorkRequest) -> Script:
+        """Finish a look for tasks; the seconds until there may be others."""
+        match request:
+            case OfferRoom(idle=idle, room=room):
+                # Half of it for the functions that are known here and half of it for any.
+                half = Room(idle // 2, room // 2)
+                self._source.offer({NAMES: Room(idle - half.idle, room - half.tasks), None: half})
+            case ReportUnknown():
+                yield from self._source.report_unknown()
+            case NextTask(has_room=has_room):
+                return self._source.next_s(NAMES if has_room else ())
         return None
 
     def _hand_out(self, tries: Sequence[tuple[Try[PoolClaim], bytes]], changes: Sequence[Change]) -> None:
@@ -380,13 +436,15 @@ class PoolWorker(Process):
     def _end_tries(self, request: WorkRequest) -> None:
         match request:
             case GiveBack(tries=tries) | Abandon(tries=tries):
-                for each in tries:
-                    self.world.oracle.counts["given back"] += 1
-                    each.claim.give_back()
+                self.give_back(tries)
             case Fail(held=held):
                 held.claim.fail()
-            case CutOff():
-                return
+
+    def give_back(self, tries: Sequence[Try[PoolClaim]]) -> None:
+        """Give back tries; no try is counted."""
+        for each in tries:
+            self.world.oracle.counts["given back"] += 1
+            each.claim.give_back()
 
     def _until(self, reached: Callable[[], bool], seconds: float) -> Script:
         ends = self.now + seconds
@@ -427,7 +485,7 @@ class PoolWorker(Process):
 
     def _work(self, held: Try[PoolClaim]) -> Script:
         claim = held.claim
-        if not self.execution.may_run(held):
+        if not self.begins(held):
             claim.give_back()
             return
         self.execution.limit_time(held)
@@ -435,20 +493,33 @@ class PoolWorker(Process):
         if held.head.name == KILLER:
             self.world.replace(self)
             yield self.sleep(0.0)
-        random = self.world.random
-        left_s = random.choice((0.3, 1.5, 5.0)) if self._is_slow and random.random() < 0.3 else 0.01
+        left_s = self.body_s(claim.task)
         while left_s > 0 and not claim.stop_requested.is_set():
             piece_s = min(left_s, _PIECE_S)
             yield self.sleep(piece_s)
             left_s -= piece_s
             self._judge_claim(claim)
             self._judge_time(held)
+        self.finish(held)
+
+    def begins(self, held: Try[PoolClaim]) -> bool:
+        """True if a body may run whose turn it is."""
+        return self.execution.may_run(held)
+
+    def body_s(self, _task: TaskId) -> float:
+        """Seconds that a body takes."""
+        random = self.world.random
+        return random.choice((0.3, 1.5, 5.0)) if self._is_slow and random.random() < 0.3 else 0.01
+
+    def finish(self, held: Try[PoolClaim]) -> None:
+        """End a body in one way or another."""
+        random = self.world.random
         if held.head.name == POISON or random.random() < 0.05:
-            claim.fail()
+            held.claim.fail()
         elif random.random() < 0.02:
-            claim.give_back()
+            held.claim.give_back()
         else:
-            claim.complete(self.world.content(b"result"))
+            held.claim.complete(self.world.content(b"result"))
 
     def _judge_may_run(self, claim: PoolClaim) -> None:
         """Judge that a claim lasts whose body begins, by the clock and the reported changes (SK-7, SK-8)."""
@@ -468,6 +539,7 @@ class PoolWorker(Process):
     def _judge_claim(self, claim: PoolClaim) -> None:
         """Judge an access of a body, and that it was asked to stop once its claim's time was up (SK-8)."""
         world, life = self.world, claim.life
+        judge_time(self, life.stored, life.deadline - TTL_S)
         is_late = life.ended is None and self.now > life.deadline + LATE_S
         if is_late and not claim.stop_requested.is_set() and world.now > self.resumes_at + LATE_S:
             raise Violation("SK-8", f"{self.name} lets a body run on after its claim's time")
@@ -576,10 +648,37 @@ def _author_of(pending: Any) -> ClaimKey:
     return ClaimKey(claim.number, claim.holder)
 
 
-class SlotSource:
-    """A worker's source of claims: owners of partitions claim for its free slots."""
+def judge_time(process: Process, stored: Stored, counted_from: float) -> None:
+    """Judge that a claim ends for its holder no later than by the clock of its host in the store (SK-8)."""
+    claim = stored.state.claim
+    is_own_clock = claim is not None and claim.term.clock == process.host.clock
+    if claim is not None and is_own_clock and counted_from + TTL_S > claim.term.ends_at_s + ROUNDED_S:
+        raise Violation("SK-8", f"{process.name} takes a claim to last for longer than is stored")
 
-    def __init__(self, worker: PoolWorker) -> None:
+
+def judge_ahead(process: Process, claimed: Sequence[Claimed]) -> None:
+    """Judge that no task with a rate limit is claimed from an index for a busy thread (SK-23).
+
+    Of claims that owners make, the slot says if it is ahead.
+    """
+    if process.world.scenario.has_index and any(each.stored.head.rate_limit for each in claimed):
+        raise Violation("SK-23", f"{process.name} has claimed a task with a rate limit ahead")
+
+
+def source_of(process: ClaimingProcess, end: Signal) -> SlotSource | IndexSource:
+    """The source of a process's claims; ``end`` is set once it offers nothing more."""
+    if process.world.scenario.has_index:
+        end.set()
+        return IndexSource(process)
+    source = SlotSource(process)
+    process.spawn(process.loop("slots", source.step, end))
+    return source
+
+
+class SlotSource:
+    """A process's source of claims: owners of partitions claim for its free slots."""
+
+    def __init__(self, worker: ClaimingProcess) -> None:
         self.worker = worker
         self.changed = Signal(worker)
         self.offering = SlotDecisions(
@@ -599,15 +698,47 @@ class SlotSource:
     def step(self) -> Script:
         """Publish, withdraw and keep what is due."""
         yield self.changed.wait(self._due_s)
-        if self.worker.execution.stopping:
+        if self.worker.stopping:
             return False
         self._due_s = 0.0
         self._due_s = yield from driven(self.offering.step(), self.perform)
         return True
 
-    def claim(self, room: int) -> Script:
+    @property
+    def is_paused(self) -> bool:
+        """True if the queue is paused, as far as this process knows."""
+        return self.claims.pause is not None
+
+    def claim(
+        self,
+        limit: int,
+        names: Collection[str] | None,
+        worker: str | None = None,
+        ahead: int = 0,  # noqa: ARG002 - a slot says itself if it is ahead
+    ) -> Script:
         """Take what others have claimed."""
-        return (yield from driven(self.claims.claim(room, None, None), self._perform_claim))
+        return (yield from driven(self.claims.claim(limit, names, worker), self._perform_claim))
+
+    def claim_for_others(self) -> Script:
+        """Bring the pause up to date: this process owns nothing that it could claim for others."""
+        yield from self.claim(0, ())
+
+    def next_s(self, names: Collection[str] | None) -> float | None:  # noqa: ARG002 - it owns nothing
+        """Seconds until there may be something to claim; None if only news can bring it."""
+        at = self.claims.next_wakeup(self.worker.now, lambda: None)
+        return None if at is None else at - self.worker.now
+
+    def report_unknown(self) -> Script:
+        """No-op: this process owns no partition."""
+        yield from ()
+
+    def hurry(self) -> None:
+        """Offer nothing more, soon."""
+        self.changed.set()
+
+    def retire(self) -> Script:
+        """Withdraw all room, and give back what has arrived."""
+        yield from driven(self.offering.retire(), self.perform)
 
     def _perform_claim(self, request: ClaimRequest) -> Script:
         """Make a request of the claims of a process that owns nothing."""
@@ -620,10 +751,8 @@ class SlotSource:
             case ClaimOwned():
                 return []
 
-    def offer(self, idle: int, room: int) -> None:
-        """Offer room, half of it for the functions that are known here and half of it for any (SK-20)."""
-        half = Room(idle // 2, room // 2)
-        rooms = {NAMES: Room(idle - half.idle, room - half.tasks), None: half}
+    def offer(self, rooms: Rooms) -> None:
+        """Offer room for each set of functions (SK-20)."""
         if self.offering.offer(self.claims.rooms(rooms)):
             self.changed.set()
 

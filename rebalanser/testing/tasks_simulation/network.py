@@ -120,6 +120,20 @@ class Network:
                 world.say("engine", f"{text(write)} of {process.name}: {text(answers[-1])}")
         return answers
 
+    def claim(self, process: Process, serve: Callable[[Callable[[Callable[[], Any]], Any]], Any]) -> Wish:
+        """Have the engine claim from its index; ``serve`` is given how it writes: all of it, or nothing."""
+
+        def write(carry_out: Callable[[], Any]) -> Any:
+            if self.world.now < self.refuses_until:
+                return self.refusal
+            if self._restarts():
+                if self.world.random.random() < 0.5:
+                    carry_out()
+                return LOST
+            return carry_out()
+
+        return self.request(process, lambda: serve(write))
+
     def refuse(self, fault: Fault, until: float) -> None:
         """Take no writes until then, for this reason."""
         self.refusal, self.refuses_until = REFUSALS[fault], until

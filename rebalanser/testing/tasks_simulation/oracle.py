@@ -28,6 +28,7 @@ from rebalanser.tasks.model import (
     Stored,
     Task,
     TaskId,
+    Update,
     rate_of,
 )
 from rebalanser.tasks.rules import ClaimKey
@@ -70,6 +71,8 @@ class Oracle:
     _contents: dict[TaskId, Task] = field(default_factory=dict)
     _holders: dict[tuple[TaskId, int], str] = field(default_factory=dict)
     _granted: set[tuple[TaskId, int]] = field(default_factory=set)
+    _used: set[str] = field(default_factory=set)
+    """The holders of claims that the engine's index has made."""
     _slots_over: set[str] = field(default_factory=set)
     """The holders of slots that were used, withdrawn, or ended with their worker."""
     _updates: dict[tuple[TaskId, int], list[bytes]] = field(default_factory=dict)
@@ -141,6 +144,14 @@ class Oracle:
     def requested(self, claims: Iterable[tuple[TaskId, str]]) -> None:
         """Take the tasks and holders of claims that are requested now."""
         self._requested_at.update(dict.fromkeys(claims, self.now()))
+
+    def used(self, task: TaskId, holder: str) -> None:
+        """The engine's index is about to claim a task for this holder, of which no claim may be (SK-6)."""
+        if holder in self._used:
+            raise Violation("SK-6", f"the holder {holder} gets a second claim, of {_short(task)}")
+        self._used.add(holder)
+        self.counts["claims from the index"] += 1
+        self.requested([(task, holder)])
 
     def _judge_rate(self, after: Stored, claim: ClaimState) -> None:
         """Judge that a rate limit allows a start when it was requested, by the fastest clock (SK-23)."""
@@ -214,8 +225,8 @@ class Oracle:
         self.counts["take-overs"] += 1
         self._epochs[epoch.partition] = max(epoch.token, self._epochs.get(epoch.partition, 0))
 
-    def moved(self, before: Stored, after: Stored, write: Move, author: ClaimKey | None) -> None:
-        """A task's state changes."""
+    def moved(self, before: Stored, after: Stored, write: Move | None, author: ClaimKey | None) -> None:
+        """A task's state changes; without a write the engine's index decides."""
         if after.state.status not in OPEN and after.state.status is not before.state.status:
             self._closed_at[after.head.id] = self.now()
         elif after.state.status in OPEN:
@@ -237,7 +248,7 @@ class Oracle:
             self._is_of_author(before, author, "SK-10")
             self.counts["completed"] += 1
             self.completed[after.head.id] = after.revision
-        self._logged(before, after, write)
+        self._logged(before, after, None if write is None else write.update)
 
     def granted(self, task: TaskId, held: ClaimKey) -> None:
         """A worker is told that it has a claim."""
@@ -328,12 +339,13 @@ class Oracle:
             if lost and each.state.status is Status.COMPLETED:
                 raise Violation("SK-14", f"{_told(each)} is collected before {_short(lost[0])}")
 
-    def _claims(self, before: Stored, after: Stored, write: Move) -> None:
+    def _claims(self, before: Stored, after: Stored, write: Move | None) -> None:
         number, expected = _claim_number(after), _claim_number(before) + 1
         key = (after.head.id, number)
         if number != expected or key in self._holders or after.state.claim is None:
             raise Violation("SK-6", f"{_told(after)} is claimed by number {number} after {expected - 1}")
-        if write.epoch is None or write.epoch.token < self._epochs.get(after.partition, 0):
+        epoch = None if write is None else write.epoch
+        if write is not None and (epoch is None or epoch.token < self._epochs.get(after.partition, 0)):
             raise Violation("SK-13", f"{_told(after)} is claimed by an owner that was followed by another")
         missing = [needed for needed in after.head.after if needed not in self.completed]
         if missing and after.head.after_failure is AfterFailure.RUN:
@@ -344,7 +356,7 @@ class Oracle:
             raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is settled")
         if self.paused_at is not None:
             raise Violation("SK-23", f"{_told(after)} is claimed, and the queue is paused")
-        if write.slot is not None and write.slot.ahead and after.head.rate_limit:
+        if write is not None and write.slot is not None and write.slot.ahead and after.head.rate_limit:
             raise Violation("SK-23", f"{_told(after)} has a rate limit, and is claimed for a slot ahead")
         self._holders[key] = after.state.claim.holder
         self._judge_rate(after, after.state.claim)
@@ -372,8 +384,8 @@ class Oracle:
         if before.state.status is not Status.CLAIMED or author is None or current != author:
             raise Violation(rule, f"{_told(before)} is written by {author}, whose claim is not current")
 
-    def _logged(self, before: Stored, after: Stored, write: Move) -> None:
-        update, claim = write.update, after.state.claim
+    def _logged(self, before: Stored, after: Stored, update: Update | None) -> None:
+        claim = after.state.claim
         if update is None:
             if _updates(after) != (_updates(before) if _claim_number(before) == _claim_number(after) else 0):
                 raise Violation("SK-9", f"{_told(after)} counts updates that are not there")

@@ -173,7 +173,7 @@ class OwnerProcess(Process):
             for each in claimed:
                 client.reply(each)
         self._clients = [each for each in self._clients if each.deadline > self.world.now]
-        if self.index.groups():
+        if self.index.groups() or self.world.has_pauses:  # it reads the pause, too
             yield from self._claimed(0, (), None)
 
     def _claimed(self, limit: int, names: Collection[str] | None, worker: str | None) -> Script:

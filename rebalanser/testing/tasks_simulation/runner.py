@@ -58,7 +58,7 @@ def _run(world: World) -> None:
     if world.is_ticking:
         _tick(world)
     _settle(world)
-    if world.pools:
+    if world.pools or world.servers:
         _burst(world)
     if world.has_pauses:
         _pause(world)
@@ -86,9 +86,9 @@ def _burst(world: World) -> None:
         _judge_idle(world, ready_since)
     _settle(world)
     world.scheduler.run_until(world.now + CALMS_S)
-    for pool in world.pools:
-        for trouble in pool.failures.troubles():
-            raise Violation("SK-19", f"{pool.name} says that it fails, and nothing does: {trouble}")
+    for each in (*world.pools, *world.servers):
+        for trouble in each.failures.troubles():
+            raise Violation("SK-19", f"{each.name} says that it fails, and nothing does: {trouble}")
 
 
 def _tick(world: World) -> None:
@@ -165,7 +165,8 @@ def _judge_idle(world: World, ready_since: dict[tuple[TaskId, int], float]) -> N
             ready_since.pop((task, stored.revision), None)
         if not world.is_ready(stored):
             continue
-        since = max(idle_since, ready_since.setdefault((task, stored.revision), world.now))
+        waits_since = min((each.waits_since(stored.head.name) for each in world.servers), default=world.now)
+        since = max(min(idle_since, waits_since), ready_since.setdefault((task, stored.revision), world.now))
         world.oracle.counts["looks at ready tasks"] += 1
         if world.now - since > IDLE_S:
             raise Violation("SK-20", f"task {task} is ready, and a worker is idle, since {since:.3f}")

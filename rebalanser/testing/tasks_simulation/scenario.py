@@ -85,6 +85,11 @@ class Scenario:
     is_collecting: bool
     pools: int = 0
     """How many workers run the product's loops."""
+    servers: int = 0
+    """How many servers hand out claims to clients, over HTTP."""
+    clients: int = 0
+    has_index: bool = False
+    """True if the engine hands out claims itself, and no partition has an owner."""
     chaos_s: float = 8.0
     latency_s: float = 0.01
 
@@ -102,15 +107,19 @@ class Profile:
     max_tasks: int = 14
     dependent_ratio: float = 0.5
     has_pools: bool = False
+    has_index: bool = False
+    has_servers: bool = False
+    """True for servers and their clients, some with an index and some with owners of partitions."""
 
     def draw(self, random: Random) -> Scenario:
         """The world of a seed."""
         has_request_faults = any(fault in self.faults for fault in OF_REQUESTS)
+        has_index = self.has_index or (self.has_servers and random.random() < 0.5)
         return Scenario(
             partitions=random.randint(1, self.max_partitions),
             hosts=random.randint(1, 3),
-            owners=random.randint(2, 3),
-            workers=1 if self.has_pools else random.randint(2, 3),
+            owners=0 if has_index else random.randint(2, 3),
+            workers=self._workers(random),
             producers=random.randint(1, 2),
             tasks=random.randint(self.max_tasks // 2, self.max_tasks),
             faults=self.faults,
@@ -120,7 +129,16 @@ class Profile:
             is_collecting=self.is_collecting or (Fault.COLLECT in self.faults and random.random() < 0.3),
             pools=random.randint(1, 3) if self.has_pools else 0,
             chaos_s=self.chaos_s,
+            has_index=has_index,
+            servers=random.randint(1, 2) if self.has_servers else 0,
+            clients=random.randint(2, 4) if self.has_servers else 0,
         )
+
+    def _workers(self, random: Random) -> int:
+        """How many workers ask owners, one by one."""
+        if self.has_index or self.has_servers:
+            return 0
+        return 1 if self.has_pools else random.randint(2, 3)
 
 
 ANYTHING = Profile("anything")
@@ -197,6 +215,61 @@ _PROFILES = (
         max_tasks=120,
         dependent_ratio=0.0,
         has_pools=True,
+    ),
+    Profile(
+        "claims from an index",
+        (
+            Fault.KILL,
+            Fault.PAUSE_SHORT,
+            Fault.PAUSE_LONG,
+            Fault.REQUEST_LOST,
+            Fault.REQUEST_LATE,
+            Fault.REPLY_LOST,
+            Fault.REPLY_SLOW,
+            Fault.ENGINE_DOWN,
+            Fault.FULL,
+            Fault.READ_ONLY,
+            Fault.LOCKED,
+            Fault.TOO_LARGE,
+            Fault.WATCH_LOST,
+            Fault.WATCH_LATE,
+            Fault.CANCEL,
+            Fault.REQUEUE,
+            Fault.PAUSE_QUEUE,
+            Fault.STOP,
+            Fault.BUG,
+        ),
+        4.0,
+        max_tasks=40,
+        dependent_ratio=0.2,
+        has_pools=True,
+        has_index=True,
+    ),
+    Profile(
+        "servers",
+        (
+            Fault.KILL,
+            Fault.PAUSE_SHORT,
+            Fault.PAUSE_LONG,
+            Fault.REQUEST_LOST,
+            Fault.REQUEST_LATE,
+            Fault.REPLY_LOST,
+            Fault.REPLY_SLOW,
+            Fault.ENGINE_DOWN,
+            Fault.FULL,
+            Fault.READ_ONLY,
+            Fault.LOCKED,
+            Fault.TOO_LARGE,
+            Fault.WATCH_LOST,
+            Fault.CANCEL,
+            Fault.PAUSE_QUEUE,
+            Fault.STOP,
+            Fault.BUG,
+        ),
+        3.0,
+        max_tasks=40,
+        dependent_ratio=0.1,
+        has_servers=True,
     ),
     Profile(
         "ticks",

@@ -20,6 +20,7 @@ from rebalanser.testing.tasks_simulation.scenario import TTL_S
 from rebalanser.testing.tasks_simulation.writing import Writer
 
 if TYPE_CHECKING:
+    from rebalanser.testing.tasks_simulation.dispensing import HttpClient
     from rebalanser.testing.tasks_simulation.world import World
 
 POISON, KILLER, PLAIN = "poison", "killer", "plain"
@@ -179,7 +180,9 @@ def _claim_number(stored: Stored) -> int:
 class Working:
     """One claim in the hands of its worker."""
 
-    def __init__(self, worker: SimulatedWorker, claimed: Stored, holder: str, asked_at: float) -> None:
+    def __init__(
+        self, worker: SimulatedWorker | HttpClient, claimed: Stored, holder: str, asked_at: float
+    ) -> None:
         claim = claimed.state.claim
         assert claim is not None
         self.worker = worker

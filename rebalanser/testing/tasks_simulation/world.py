@@ -12,8 +12,9 @@ from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.pauses import Pause
 from rebalanser.testing.simulation.scheduler import Scheduler
 from rebalanser.testing.simulation.trace import Trace
+from rebalanser.testing.tasks_simulation.dispensing import HttpClient, ServerProcess
 from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
-from rebalanser.testing.tasks_simulation.executing import PoolWorker
+from rebalanser.testing.tasks_simulation.executing import ClaimingProcess, PoolWorker
 from rebalanser.testing.tasks_simulation.network import Network, Unanswered
 from rebalanser.testing.tasks_simulation.operating import Collector, Operator
 from rebalanser.testing.tasks_simulation.oracle import Oracle
@@ -69,11 +70,13 @@ class World:
         self.owners = [self._owner() for _ in range(scenario.owners)]
         self.workers = [self._worker() for _ in range(scenario.workers)]
         self.pools = [self._pool() for _ in range(scenario.pools)]
+        self.servers = [self._server() for _ in range(scenario.servers)]
+        self.clients = [self._client() for _ in range(scenario.clients)]
         self.outboxes = [Outbox(number, scenario.tasks) for number in range(scenario.producers)]
         self.producers = [self._producer(outbox) for outbox in self.outboxes]
         if scenario.is_collecting:
             self.collector = Collector(self, "collector", self.hosts[-1])
-        for partition in range(scenario.partitions):
+        for partition in range(0 if scenario.has_index else scenario.partitions):
             self.assign(partition, is_told=True)
 
     @property
@@ -166,6 +169,14 @@ class World:
             if process in self.pools:
                 self.pools.remove(process)
                 self.after(self.random.uniform(0.1, 0.6), lambda: self.pools.append(self._pool()))
+        elif isinstance(process, ServerProcess):
+            if process in self.servers:
+                self.servers.remove(process)
+                self.after(self.random.uniform(0.1, 0.6), lambda: self.servers.append(self._server()))
+        elif isinstance(process, HttpClient):
+            if process in self.clients:
+                self.clients.remove(process)
+                self.after(self.random.uniform(0.1, 0.6), lambda: self.clients.append(self._client()))
         elif isinstance(process, Producer):
             self.producers.remove(process)
             outbox = process.outbox
@@ -187,8 +198,7 @@ class World:
                 partition = random.randrange(self.scenario.partitions)
                 self.assign(partition, is_told=fault is Fault.DEPOSE)
             case Fault.WATCH_LOST:
-                watching: list[OwnerProcess | PoolWorker] = [*self.owners, *self.pools]
-                random.choice(watching).drop_changes(self.now + random.uniform(0.1, 2.0))
+                self._break_watch()
             case Fault.WATCH_LATE:
                 self._late_news += 1
             case Fault.TOO_LARGE:
@@ -202,7 +212,12 @@ class World:
             case Fault.BUG | Fault.STOP:
                 self._befall_pool(fault)
             case _:
-                self._befall_process(fault, random.choice(self._processes()))
+                self._befall_process(fault)
+
+    def _break_watch(self) -> None:
+        watching: list[OwnerProcess | ClaimingProcess] = [*self.owners, *self.pools, *self.servers]
+        if watching:
+            self.random.choice(watching).drop_changes(self.now + self.random.uniform(0.1, 2.0))
 
     def _operate(self, fault: Fault) -> None:
         if fault is Fault.PAUSE_QUEUE:
@@ -219,13 +234,18 @@ class World:
         pending(self.random.choice(tasks if self.pools and tasks else list(self.engine.tasks)))
 
     def _befall_pool(self, fault: Fault) -> None:
-        for pool in self.random.sample(self.pools, min(1, len(self.pools))):
+        claiming: list[PoolWorker | ServerProcess] = [*self.pools, *self.servers]
+        for each in self.random.sample(claiming, min(1, len(claiming))):
             if fault is Fault.STOP:
-                pool.stop()
+                each.stop()
             else:
-                pool.bug_until = self.now + self.random.uniform(0.1, 2.0)
+                each.bug_until = self.now + self.random.uniform(0.1, 2.0)
 
-    def _befall_process(self, fault: Fault, process: Process) -> None:
+    def _befall_process(self, fault: Fault) -> None:
+        processes = self._processes()
+        if not processes:
+            return
+        process = self.random.choice(processes)
         match fault:
             case Fault.KILL:
                 self.replace(process)
@@ -249,9 +269,9 @@ class World:
 
     def _processes(self) -> list[Process]:
         """Those that live; workers that are at work four times, as they are what becomes stale."""
-        workers: list[SimulatedWorker | PoolWorker] = [*self.workers, *self.pools]
+        workers: list[SimulatedWorker | PoolWorker | HttpClient] = [*self.workers, *self.pools, *self.clients]
         at_work = [worker for worker in workers if worker.is_at_work]
-        return [*self.owners, *workers, *self.producers, *at_work, *at_work, *at_work]
+        return [*self.owners, *workers, *self.servers, *self.producers, *at_work, *at_work, *at_work]
 
     def heal(self) -> None:
         """All faults end, what is dead by bad luck is requeued, and wall clocks are set."""
@@ -263,8 +283,8 @@ class World:
         self._late_news = self._large_contents = 0
         for host in self.hosts:
             host.skew_s = 0.0
-        for pool in self.pools:
-            pool.bug_until = min(pool.bug_until, self.now)
+        for each in (*self.pools, *self.servers):
+            each.bug_until = min(each.bug_until, self.now)
         for process in self._processes():
             process.cut_until = min(process.cut_until, self.now)
         self.operator.requeue_for_ever()
@@ -291,6 +311,12 @@ class World:
 
     def _pool(self) -> PoolWorker:
         return PoolWorker(self, *self._name("pool"))
+
+    def _server(self) -> ServerProcess:
+        return ServerProcess(self, *self._name("server"))
+
+    def _client(self) -> HttpClient:
+        return HttpClient(self, *self._name("client"))
 
     def _producer(self, outbox: Outbox) -> Producer:
         # What is spooled is on one host, whose clock its ids are of.

@@ -27,12 +27,14 @@ WRITE_TIMEOUT_S: Final = 2 * TIMEOUT_S
 
 
 def driven(script: Generator[RequestT, Any, Any], perform: Callable[[RequestT], Script]) -> Script:
-    """Run a script of the product in the world; its result."""
+    """Run a script of the product in the world; its result. It is not told of violations."""
     try:
         request = next(script)
         while True:
             try:
                 answer = yield from perform(request)
+            except Violation:
+                raise
             except Exception as error:
                 request = script.throw(error)
             else:
