@@ -89,7 +89,7 @@ def test_pauses_double_or_are_those_of_a_function_up_to_a_maximum(
     assert at == pytest.approx(due, abs=1e-3)
 
 
-@pytest.mark.parametrize("given", [-1.0, math.nan, None, "5", KeyError("a bug")])
+@pytest.mark.parametrize("given", [-1.0, math.nan, None, "5", True, KeyError("a bug")])
 def test_a_function_that_gives_no_pause_stops_no_task(
     tasks: Queue, clock: FakeClock, given: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

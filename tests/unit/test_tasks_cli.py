@@ -651,7 +651,7 @@ def test_what_runs_or_fails_after_a_failure_says_so(stage: Stage) -> None:
     over_http = NewTask.model_validate(
         {"name": "send", "payload": {"value": {}}, "after": [dead], "after_failure": "fail"}
     )
-    (task,) = operations.enqueue(stage.queue, [over_http])
+    task = operations.enqueue(stage.queue, over_http)
     assert operations.full_document(stage.queue, task).after_failure is AfterFailure.FAIL
 
 

@@ -833,6 +833,7 @@ def test_tasks_over_http_are_enqueued_all_or_none(queue: Queue) -> None:
     last = {**task, "results": {"parts": [unknown]}}
     reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task, last]}))
     assert (reply.status, reply.json["type"]) == (404, "/problems/unknown")
+    assert reply.json["detail"].startswith("body.tasks.1: task ")
     for wrong, reason in (
         ({**last, "payload": {"value": [1]}}, "must be a JSON object"),
         ({**last, "payload": {"value": {"parts": 1}}}, "is to get a result: parts"),
@@ -842,6 +843,7 @@ def test_tasks_over_http_are_enqueued_all_or_none(queue: Queue) -> None:
         reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task, wrong]}))
         assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
         assert reason in reply.json["detail"]
+        assert reply.json["detail"].startswith("body.tasks.1")
     reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task] * 101}))
     assert (reply.status, reply.json["detail"][:18]) == (422, "more than 100 task")
     assert queue.count() == {}

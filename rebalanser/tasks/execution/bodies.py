@@ -31,7 +31,7 @@ from rebalanser.tasks.execution.outcomes import (
     summary_of,
 )
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
-from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions
+from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions, is_number
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import Head, Status, Stored
@@ -443,7 +443,7 @@ def backoff_s(options: TaskOptions, failures: int) -> float:
     if not callable(options.backoff_s):
         return min(options.backoff_s * 2.0 ** min(failures, 60), options.max_backoff_s)
     given: object = options.backoff_s(failures + 1)
-    if not isinstance(given, int | float) or not given >= 0:
+    if not is_number(given) or not given >= 0:
         raise InvalidArgument(f"it gives {given!r}, which is no number of seconds from 0")
     return min(float(given), options.max_backoff_s)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.engine import Enqueue
-from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.functions import EnqueueOptions, concerning
 from rebalanser.tasks.http.messages import ChangedCounts, NewTask, Selection
 from rebalanser.tasks.http.problems import INVALID, ProblemRaised
 from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
@@ -23,14 +23,24 @@ PAGE: Final = 1000
 """Maximum number of tasks that are read at once."""
 
 
-def enqueue(queue: Queue, tasks: Sequence[NewTask], *, together: bool = False) -> list[Enqueued[Any]]:
-    """Store tasks for good, ``together`` all or none, or in the outbox of the queue; return their ids.
+def enqueue(queue: Queue, task: NewTask) -> Enqueued[Any]:
+    """Store a task for good, or in the outbox of the queue; return its id.
 
     Raises:
         InvalidName, InvalidTask, TaskExists, UnknownTask, DependencyCycle, RequestTooLarge: as Queue.commit
             does.
     """
-    return queue.commit([_made(queue, each) for each in tasks], together=together)
+    return queue.commit([_made(queue, task)])[0]
+
+
+def enqueue_batch(queue: Queue, tasks: Sequence[NewTask], *, together: bool) -> list[Enqueued[Any]]:
+    """Store tasks, ``together`` all or none, as :func:`enqueue`; an error of one names its place."""
+    places = [f"body.tasks.{number}" for number in range(len(tasks))]
+    made: list[Enqueue] = []
+    for place, each in zip(places, tasks, strict=True):
+        with concerning(place):
+            made.append(_made(queue, each))
+    return queue.commit(made, together=together, places=places)
 
 
 def _made(queue: Queue, task: NewTask) -> Enqueue:

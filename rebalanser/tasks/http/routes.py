@@ -101,7 +101,7 @@ class QueueRoutes:
         )
         def enqueue(task: NewTask, response: Response) -> messages.EnqueuedTask:
             """Enqueue a task; it is then stored for good, or in the server's outbox (SK-4)."""
-            (enqueued,) = operations.enqueue(queue, [task])
+            enqueued = operations.enqueue(queue, task)
             _mark_spooled(response, [enqueued])
             return messages.EnqueuedTask(id=enqueued, answer=enqueued.answer)
 
@@ -110,7 +110,7 @@ class QueueRoutes:
         )
         def enqueue_batch(batch: NewTasks, response: Response) -> messages.EnqueuedTasks:
             """Enqueue many tasks in few transactions: each alone, or all or none (`together`)."""
-            enqueued = operations.enqueue(queue, batch.tasks, together=batch.together)
+            enqueued = operations.enqueue_batch(queue, batch.tasks, together=batch.together)
             _mark_spooled(response, enqueued)
             return messages.EnqueuedTasks(
                 ids=tuple(enqueued), answers=tuple(each.answer for each in enqueued)
