@@ -39,6 +39,11 @@ from rebalanser.testing.waiting import PATIENCE_S, wait_until
 PARTITIONS = 2
 
 
+def owned(*numbers: int, token: int = 1) -> list[Any]:
+    """Partitions as the group assigns them."""
+    return [SimpleNamespace(resource=str(number), token=token) for number in numbers]
+
+
 class Stage:
     """A queue, and the partitions of it that are owned here."""
 
@@ -56,9 +61,10 @@ class Stage:
             self.asked.append(change)
         return wanted
 
-    def take(self, *numbers: int) -> None:
-        owned: list[Any] = [SimpleNamespace(resource=str(number), token=1) for number in numbers]
-        self.partitions.take(owned)
+    def take(self, *numbers: int, token: int = 1) -> None:
+        """Take partitions over, and wait until they are read."""
+        self.partitions.take(owned(*numbers, token=token))
+        wait_until(lambda: not self.partitions._unread)
 
     def enqueue(
         self,
@@ -299,24 +305,101 @@ def test_no_limited_task_is_claimed_while_the_rest_is_read(
     partitions = Partitions(stage.queue.context, "there", 1.0, stage.woken.set, PARTITIONS)
     engine = stage.queue.context.engine
     read: Callable[..., Page] = engine.page
+    claimed_early: list[Claimed] = []
     pages = 0
 
     def page(queue: str, timeout_s: float, **options: Any) -> Page:
         nonlocal pages
         if options.get("partition") is not None:
             pages += 1
-            assert partitions.claim(4, None) == []
+            claimed_early.extend(partitions.claim(4, None))
         return read(queue, timeout_s, **options)
 
     with closing(partitions):
         monkeypatch.setattr(engine, "page", page)
-        owned: list[Any] = [SimpleNamespace(resource=str(made[0].partition), token=2)]
-        partitions.take(owned)
+        partitions.take(owned(made[0].partition, token=2))
+        wait_until(lambda: not partitions._unread)
         assert pages >= 4
+        assert not claimed_early
         assert partitions.claim(4, None) == []
         stage.complete(last)
         stage.woken.clear()
         wait_until(lambda: [each.stored.head.id for each in partitions.claim(4, None)] == [waiting[-1]])
+
+
+@pytest.mark.rule("SK-13")
+def test_a_partition_can_be_given_up_while_it_is_read(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a process that joins would wait until the first one has read all that is deep."""
+    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 1)
+    tasks = [stage.enqueue(partition=0) for _ in range(3)]
+    engine = stage.queue.context.engine
+    read: Callable[..., Page] = engine.page
+    begun, goes_on = threading.Event(), threading.Event()
+    pages: list[int] = []
+
+    def page(queue: str, timeout_s: float, **options: Any) -> Page:
+        if options.get("partition") is not None:
+            pages.append(options["partition"])
+            begun.set()
+            assert goes_on.wait(PATIENCE_S)
+        return read(queue, timeout_s, **options)
+
+    monkeypatch.setattr(engine, "page", page)
+    stage.partitions.take(owned(0))
+    assert begun.wait(PATIENCE_S)
+    stage.partitions.give_up(owned(0))
+    stage.partitions.take(owned(1))
+    goes_on.set()
+    wait_until(lambda: not stage.partitions._unread)
+    assert pages == [0, 1], "after its first page the partition is read no further"
+    assert stage.partitions.claim(4, None) == []
+    stage.take(0, token=2)
+    assert {each.stored.head.id for each in stage.claims(3)} == set(tasks)
+
+
+@pytest.mark.rule("SK-13")
+def test_a_partition_that_is_taken_again_while_it_is_read_is_read_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = stage.enqueue(partition=0)
+    engine = stage.queue.context.engine
+    read: Callable[..., Page] = engine.page
+    tokens = [2]
+
+    def page(queue: str, timeout_s: float, **options: Any) -> Page:
+        found = read(queue, timeout_s, **options)
+        if options.get("partition") is not None and tokens:
+            stage.partitions.give_up(owned(0))
+            stage.partitions.take(owned(0, token=tokens.pop()))
+        return found
+
+    monkeypatch.setattr(engine, "page", page)
+    made = [stage.queue.build_raw_enqueue("send", b"", EnqueueOptions(key="k"), max_running_per_key=1)]
+    while made[-1].partition != 0:
+        options = EnqueueOptions(key=f"k{len(made)}")
+        made.append(stage.queue.build_raw_enqueue("send", b"", options, max_running_per_key=1))
+    limited = stage.queue.commit(made[-1:])
+    stage.take(0)
+    claimed = {each.stored.head.id for each in stage.claims(2)}
+    assert claimed == {task, *limited}, "a limited task is claimed once the whole partition was read"
+
+
+def test_a_read_of_a_partition_that_failed_is_repeated(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = stage.enqueue(partition=0)
+    engine = stage.queue.context.engine
+    read: Callable[..., Page] = engine.page
+    faults: list[Exception] = [RegistryUnavailable("away"), KeyError("a bug")]
+
+    def page(queue: str, timeout_s: float, **options: Any) -> Page:
+        if options.get("partition") is not None and faults:
+            raise faults.pop()
+        return read(queue, timeout_s, **options)
+
+    monkeypatch.setattr(engine, "page", page)
+    stage.take(0)
+    assert [each.stored.head.id for each in stage.claims()] == [task]
+    assert not faults
+    wait_until(lambda: not stage.queue.troubles)
 
 
 # -- claims from the index of a file

@@ -35,8 +35,11 @@ from rebalanser.tasks.writes.script import (
 
 MAX_CLAIMS: Final = 256
 """Maximum number of tasks that are claimed at once."""
-PAGE: Final = 1000
-"""Maximum number of tasks, or of dependencies, that are read at once."""
+PAGE: Final = 999
+"""Maximum number of tasks, or of dependencies, that are read at once.
+
+With one more, to know if there is another page, these are two ranges of a store of keys and values.
+"""
 ASIDE_S: Final = 60.0
 """Seconds before a task whose claim can't be written is offered again."""
 

@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError
@@ -19,6 +20,7 @@ from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_
 from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.index.free_slots import Rooms
 from rebalanser.tasks.index.slot_offers import SlotOffers
+from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.writes.pending import PendingTakeOver
@@ -37,6 +39,8 @@ from rebalanser.tasks.writes.script import (
 
 TAKE_OVER: Final = "take-over"
 """Name of the trouble while partitions can't be taken over."""
+READS: Final = "reads"
+"""Name of the loop that reads partitions that were taken over."""
 _log = get_logger()
 
 ResultT = TypeVar("ResultT")
@@ -67,6 +71,10 @@ class ClaimOwned:
 
 
 ClaimRequest: TypeAlias = ReadPause | TakeArrived | ClaimOwned
+
+
+class _GivenUp(Exception):
+    """A partition was given up while it was read."""
 
 
 class PausableClaims:
@@ -149,9 +157,17 @@ class Partitions(ClaimSource):
         self._watch: Watch | None = None
         self._claims = PausableClaims()
         self._pauses_watch: Watch | None = None
+        self._taken = threading.Condition(self._lock)
+        self._unread: dict[int, int] = {}
+        """Partitions that are not read yet, with their tokens."""
+        self._is_closed = False
+        self._reads = Loop(READS, self._read_next, context.errors)
 
     def take(self, owned: Sequence[Owned]) -> None:
         """Take over partitions: from now on no earlier owner can claim in them.
+
+        Their tasks are read by another thread, in pages, and claimed meanwhile. So a process that owns a deep
+        partition can give it up at once to one that joins.
 
         A failure is a trouble until the node, which leaves the group and rejoins it, owns its share.
 
@@ -173,8 +189,35 @@ class Partitions(ClaimSource):
         if self._slots is not None:
             self._slots.start()
         for each in owned:
-            self._take(int(each.resource), each.token)
+            partition = int(each.resource)
+            self._take(partition, each.token)
+            with self._lock:
+                self._unread[partition] = each.token
+                self._taken.notify()
+        if not self._reads.has_begun:
+            self._reads.start()
         self._wake()
+
+    def _read_next(self) -> bool:
+        """Read the next partition that was taken over; False once there is none any more.
+
+        The loop repeats a read that failed. One that was given up is read no further.
+        """
+        with self._lock:
+            self._taken.wait_for(lambda: self._unread or self._is_closed)
+            if self._is_closed:
+                return False
+            partition, token = next(iter(self._unread.items()))
+        try:
+            run_script(self._index.read(partition), partial(self._perform_read, partition, token), self._lock)
+        except _GivenUp:
+            return True
+        finally:
+            self._report()
+        with self._lock:
+            if self._unread.get(partition) == token:
+                del self._unread[partition]
+        return True
 
     def take_all(self) -> None:
         """Take over all partitions without a group, in a store that only this process uses.
@@ -187,19 +230,20 @@ class Partitions(ClaimSource):
         token = self._context.engine.page(self._context.queue, self._context.timeout_s, limit=1).revision
         for partition in range(self._count):
             self._take(partition, token)
+            self._run(self._index.read(partition))
 
     def _take(self, partition: int, token: int) -> None:
         self._context.write(PendingTakeOver(TakeOver(self._context.queue, Epoch(partition, token))))
         with self._lock:
             self._index.add(partition, token)
         self._follow()
-        self._run(self._index.read(partition))
 
     def give_up(self, owned: Sequence[Owned]) -> None:
         """Claim no more in these partitions; claims that were made last on."""
         with self._lock:
             for each in owned:
                 self._index.remove(int(each.resource))
+                self._unread.pop(int(each.resource), None)
         self._wake()  # a worker that owned all partitions may have room for others now
 
     def owns(self, partition: int) -> bool:
@@ -234,8 +278,14 @@ class Partitions(ClaimSource):
                 self._context.errors.ignored("free slots", error)
 
     def close(self) -> None:
-        """Stop following changes."""
+        """Stop reading and following changes."""
         self._context.errors.ended(TAKE_OVER)
+        with self._lock:
+            self._is_closed = True
+            self._unread.clear()
+            self._taken.notify()
+        self._reads.hurry()
+        self._reads.join()
         if self._slots is not None:
             self._slots.close()
         for watch in (self._watch, self._pauses_watch):
@@ -344,6 +394,13 @@ class Partitions(ClaimSource):
             return run_script(script, self._perform, self._lock)
         finally:
             self._report()
+
+    def _perform_read(self, partition: int, token: int, request: Request) -> object:
+        """Make one request of the read of a partition; ends the read of one that was given up."""
+        with self._lock:
+            if self._unread.get(partition) != token:
+                raise _GivenUp
+        return self._perform(request)
 
     def _perform(self, request: Request) -> object:
         """Make one request of a script."""
