@@ -385,20 +385,23 @@ def test_a_partition_that_is_taken_again_while_it_is_read_is_read_again(
 
 
 def test_a_read_of_a_partition_that_failed_is_repeated(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = stage.enqueue(partition=0)
+    tasks = {stage.enqueue(partition=number) for number in (0, 1)}
     engine = stage.queue.context.engine
     read: Callable[..., Page] = engine.page
     faults: list[Exception] = [RegistryUnavailable("away"), KeyError("a bug")]
+    pages: list[int] = []
 
     def page(queue: str, timeout_s: float, **options: Any) -> Page:
-        if options.get("partition") is not None and faults:
-            raise faults.pop()
+        if options.get("partition") is not None:
+            pages.append(options["partition"])
+            if pages[-1] == 0 and faults:
+                raise faults.pop()
         return read(queue, timeout_s, **options)
 
     monkeypatch.setattr(engine, "page", page)
-    stage.take(0)
-    assert [each.stored.head.id for each in stage.claims()] == [task]
-    assert not faults
+    stage.take(0, 1)
+    assert {each.stored.head.id for each in stage.claims(2)} == tasks
+    assert pages == [0, 1, 0, 0], "one that can't be read keeps no other from being read"
     wait_until(lambda: not stage.queue.troubles)
 
 

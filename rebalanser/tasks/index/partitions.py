@@ -194,14 +194,15 @@ class Partitions(ClaimSource):
             with self._lock:
                 self._unread[partition] = each.token
                 self._taken.notify()
-        if not self._reads.has_begun:
-            self._reads.start()
+        with self._lock:
+            if not self._reads.has_begun:
+                self._reads.start()
         self._wake()
 
     def _read_next(self) -> bool:
         """Read the next partition that was taken over; False once there is none any more.
 
-        The loop repeats a read that failed. One that was given up is read no further.
+        The loop repeats a read that failed, after the others. One that was given up is read no further.
         """
         with self._lock:
             self._taken.wait_for(lambda: self._unread or self._is_closed)
@@ -212,6 +213,11 @@ class Partitions(ClaimSource):
             run_script(self._index.read(partition), partial(self._perform_read, partition, token), self._lock)
         except _GivenUp:
             return True
+        except BaseException:
+            with self._lock:
+                if self._unread.get(partition) == token:
+                    self._unread[partition] = self._unread.pop(partition)
+            raise
         finally:
             self._report()
         with self._lock:
