@@ -765,13 +765,6 @@ MUTANTS = (
         "workers",
     ),
     Mutant(
-        "slots of threads that are idle",
-        "a slot of an idle thread takes the place of one ahead",
-        (Switch(OwnSlots, "plan", edited("elif swaps and", "elif False and")),),
-        frozenset({"SK-17", "SK-20"}),
-        "workers",
-    ),
-    Mutant(
         "holders of a claim whose outcome is not known",
         "a request for claims from the index names no holder of one that has failed",
         (

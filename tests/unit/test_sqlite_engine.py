@@ -839,6 +839,45 @@ def test_a_file_of_the_fourth_version_is_turned_into_one_of_this(
         assert again.read(QUEUE, [task_id(3)], PATIENCE_S)[task_id(3)].head == head
 
 
+@pytest.mark.rule("SK-17", "SK-19")
+@pytest.mark.parametrize(
+    "turn", [turn_into_second_version, turn_into_third_version, turn_into_fourth_version]
+)
+def test_a_disk_that_is_full_in_the_midst_of_a_migration_leaves_the_earlier_version(
+    engine: SqliteEngine,
+    own: sqlite3.Connection,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    turn: Callable[[sqlite3.Connection], None],
+) -> None:
+    """Wherever in the midst that is; once there is room they are turned into those of this version."""
+    engine.apply([enqueue(number) for number in range(1, 50)], PATIENCE_S)
+    items = engine.page(QUEUE, PATIENCE_S).items
+    engine.close()
+    turn(own)
+    own.execute("VACUUM")
+    before = [*own.iterdump()]
+    (pages,) = own.execute("PRAGMA page_count").fetchone()
+    settings, refused = store.SETTINGS, 0
+    while True:
+        room = f"PRAGMA max_page_count = {pages + refused}"
+        monkeypatch.setattr(store, "SETTINGS", (*settings, room))
+        try:
+            again = SqliteEngine(path)
+        except QuotaExceeded:
+            refused += 1
+            assert [*own.iterdump()] == before
+        else:
+            break
+    again.close()
+    assert refused > 2
+    monkeypatch.setattr(store, "SETTINGS", settings)
+    with closing(SqliteEngine(path)) as again:
+        assert again.page(QUEUE, PATIENCE_S).items == items
+        assert own.execute("SELECT version FROM skuld_meta").fetchone() == (5,)
+        assert len(claim_all(again)) == len(items)
+
+
 def test_tasks_of_a_newer_version_are_refused(
     engine: SqliteEngine, own: sqlite3.Connection, path: Path
 ) -> None:

@@ -290,7 +290,7 @@ class Partitions(ClaimSource):
             self._is_closed = True
             self._unread.clear()
             self._taken.notify()
-        self._reads.hurry()
+        self._reads.end_soon()
         self._reads.join()
         if self._slots is not None:
             self._slots.close()
