@@ -451,6 +451,10 @@ def test_a_claim_of_an_unknown_slot_takes_room_of_each_set() -> None:
     )
     own.offer({SEND: Room(1, 1), SWEEP: Room(2, 2)}, 2.0)
     assert len(own.plan(2.0).publish) == 2
+    own.used(used("unheard of either"), 2.0)
+    own.forgotten(["unheard of either"])
+    own.offer({BOTH: Room(1, 1)}, 2.0)
+    assert own.plan(3.0) == SlotPlan(), "also of one that is offered later"
 
 
 @pytest.mark.rule("SK-20")

@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -59,6 +59,7 @@ class Room:
     tasks: int
 
 
+NO_ROOM: Final = Room(0, 0)
 Rooms: TypeAlias = Mapping[Names, Room]
 """The room for tasks, by the functions that can run there."""
 
@@ -217,33 +218,37 @@ class Arrival:
 class _Share:
     """Room for the tasks of one set of functions."""
 
-    room: Room = Room(0, 0)
+    room: Room = NO_ROOM
     used_at: float = -math.inf
     lacks_since: float | None = None
     exceeds_since: float | None = None
     idles_since: float | None = None
     """Time since which a thread is idle and has only a slot ahead; None if none is."""
+    held: int = 0
+    """Number of slots that are offered, or were used just now."""
+    ahead: int = 0
+    """Number of slots ahead among them."""
 
     def is_wanted(self, now: float) -> bool:
         """True if a slot was used lately."""
         return now < self.used_at + AHEAD_FOR_S
 
-    def excess(self, held: int, now: float) -> int:
-        """Return how many of the ``held`` slots are too many, below 0 if there are too few."""
-        return held - (self.room.tasks if self.is_wanted(now) else self.room.idle)
+    def excess(self, now: float) -> int:
+        """Return how many slots are too many, below 0 if there are too few."""
+        return self.held - (self.room.tasks if self.is_wanted(now) else self.room.idle)
 
-    def swaps(self, held: int, ahead: int) -> int:
-        """Return how many of the slots ``ahead`` are in the place of ones of idle threads."""
-        return min(max(0, self.room.idle - (held - ahead)), ahead)
+    def unserved(self) -> int:
+        """Return the number of idle threads that have no slot but one ahead."""
+        return max(0, self.room.idle - self.held + self.ahead)
 
-    def note(self, held: int, ahead: int, now: float) -> None:
+    def note(self, now: float) -> None:
         """Note since when there are too many slots, too few, or slots ahead in the place of others."""
-        excess = self.excess(held, now)
+        excess = self.excess(now)
         if excess < 0 and self.lacks_since is None:
             self.lacks_since = now
         if excess > 0 and self.exceeds_since is None:
             self.exceeds_since = now
-        if not self.swaps(held, ahead):
+        if not self.ahead or not self.unserved():
             self.idles_since = None
         elif self.idles_since is None:
             self.idles_since = now
@@ -270,16 +275,15 @@ class OwnSlots:
 
     def offer(self, rooms: Rooms, now: float) -> None:
         """Offer room for the tasks of these sets of functions, and of no others."""
-        held = self._held()
-        self._shares = {
-            names: share
-            for names, share in self._shares.items()
-            if names in rooms or held[names] or share.is_wanted(now)
-        }
-        for share in self._shares.values():
-            share.room = Room(0, 0)
-        for names, room in _bounded(rooms).items():
-            self._share(names).room = room
+        bounded = _bounded(rooms)
+        for names, share in [*self._shares.items()]:
+            share.room = bounded.get(names, NO_ROOM)
+            if names not in bounded and not share.held and not share.is_wanted(now):
+                del self._shares[names]
+        new = {names: _Share(room) for names, room in bounded.items() if names not in self._shares}
+        if new:
+            self._shares |= new
+            self._count()
         self._note(now)
 
     def published(self, slots: Sequence[FreeSlot], sent_at: float) -> None:
@@ -287,11 +291,13 @@ class OwnSlots:
         for each in slots:
             self.offered[each.holder] = Offered(each.names, sent_at, each.ahead)
             self._share(each.names).lacks_since = None
+        self._count()
 
     def gone(self, holders: Collection[str]) -> None:
         """Forget slots that are no longer in the store, and were not used."""
         for holder in holders:
             self.offered.pop(holder, None)
+        self._count()
 
     def used(self, slot: UsedSlot, now: float) -> bool:
         """Note that a task was claimed for a slot; True if that is news. :meth:`take_arrived` takes it.
@@ -310,6 +316,7 @@ class OwnSlots:
         for share in self._shares_of(arrival):
             share.lacks_since = -math.inf
             share.used_at = now
+        self._count()
         return True
 
     def learn(self, news: SlotNews, now: float) -> bool:
@@ -342,6 +349,7 @@ class OwnSlots:
             for share in self._shares_of(arrival):
                 share.taken(1)
         del self.arrived[:count]
+        self._count()
 
     def forgotten(self, holders: Collection[str]) -> None:
         """Note used slots that were deleted from the store."""
@@ -357,21 +365,19 @@ class OwnSlots:
         self._note(now)
         publish: list[NewSlots] = []
         withdraw: list[str] = []
-        held, ahead = self._held(), self._ahead()
         for names, share in self._shares.items():
-            excess = share.excess(held[names], now)
-            swaps = share.swaps(held[names], ahead[names])
+            excess, unserved = share.excess(now), share.unserved()
             fewer = 0
             if _is_due(share.exceeds_since, now):
                 share.exceeds_since = None
                 fewer = max(0, excess)
             if excess < 0 and _is_due(share.lacks_since, now):
-                idle = max(0, share.room.idle - (held[names] - ahead[names]))
-                publish.append(NewSlots(names, -excess, max(0, -excess - idle)))
-            elif swaps and _is_due(share.idles_since, now):
+                publish.append(NewSlots(names, -excess, max(0, -excess - unserved)))
+            elif _is_due(share.idles_since, now):
                 share.idles_since = None
-                fewer += swaps
-                publish.append(NewSlots(names, swaps))
+                swapped = min(unserved, share.ahead)
+                fewer += swapped
+                publish.append(NewSlots(names, swapped))
             withdraw += self._last(names, fewer)
         return SlotPlan(tuple(publish), tuple(withdraw), tuple(self._to_forget))
 
@@ -379,12 +385,11 @@ class OwnSlots:
         """Return when a write is due; None if only a change of the room can bring one."""
         self._note(now)
         times: list[float] = []
-        held = self._held()
-        for names, share in self._shares.items():
-            lacks_since = share.lacks_since if share.excess(held[names], now) < 0 else None
+        for share in self._shares.values():
+            lacks_since = share.lacks_since if share.excess(now) < 0 else None
             changes = (share.exceeds_since, lacks_since, share.idles_since)
             times += [each + SETTLE_S for each in changes if each is not None]
-            if held[names] > share.room.idle and share.is_wanted(now):
+            if share.held > share.room.idle and share.is_wanted(now):
                 times.append(share.used_at + AHEAD_FOR_S)
         return min(times, default=None)
 
@@ -401,17 +406,19 @@ class OwnSlots:
         """Note a slot in the store; if its publication is not known, it may be of any age."""
         self.offered.setdefault(slot.holder, Offered(slot.names, -math.inf, slot.ahead))
         self._share(slot.names)
+        self._count()
 
-    def _held(self) -> Counter[Names]:
-        """Count the slots of each set of functions that are offered, or were used just now."""
-        held = Counter(each.names for each in self.offered.values())
+    def _count(self) -> None:
+        """Count the slots of each set of functions."""
+        for share in self._shares.values():
+            share.held = share.ahead = 0
+        for each in self.offered.values():
+            share = self._shares[each.names]
+            share.held += 1
+            share.ahead += each.ahead
         for arrival in self.arrived:
-            held.update(list(self._shares) if arrival.offered is None else [arrival.offered.names])
-        return held
-
-    def _ahead(self) -> Counter[Names]:
-        """Count the slots ahead of each set of functions that are offered."""
-        return Counter(each.names for each in self.offered.values() if each.ahead)
+            for share in self._shares_of(arrival):
+                share.held += 1
 
     def _last(self, names: Names, count: int) -> list[str]:
         """Return the slots of these functions to withdraw first: those ahead, the newest of them first."""
@@ -423,9 +430,8 @@ class OwnSlots:
         return [holder for _, _, holder in ranked[len(ranked) - count :]]
 
     def _note(self, now: float) -> None:
-        held, ahead = self._held(), self._ahead()
-        for names, share in self._shares.items():
-            share.note(held[names], ahead[names], now)
+        for share in self._shares.values():
+            share.note(now)
 
 
 def _bounded(rooms: Rooms) -> Rooms:
