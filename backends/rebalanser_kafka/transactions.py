@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,8 @@ from rebalanser_kafka.records import (
     settle,
 )
 
+ABORT_S: Final = 1.0
+"""Seconds, at least, for undoing what brokers did not acknowledge in time."""
 _STALE: Final = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH})
 
 
@@ -126,8 +129,16 @@ class TransactionalWriter:
                 self._drop()
                 raise judge(error_of(exception), Act.READ, f"taking over {self._id}") from None
 
-    def transaction(self, records: Sequence[NewRecord], offsets: GroupOffsets | None = None) -> list[int]:
+    def transaction(
+        self,
+        records: Sequence[NewRecord],
+        offsets: GroupOffsets | None = None,
+        *,
+        limit_s: float = math.inf,
+    ) -> list[int]:
         """Write all records and commit all offsets, or nothing; answer the records' offsets in their order.
+
+        ``limit_s`` is a shorter limit for this call.
 
         Raises:
             StaleMembership: the offsets' consumer speaks of an earlier generation of its group. Nothing was
@@ -144,7 +155,7 @@ class TransactionalWriter:
         with self._lock:
             if self._producer is None:
                 raise InvalidState(f"the transactional writer {self._id} needs init() first")
-            deadline = time.monotonic() + self._timeout_s
+            deadline = time.monotonic() + min(self._timeout_s, limit_s)
             after_abort, self._aborted = self._aborted, False
             try:
                 written = self._prepare(records, offsets, deadline)
@@ -212,11 +223,11 @@ class TransactionalWriter:
                 failure = StaleMembership(str(failure))
             if isinstance(failure, RegistryUnavailable):
                 failure = self._cause(records) or failure
-            raise self._undone(failure) from None
+            raise self._undone(failure, deadline) from None
         except RegistryUnavailable as error:
-            raise self._undone(self._cause(records) or error) from None
+            raise self._undone(self._cause(records) or error, deadline) from None
         except RebalanserError as error:
-            raise self._undone(error) from None
+            raise self._undone(error, deadline) from None
         return written
 
     def _cause(self, records: Sequence[NewRecord]) -> RebalanserError | None:
@@ -254,10 +265,15 @@ class TransactionalWriter:
                 raise Fenced(f"{story}; whether it had been carried out before is not known") from None
             raise OutcomeUnknown(f"{story}; it may have been carried out") from None
 
-    def _undone(self, failure: RebalanserError) -> RebalanserError:
-        """Abort, and answer what to raise: nothing was committed, whether the abort succeeds or not."""
+    def _undone(self, failure: RebalanserError, deadline: float) -> RebalanserError:
+        """Abort, and answer what to raise: nothing was committed, whether the abort succeeds or not.
+
+        Brokers that did not answer so far are hardly given more time: a leader is silent meanwhile.
+        """
         try:
-            deadline = time.monotonic() + self._timeout_s
+            unreachable = isinstance(failure, RegistryUnavailable)
+            limit_s = ABORT_S if unreachable else self._timeout_s
+            deadline = max(deadline, time.monotonic() + limit_s)
             _repeat(lambda left_s: self._open.abort_transaction(left_s), deadline)  # noqa: PLW0108 - see _open
             self._aborted = True
         except RAISED as exception:

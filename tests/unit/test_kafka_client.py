@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import shlex
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, KafkaException
+from rebalanser_kafka import transactions
 from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
 from rebalanser_kafka.connection import Connection, client_config, reach
 from rebalanser_kafka.failures import Act, UnsupportedBroker, error_of, is_passing, judge
@@ -40,7 +43,11 @@ from rebalanser.errors import (
     RequestTooLarge,
 )
 from rebalanser.registry.urls import parse_url
+from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import wait_until
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
 
 NOWHERE = "127.0.0.1:1"
 
@@ -241,6 +248,52 @@ class TestNoBroker:
         with pytest.raises(RegistryUnavailable, match="taking over t"):
             writer.init()
         writer.close()
+
+
+class Wedged:
+    """A transactional producer whose broker answers nothing any more; waiting for it lets time pass."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.begun = 0
+
+    def begin_transaction(self) -> None:
+        self.begun += 1
+        if self.begun > 1:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+
+    def produce(self, *_: object, **__: object) -> None:
+        return
+
+    def purge(self) -> None:
+        return
+
+    def flush(self, timeout_s: float) -> int:
+        self._clock.advance(timeout_s)
+        return 1
+
+    def abort_transaction(self, timeout_s: float) -> None:
+        self._clock.advance(timeout_s)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+@pytest.mark.rule("SH-7", "SH-8")
+@pytest.mark.parametrize(("limit_s", "most_s"), [(math.inf, 10.0), (4.0, 4.0), (60.0, 10.0)])
+def test_a_transaction_that_no_broker_answers_ends_by_its_limit_with_its_abort(
+    limit_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader is silent meanwhile: its abort took as long again."""
+    clock = FakeClock()
+    monkeypatch.setattr(transactions.time, "monotonic", clock.now)
+    monkeypatch.setattr(transactions, "settle", lambda _producer: None)
+    writer = TransactionalWriter(Connection.from_address(NOWHERE), "t", 10.0)
+    writer._producer = cast("Producer", Wedged(clock))
+    began = clock.now()
+    with pytest.raises(RegistryUnavailable, match="did not acknowledge every record in time"):
+        writer.transaction([NewRecord("t", None, b"v")], limit_s=limit_s)
+    assert most_s <= clock.now() - began <= most_s + transactions.ABORT_S + 0.1
+    with pytest.raises(InvalidState, match=r"needs init\(\) first"):
+        writer.transaction([NewRecord("t", None, b"v")])
 
 
 class TestFailures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from typing import TYPE_CHECKING, cast
 from unittest import mock
@@ -78,10 +79,14 @@ class Writer:
     def __init__(self) -> None:
         self.written: list[list[NewRecord]] = []
         self.committed: list[object] = []
+        self.limits_s: list[float] = []
         self.failure: RebalanserError | None = None
         self._failed = False
 
-    def transaction(self, records: Sequence[NewRecord], offsets: object = None) -> list[int]:
+    def transaction(
+        self, records: Sequence[NewRecord], offsets: object = None, *, limit_s: float = math.inf
+    ) -> list[int]:
+        self.limits_s.append(limit_s)
         if self._failed:
             raise InvalidState("it needs init() first")
         if self.failure is not None:
@@ -109,12 +114,12 @@ class Machine:
         return effects
 
 
-def term_of(machine: Machine, writer: Writer) -> Term:
+def term_of(machine: Machine, writer: Writer, options: LeaderOptions | None = None) -> Term:
     term = Term(
         Connection.from_address("127.0.0.1:1", "c"),
         TopicNames().of("c"),
         "l",
-        LeaderOptions(),
+        options or LeaderOptions(),
         lambda: "membership",
         timeout_s=1.0,
         tell=lambda _fact: None,
@@ -122,6 +127,22 @@ def term_of(machine: Machine, writer: Writer) -> Term:
     term._machine = cast("Leader", machine)
     term._writer = cast("TransactionalWriter", writer)
     return term
+
+
+@pytest.mark.rule("SH-8", "SH-15")
+@pytest.mark.parametrize(("session_timeout_s", "limit_s"), [(1.5, 5.0), (4.0, 8.0), (10.0, 20.0)])
+def test_a_leader_that_cannot_write_is_silent_for_two_sessions_and_archives_have_their_time(
+    session_timeout_s: float, limit_s: float
+) -> None:
+    archive = Archive("0" * 64, 3, 1)
+    keep = KeepCommands((KeptCommand(StartCommand(APP, "s", archive, Mode.AVAILABLE), 7),))
+    writer = Writer()
+    effects = (SendPing(PING), PublishDocument(DOCUMENT), keep)
+    options = LeaderOptions(session_timeout_s=session_timeout_s)
+    term = term_of(Machine(*effects), writer, options)
+    with mock.patch.object(term, "_parts_of", return_value={PartKey(APP, archive.sha256, 0): b"zip"}):
+        term._handle(Wakeup())
+    assert writer.limits_s == [limit_s, limit_s, math.inf]
 
 
 @pytest.mark.rule("SH-7", "SH-9")

@@ -66,6 +66,11 @@ from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, k
 LOOK_AT_CLOCK_S: Final = 0.5
 CLOSE_TIMEOUT_S: Final = 15.0
 STALE_RETRY_S: Final = 0.1
+SHORTEST_WRITE_S: Final = 5.0
+SESSIONS_OF_A_WRITE: Final = 2
+"""Sessions after which a leader that cannot write begins a new term, which has connections of its own.
+
+Until then nobody leads: the group still has its member."""
 _WRITTEN_AT_ONCE: Final = 1000
 _WRITTEN_AT_ONCE_BYTES: Final = 8_000_000
 """A transaction has to be written within the timeout, and within what librdkafka buffers."""
@@ -94,6 +99,8 @@ class Term:
         self._leader = leader
         self._membership = membership
         self._timeout_s = timeout_s
+        self._write_s = max(SHORTEST_WRITE_S, SESSIONS_OF_A_WRITE * options.session_timeout_s)
+        """Limit of writing a ping, an announcement or a document, if the timeout is not shorter."""
         self._tell = tell
         self._clock = SystemClock()
         self._machine = Leader(leader, options)
@@ -235,7 +242,7 @@ class Term:
         return written
 
     def _write_once(self, records: Sequence[NewRecord], document: AssignmentDocument | None) -> list[int]:
-        return self._writer.transaction(records, self._consumed(document))
+        return self._writer.transaction(records, self._consumed(document), limit_s=self._write_s)
 
     def _step(self) -> None:
         wakeup = self._machine.next_wakeup
@@ -340,7 +347,8 @@ class Term:
                 return self._publish(document, change)
             case SendPing(ping=ping):
                 control = NewRecord(self._topics.control, key_of(ping).encode(), encode(ping))
-                return self._written(partial(self._writer.transaction, [control]), lambda _offsets: None)
+                write = partial(self._writer.transaction, [control], limit_s=self._write_s)
+                return self._written(write, lambda _offsets: None)
             case KeepCommands(commands=commands):
                 return self._keep(commands)
             case DropRecords(kept=kept, archives=archives):
