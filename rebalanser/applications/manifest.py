@@ -111,6 +111,11 @@ class HealthCheck(_Part):
             raise ValueError(f"tcp {self.tcp!r} is not HOST:PORT")
         if self.http is not None and address_of(self.http)[0] is None:
             raise ValueError(f"http {self.http!r} names no host")
+        host = address_of(self.http or f"//{self.tcp}")[0] or ""
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"{host!r} cannot be a host: a part of it is empty or too long") from None
         return self
 
     def as_policy(self) -> HealthPolicy:

@@ -280,7 +280,7 @@ class ApplicationProcesses:
             return self._command_failure(key, running, check)
         except TimeoutError:
             return f"no answer within {check.timeout_s:g} s"
-        except (OSError, ValueError, RebalanserError) as error:  # a ValueError: the host is no name
+        except (OSError, RebalanserError) as error:
             return str(error)
 
     def _command_failure(self, key: tuple[ApplicationId, int], running: _Running, check: HealthCheck) -> str:

@@ -427,14 +427,6 @@ def test_a_check_that_takes_too_long_or_cannot_run_fails(
     assert error_of_check(bench).startswith(error)
 
 
-@pytest.mark.rule("SH-23")
-@pytest.mark.parametrize("where", [{"tcp": "a..b:80"}, {"http": f"http://{'x' * 64}/"}])
-def test_a_check_of_a_host_that_is_no_name_fails_each_time(bench: Bench, where: dict[str, Any]) -> None:
-    bench.start(1, checked("sleep 2000", **where))
-    bench.started(1)
-    assert all("label" in error_of_check(bench) for _ in range(2))
-
-
 @pytest.mark.rule("SH-17", "SH-23")
 def test_at_the_limit_of_threads_a_process_that_cannot_be_checked_ends_and_nothing_else_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch

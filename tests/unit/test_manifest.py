@@ -92,6 +92,11 @@ def test_everything_that_can_be_said_is_read() -> None:
         ({"health_check": {"http": "https://h/"}}, "health_check.http: "),
         ({"health_check": {"http": "http://h/a b\r\nX: y"}}, "health_check.http: "),
         ({"health_check": {"http": "http:///a"}}, "health_check: http 'http:///a' names no host"),
+        (
+            {"health_check": {"tcp": "a..b:80"}},
+            "health_check: 'a..b' cannot be a host: a part of it is empty",
+        ),
+        ({"health_check": {"http": f"http://{'x' * 64}/"}}, f"health_check: '{'x' * 64}' cannot be a host"),
         ({"health_check": {"exec": []}}, "health_check.exec: "),
         ({"health_check": {"tcp": "h:1", "failure_threshold": 0}}, "health_check.failure_threshold: "),
     ],
