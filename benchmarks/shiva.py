@@ -22,14 +22,18 @@ from uuid import uuid4
 
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import NewRecord, TransactionalWriter
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva.last_records import newest
+from rebalanser_kafka.shiva.reading import FRAMING_BYTES, ReplayedCommands
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES, ensure
-from rebalanser_kafka.shiva.wire import encode
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rich.console import Console
 from rich.table import Table
 
 from rebalanser.applications import Cluster, TopicNames, open_cluster, status_of
 from rebalanser.errors import RegistryRefused
 from rebalanser.registry.urls import parse_url
+from rebalanser.shiva.changes import change_between
 from rebalanser.shiva.leader import Leader
 from rebalanser.shiva.messages import (
     CaughtUp,
@@ -38,14 +42,34 @@ from rebalanser.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    SendPing,
+    SendPong,
     Standing,
     StartRead,
     TookOver,
     Wakeup,
 )
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, Pong, StartCommand
-from rebalanser.shiva.types import ApplicationId, Archive, Incarnation, Mode
+from rebalanser.shiva.records import (
+    AssignmentDocument,
+    LeaderAnnouncement,
+    Pong,
+    RunReport,
+    StartCommand,
+)
+from rebalanser.shiva.runs import Run
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Incarnation,
+    Mode,
+    RunState,
+    WorkerEntry,
+)
+from rebalanser.shiva.worker import Worker
 from rebalanser.testing.kafka_server import KafkaCluster, addresses_from_environment
 
 SHIVA = (sys.executable, "-m", "rebalanser", "shiva")
@@ -304,6 +328,223 @@ def publishes(kafka: str, encoded: bytes) -> list[float]:
     return seconds
 
 
+class Crasher:
+    """An application whose process ends a second after each start, on whatever worker it is."""
+
+    def __init__(self, application: ApplicationId) -> None:
+        self.application = application
+        self.worker: str | None = None
+        self.run: Run | None = None
+        self._named: tuple[str | None, str] | None = None
+        self._exits_at = 0.0
+        self._processes = 0
+
+    def step(self, entry: ApplicationEntry, now: float) -> set[str | None]:
+        """Let time pass; return the workers that have something to report."""
+        before = self.worker, self.run.report if self.run is not None else None
+        if (entry.worker, entry.command) != self._named:
+            self._named = entry.worker, entry.command
+            self.worker = entry.worker
+            self.run = Run(self.application, entry.command, entry.mode) if entry.worker else None
+        run = self.run
+        if run is not None:
+            if run.state is RunState.BACKING_OFF and now >= run.restart_at:
+                run.elapsed()
+            if run.state is RunState.PENDING:
+                self._processes += 1
+                run.start(self._processes, 1)
+                run.started(now)
+                self._exits_at = now + 1.0
+            elif run.state is RunState.RUNNING and now >= self._exits_at:
+                run.exited(1, "", now)
+        after = self.worker, run.report if run is not None else None
+        return {before[0], after[0]} if before != after else set()
+
+
+class Fleet:
+    """A leader machine with workers that are nothing but pongs, and the documents that it writes."""
+
+    def __init__(self, applications: int, workers: int, crashing: int) -> None:
+        self.clocked = Clocked(Leader("bench", LeaderOptions(retention_bytes=10 * 2**30)))
+        self.now = 0.0
+        self.written: list[int] = []
+        names = [ApplicationId("tenant", "channel", f"application-{n:05}") for n in range(applications)]
+        self._crashers = {name: Crasher(name) for name in names[:crashing]}
+        self._workers = {f"worker-{n:03}": Incarnation(uuid4().hex, 1) for n in range(workers)}
+        self._document: AssignmentDocument | None = None
+        self._sequence = 0
+        self._handle(TookOver(0, None))
+        for number, name in enumerate(names):
+            archive = Archive(hashlib.sha256(str(name).encode()).hexdigest(), 1000 + number, 1)
+            at = 2 * number + 1
+            self._handle(PartRead(Standing(at, 0, 1000), name, archive.sha256, 0))
+            start = StartCommand(name, uuid4().hex, archive, Mode.AVAILABLE)
+            self._handle(StartRead(Standing(at + 1, 0, 300), start))
+        self._handle(CaughtUp())
+
+    def _handle(self, event: LeaderEvent) -> None:
+        events = [event]
+        while events:
+            for effect in self.clocked.leader.handle(events.pop(0), self.now, int(self.now * 1000)):
+                if isinstance(effect, PublishDocument):
+                    record = effect.change or effect.document
+                    self.written.append(len(encode(record)) + len(key_of(record)) + FRAMING_BYTES)
+                    self._document = effect.document
+                    events.append(Published(10**6 + len(self.written)))
+
+    def _pong(self, worker: str) -> None:
+        self._sequence += 1
+        applications = {} if self._document is None else self._document.applications
+        reports = {
+            name: RunReport(entry.command, RunState.RUNNING)
+            for name, entry in applications.items()
+            if entry.worker == worker and name not in self._crashers
+        }
+        for crasher in self._crashers.values():
+            if crasher.worker == worker and crasher.run is not None:
+                reports[crasher.application] = crasher.run.report
+        seen = self._document.epoch if self._document is not None else None
+        self._handle(
+            PongRead(
+                Pong(
+                    worker,
+                    self._workers[worker],
+                    self._sequence,
+                    1,
+                    0,
+                    seen,
+                    host=f"10.0.0.{worker[-3:]}",
+                    applications=reports,
+                    reads_changes=True,
+                )
+            )
+        )
+
+    def run(self, seconds: float, step_s: float = 0.25) -> None:
+        """Let time pass: rounds of 30 s, and a pong whenever a process starts or ends."""
+        until, rounds = self.now + seconds, -1
+        while self.now < until:
+            due: set[str | None] = set()
+            if self.now // 30 != rounds:
+                rounds = self.now // 30
+                due |= self._workers.keys()
+            applications = {} if self._document is None else self._document.applications
+            for crasher in self._crashers.values():
+                if crasher.application in applications:
+                    due |= crasher.step(applications[crasher.application], self.now)
+            for worker in sorted(filter(None, due)):
+                self._pong(worker)
+            self._handle(Wakeup())
+            self.now += step_s
+
+
+def show_growth(applications: int, workers: int, crashing: int, minutes: int) -> None:
+    """What crashing applications write to each of the two topics."""
+    fleet = Fleet(applications, workers, crashing)
+    fleet.run(60.0)
+    first = len(fleet.written)
+    table = Table(
+        title=f"{crashing} crashing applications of {applications:,} on {workers} workers",
+        title_justify="left",
+    )
+    for column in ("minute", "documents", "bytes to each topic"):
+        table.add_column(column, justify="right")
+    for minute in range(minutes):
+        fleet.run(60.0)
+        sizes, first = fleet.written[first:], len(fleet.written)
+        table.add_row(str(minute + 2), str(len(sizes)), f"{sum(sizes):,}")
+    console.print(table)
+
+
+def week(applications: int, workers: int, hours: int, changes_an_hour: int) -> list[LogRecord]:
+    """COMMAND with the changes of a week: each starts an application anew; a whole document each hour."""
+    records: list[LogRecord] = []
+
+    def write(key: str, value: bytes) -> None:
+        records.append(
+            LogRecord(len(records), 0, True, key.encode(), value, size_bytes=len(key) + len(value))
+        )
+
+    names = [ApplicationId("tenant", "channel", f"application-{n:05}") for n in range(applications)]
+    known = {
+        f"worker-{n:03}": WorkerEntry(Incarnation(uuid4().hex, 1), host=f"10.0.0.{n}") for n in range(workers)
+    }
+    archives = {name: Archive(hashlib.sha256(str(name).encode()).hexdigest(), 1000, 1) for name in names}
+    entries: dict[ApplicationId, ApplicationEntry] = {}
+
+    def start(number: int, name: ApplicationId) -> None:
+        command = StartCommand(name, uuid4().hex, archives[name], Mode.AVAILABLE)
+        entries[name] = ApplicationEntry(
+            command.command,
+            ApplicationState.RUNNING,
+            command.mode,
+            command.archive,
+            worker=f"worker-{number % workers:03}",
+            offset=len(records),
+        )
+        write(key_of(command), encode(command))
+
+    for number, name in enumerate(names):
+        write(str(PartKey(name, archives[name].sha256, 0)), bytes(1000))
+        start(number, name)
+    announcement = LeaderAnnouncement("bench")
+    term = len(records)
+    write(key_of(announcement), encode(announcement))
+    document: AssignmentDocument | None = None
+    for count in range(hours * changes_an_hour):
+        start(count, names[count % applications])
+        after = AssignmentDocument(
+            Epoch(term, count + 1), "bench", len(records) - 1, 120.0, known, dict(entries), reads_changes=True
+        )
+        whole = document is None or count % changes_an_hour == 0
+        record = after if document is None or whole else change_between(document, after)
+        write(key_of(record), encode(record))
+        document = after
+    return records
+
+
+def show_beginning(applications: int, workers: int) -> None:
+    """Processor time of a new leader to its first ping, and of a new worker to its first pong."""
+    hours, changes_an_hour = 168, 50
+    records = week(applications, workers, hours, changes_an_hour)
+    on_assignement = [record for record in records if (record.key or b"").startswith((b"assign", b"change"))]
+    before = time.process_time()
+    document = newest(on_assignement[-2000:]).document
+    leader, log = Leader("bench", LeaderOptions(retention_bytes=10 * 2**30)), ReplayedCommands()
+    leader.handle(TookOver(len(records), document), 0.0, 0)
+    for record in records:
+        for event in log.events(record):
+            leader.handle(event, 0.0, 0)
+    effects = [effect for event in (*log.end(), CaughtUp()) for effect in leader.handle(event, 0.0, 0)]
+    leader_s = time.process_time() - before
+    if not any(isinstance(effect, SendPing) for effect in effects):
+        raise RuntimeError("the leader does not ping")
+    before = time.process_time()
+    worker, log = Worker("worker-000", Incarnation("new", 1)), ReplayedCommands()
+    for record in records:
+        for event in log.events(record):
+            worker.handle(event, 0.0)
+    answers = [effect for event in (*log.end(), CaughtUp()) for effect in worker.handle(event, 0.0)]
+    worker_s = time.process_time() - before
+    if not any(isinstance(answer, SendPong) for answer in answers):
+        raise RuntimeError("the worker does not pong")
+    before = time.process_time()
+    newest(on_assignement[-16:])
+    watch_s = time.process_time() - before
+    table = Table(
+        title=f"Processor time after {hours * changes_an_hour:,} changes, {applications:,} applications "
+        f"on {workers} workers",
+        title_justify="left",
+    )
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_row("size of COMMAND", f"{sum(record.size_bytes for record in records):,} bytes")
+    table.add_row("new leader to its first ping", f"{leader_s:.2f} s")
+    table.add_row("new worker to its first pong", f"{worker_s:.2f} s")
+    table.add_row("the end of ASSIGNEMENT, as a watcher reads it", f"{watch_s * 1000:,.0f} ms")
+    console.print(table)
+
+
 def milliseconds(seconds: Sequence[float]) -> tuple[str, str, str]:
     """Median, 99th percentile and largest, in milliseconds."""
     p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
@@ -364,7 +605,7 @@ def show_documents(kafka: str, applications: int, workers: int) -> None:
 
 def main() -> None:
     """Run what is asked for and print the tables."""
-    parts = ["start", "kill", "documents"]
+    parts = ["start", "kill", "documents", "growth", "beginning"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=parts, action="append")
     parser.add_argument("--starts", type=int, default=100, help="applications that are started at once")
@@ -376,6 +617,12 @@ def main() -> None:
         f"{platform.python_implementation()} {platform.python_version()}, {platform.system()}, "
         f"{os.cpu_count()} cores"
     )
+    if "growth" in only:
+        show_growth(2_000, 100, crashing=20, minutes=10)
+    if "beginning" in only:
+        show_beginning(2_000, 100)
+    if not only & {"start", "kill", "documents"}:
+        return
     with broker() as kafka:
         if only & {"start", "kill"}:
             show_times(kafka, only, arguments.starts)

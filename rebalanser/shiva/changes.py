@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rebalanser.errors import InternalError
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange, Progress
+from rebalanser.shiva.types import ApplicationEntry
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
+_PROGRESS: Final = tuple(field.name for field in fields(Progress))
 
 
 def change_between(base: AssignmentDocument, document: AssignmentDocument) -> DocumentChange:
     """What makes ``document`` of the document published before it, by the same leader in the same term."""
+    differing = _difference(base.applications, document.applications)
+    progress = {
+        application: _progress_of(entry)
+        for application, entry in differing.items()
+        if entry is not None and _goes_on(base.applications.get(application), entry)
+    }
+    applications = {
+        application: entry for application, entry in differing.items() if application not in progress
+    }
     return DocumentChange(
         epoch=document.epoch,
         base=base.epoch,
         consumed=document.consumed,
         deadline_s=document.deadline_s,
         workers=_difference(base.workers, document.workers),
-        applications=_difference(base.applications, document.applications),
+        applications=MappingProxyType(applications),
+        progress=MappingProxyType(progress),
         cordons=_difference(base.cordons, document.cordons),
         set_aside=None if document.set_aside == base.set_aside else document.set_aside,
     )
@@ -36,15 +48,35 @@ def changed(base: AssignmentDocument, change: DocumentChange) -> AssignmentDocum
     """
     if change.base != base.epoch:
         raise InternalError(f"a change of document {change.base} was applied to {base.epoch}")
+    known = base.applications
+    progressed = {
+        application: replace(known[application], **{name: getattr(progress, name) for name in _PROGRESS})
+        for application, progress in change.progress.items()
+        if application in known
+    }
     return replace(
         base,
         epoch=change.epoch,
         consumed=change.consumed,
         deadline_s=change.deadline_s,
         workers=_patched(base.workers, change.workers),
-        applications=_patched(base.applications, change.applications),
+        applications=_patched(known, {**change.applications, **progressed}),
         cordons=_patched(base.cordons, change.cordons),
         set_aside=base.set_aside if change.set_aside is None else change.set_aside,
+    )
+
+
+def _progress_of(entry: ApplicationEntry) -> Progress:
+    return Progress(**{name: getattr(entry, name) for name in _PROGRESS})
+
+
+def _goes_on(before: ApplicationEntry | None, entry: ApplicationEntry) -> bool:
+    """True if an entry differs from the one before in its progress alone."""
+    return before is not None and (before.command, before.archive, before.mode, before.tags) == (
+        entry.command,
+        entry.archive,
+        entry.mode,
+        entry.tags,
     )
 
 

@@ -48,8 +48,8 @@ class LeaderOptions:
     snapshot_changes: int = CHANGE_KEYS - 1
     """How many changes are published at most before the next whole document; 0 for whole ones only (SH-24).
 
-    A whole one is published, too, once changes have as many entries as it has, and while a worker is known
-    that reads no changes.
+    A whole one is published, too, once changes have four times as many entries as it has, and while a worker
+    is known that reads no changes.
     """
     snapshot_s: float = 3600.0
     """Seconds after a whole document from which the next one published is a whole one again."""

@@ -12,6 +12,8 @@ from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument, DocumentChange
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId
 
+ENTRIES_RATIO: Final = 4
+"""Times as many entries as a document has that changes may have before the next whole one."""
 LEAST_ENTRIES: Final = 50
 """Entries of changes that are not worth a whole document, however small that is."""
 
@@ -108,11 +110,11 @@ class Publisher:
 
     def _is_whole_due(self, document: AssignmentDocument, entries: int, now: float) -> bool:
         """True if readers would have to read too much, or go back too far, without a whole document."""
-        size = max(LEAST_ENTRIES, len(document.applications) + len(document.workers))
+        size = ENTRIES_RATIO * (len(document.applications) + len(document.workers))
         return (
             self._whole_due
             or self._changes >= self._options.snapshot_changes
-            or self._changed_entries + entries > size
+            or self._changed_entries + entries > max(LEAST_ENTRIES, size)
             or now - self._whole_at >= self._options.snapshot_s
         )
 

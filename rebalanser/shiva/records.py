@@ -31,12 +31,14 @@ from typing import Final, TypeAlias
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
+    ApplicationState,
     Archive,
     CommandId,
     Cordon,
     Epoch,
     Incarnation,
     LeaderId,
+    Leaving,
     Mode,
     RunState,
     SetAside,
@@ -160,6 +162,21 @@ CHANGE_KEYS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What may change of an application's entry while its start command stays the same; its fields."""
+
+    state: ApplicationState
+    worker: WorkerId | None
+    leaving: Leaving | None
+    reason: str
+    failed_on: Mapping[WorkerId, str]
+    offset: int
+    timestamp_ms: int
+    restarts: int
+    kept_for: WorkerId | None
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentChange:
     """What is new in a document since the one before it of the same term, which is its ``base`` (SH-24).
 
@@ -174,6 +191,8 @@ class DocumentChange:
     applications: Mapping[ApplicationId, ApplicationEntry | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
+    progress: Mapping[ApplicationId, Progress] = field(default_factory=lambda: MappingProxyType({}))
+    """Of the applications that still are of the same command."""
     cordons: Mapping[WorkerId, Cordon | None] = field(default_factory=lambda: MappingProxyType({}))
     set_aside: tuple[SetAside, ...] | None = None
     """All of them; None for the same as before."""
@@ -186,7 +205,7 @@ class DocumentChange:
     @property
     def entries(self) -> int:
         """Number of entries that differ."""
-        return len(self.workers) + len(self.applications) + len(self.cordons)
+        return len(self.workers) + len(self.applications) + len(self.progress) + len(self.cordons)
 
 
 @dataclass(frozen=True, slots=True)

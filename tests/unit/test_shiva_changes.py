@@ -40,12 +40,14 @@ documents = st.builds(
         st.sampled_from(APPS),
         st.builds(
             ApplicationEntry,
-            st.just("c1"),
+            st.sampled_from(["c1", "c2"]),
             st.sampled_from([ApplicationState.WAITING, ApplicationState.RUNNING]),
             st.just(Mode.AVAILABLE),
             st.just(Archive("0" * 64, 1, 1)),
             worker=st.sampled_from([None, "w1", "w2"]),
             offset=few,
+            failed_on=st.dictionaries(st.sampled_from(["w1", "w2"]), st.just("r"), max_size=1),
+            restarts=few,
         ),
     ),
     set_aside=st.lists(st.builds(SetAside, few, st.just("k"), st.just("r")), max_size=2).map(tuple),
@@ -82,8 +84,12 @@ def test_a_change_holds_what_differs_and_no_more() -> None:
     moved = replace(entry, worker="w1")
     document = replace(base, epoch=Epoch(5, 2), applications={APPS[0]: entry, APPS[1]: moved})
     made = change_between(base, document)
-    assert made.applications == {APPS[1]: moved, APPS[2]: None}
+    assert made.applications == {APPS[2]: None}
+    assert made.progress.keys() == {APPS[1]}
+    assert made.progress[APPS[1]].worker == "w1"
     assert (made.entries, made.set_aside) == (2, None)
+    anew = replace(document, epoch=Epoch(5, 3), applications={APPS[1]: replace(moved, command="c2")})
+    assert change_between(document, anew).applications == {APPS[0]: None, APPS[1]: anew.applications[APPS[1]]}
 
 
 @pytest.mark.rule("SH-24")

@@ -43,6 +43,7 @@ MAX_PARTS: Final = 100_000
 _COMPRESSED_FROM_BYTES: Final = 1024
 _COMPRESSION: Final = 1
 """The quickest: a document of 10,000 applications is made several times a second."""
+_COMPRESSION_OF_CHANGES: Final = 6
 _SHOWN_CHARS: Final = 200
 _PART: Final = re.compile(r"part:([^:]+):([0-9a-f]{64}):([0-9]{1,5})")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -162,7 +163,8 @@ def encode(record: Written) -> bytes:
     """A record's value."""
     content = {"kind": _NAMES[type(record)], "format": FORMAT, "record": record}
     text = json.dumps(content, default=_plain, separators=(",", ":"), allow_nan=False).encode()
-    return text if len(text) < _COMPRESSED_FROM_BYTES else zlib.compress(text, _COMPRESSION)
+    level = _COMPRESSION_OF_CHANGES if isinstance(record, DocumentChange) else _COMPRESSION
+    return text if len(text) < _COMPRESSED_FROM_BYTES else zlib.compress(text, level)
 
 
 def decode_part_key(key: bytes | None) -> PartKey | None:
@@ -251,8 +253,9 @@ def _with_applications(record: Any) -> Any:
         raise NotReadable("the record is no JSON object")
     if "application" in record:
         record["application"] = _application(record["application"])
-    if "applications" in record:
-        record["applications"] = {_application(text): inner for text, inner in record["applications"].items()}
+    for name in ("applications", "progress"):
+        if name in record:
+            record[name] = {_application(text): inner for text, inner in record[name].items()}
     if "start" in record:
         record["start"] = _with_applications(record["start"])
     return record

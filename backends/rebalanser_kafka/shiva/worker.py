@@ -14,7 +14,7 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from rebalanser.shiva.messages import (
     ProcessStarted,
     Report,
     SendPong,
+    Standing,
     StartProcess,
     StartRead,
     Stop,
@@ -70,9 +71,10 @@ from rebalanser.shiva.records import (
     OutputRequest,
     Ping,
     Pong,
+    Progress,
     StartCommand,
 )
-from rebalanser.shiva.types import ApplicationId, ApplicationState, CommandId, WorkerId
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, WorkerId
 from rebalanser.shiva.worker import Worker
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser_kafka.connection import Connection
@@ -324,14 +326,21 @@ class KafkaWorker:
                 self._mentioned.discard(stop.application)
                 self._stopped_at[stop.application] = at.offset
                 (self._keeping.add if stop.keep_data else self._keeping.discard)(stop.application)
-            case DocumentRead(at=at, record=record) | ChangeRead(at=at, record=record):
-                self._mentioned.update(
-                    application
-                    for application, entry in record.applications.items()
-                    if entry is not None
-                    and entry.state is not ApplicationState.STOPPING
-                    and self._stopped_at.get(application, -1) < at.offset
-                )
+            case DocumentRead(at=at, record=document):
+                self._note_entries(at, document.applications)
+            case ChangeRead(at=at, record=change):
+                self._note_entries(at, {**change.applications, **change.progress})
+
+    def _note_entries(
+        self, at: Standing, entries: Mapping[ApplicationId, ApplicationEntry | Progress | None]
+    ) -> None:
+        self._mentioned.update(
+            application
+            for application, entry in entries.items()
+            if entry is not None
+            and entry.state is not ApplicationState.STOPPING
+            and self._stopped_at.get(application, -1) < at.offset
+        )
 
     def _note_position(self, position: int) -> None:
         if self._caught_up_at is not None and position >= self._caught_up_at:
