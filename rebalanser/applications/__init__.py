@@ -7,6 +7,7 @@ A client uses :func:`open_cluster`, and :func:`status_of` on what it reads there
 from __future__ import annotations
 
 from rebalanser.applications.archives import Packed, inspect, pack, unpack
+from rebalanser.applications.channel import read_channel_file
 from rebalanser.applications.cluster import (
     Cluster,
     OpenCluster,
@@ -39,6 +40,7 @@ __all__ = [
     "open_cluster",
     "pack",
     "parse_manifest",
+    "read_channel_file",
     "status_of",
     "tail",
     "unpack",

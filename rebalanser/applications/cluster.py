@@ -124,7 +124,6 @@ class Cluster(ABC):
             RegistryUnavailable, OutcomeUnknown: as for :meth:`start`; the message says how many were started.
         """
 
-    @abstractmethod
     def stop(self, application: ApplicationId, *, keep_data: bool = False) -> CommandId:
         """Publish a stop command; its id (SH-5). With ``keep_data`` workers keep its ``SHIVA_DATA``.
 
@@ -132,8 +131,13 @@ class Cluster(ABC):
             UnknownApplication: the last document does not know it, nor is a start of it on its way.
             RegistryUnavailable: the log could not be written; the stop had no effect.
         """
+        (command,) = self.stop_all([application], keep_data=keep_data)
+        return command
 
     @abstractmethod
+    def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> list[CommandId]:
+        """Stop many applications as :meth:`stop` does each; the ids of the commands, in the same order."""
+
     def restart(self, application: ApplicationId) -> CommandId:
         """Start an application anew, from the archive that is on the log; the id of the command (SH-4).
 
@@ -145,6 +149,12 @@ class Cluster(ABC):
             ApplicationFailed: its start was refused, so that the log does not keep its archive.
             RegistryUnavailable: the log could not be written; the restart had no effect.
         """
+        (command,) = self.restart_all([application])
+        return command
+
+    @abstractmethod
+    def restart_all(self, applications: Sequence[ApplicationId]) -> list[CommandId]:
+        """Restart many applications as :meth:`restart` does each; the ids of the commands, in that order."""
 
     @abstractmethod
     def read(self, timeout_s: float) -> AssignmentDocument | None:
@@ -171,7 +181,6 @@ class Cluster(ABC):
         With ``repeat_s`` the last one is repeated each ``repeat_s`` seconds until a newer one comes.
         """
 
-    @abstractmethod
     def wait(
         self,
         application: ApplicationId,
@@ -185,6 +194,21 @@ class Cluster(ABC):
             NotSettled: not within ``timeout_s``; the message says how it stands and why.
             ApplicationFailed: it failed wherever it could be placed, or was refused; with the reason.
             Superseded: a later command of another client has taken this one's place.
+        """
+        return self.wait_all({application: command}, timeout_s, on_document)[application]
+
+    @abstractmethod
+    def wait_all(
+        self,
+        commands: Mapping[ApplicationId, CommandId],
+        timeout_s: float,
+        on_document: OnDocument = lambda _document: None,
+    ) -> dict[ApplicationId, ApplicationEntry | None]:
+        """Wait for the effects of many commands as :meth:`wait` does for each.
+
+        Raises:
+            NotSettled: not all within ``timeout_s``; the message says how many, and how one of them stands.
+            ApplicationFailed: all others have their effect; the message names the first that have not.
         """
 
     @abstractmethod

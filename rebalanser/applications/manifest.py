@@ -211,11 +211,15 @@ def parse_manifest(text: bytes, file: str = MANIFEST_NAME) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
-        told = [
-            f"{_place(problem['loc'])}{problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_url=False, include_context=False, include_input=False)
-        ]
-        raise InvalidManifest(f"{file}: {'; '.join(told)}") from error
+        raise InvalidManifest(f"{file}: {problems_in(error)}") from error
+
+
+def problems_in(error: ValidationError) -> str:
+    """Every problem of a JSON file with its place, for people."""
+    return "; ".join(
+        f"{_place(problem['loc'])}{problem['msg'].removeprefix('Value error, ')}"
+        for problem in error.errors(include_url=False, include_context=False, include_input=False)
+    )
 
 
 def _place(location: tuple[int | str, ...]) -> str:

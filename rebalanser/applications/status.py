@@ -18,6 +18,7 @@ from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
+    ApplicationPattern,
     ApplicationState,
     Cordon,
     Mode,
@@ -125,6 +126,13 @@ class ClusterStatus(BaseModel):
         """True if all that was started runs, or has finished, and all that was stopped is gone."""
         done = {ApplicationState.RUNNING, ApplicationState.FINISHED}
         return not self.stale and all(each.state in done for each in self.applications)
+
+    def only(self, pattern: ApplicationPattern) -> ClusterStatus:
+        """Return the status with the applications of a tenant or a channel alone (SH-25)."""
+        chosen = [
+            each for each in self.applications if pattern.matches(ApplicationId.parse(each.application))
+        ]
+        return self.model_copy(update={"applications": chosen})
 
 
 def status_of(

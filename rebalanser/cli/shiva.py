@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
@@ -24,6 +24,7 @@ from rebalanser.applications import (
     TopicNames,
     manifest_schema,
     open_cluster,
+    read_channel_file,
     status_of,
     tail,
 )
@@ -32,7 +33,7 @@ from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
 from rebalanser.cli.shiva_table import application_line, plain, render
-from rebalanser.errors import InvalidSettings, InvalidUrl
+from rebalanser.errors import InvalidSettings, InvalidUrl, UnknownApplication
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import known_schemes
 from rebalanser.runtime.logs import get_logger
@@ -43,7 +44,9 @@ from rebalanser.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnsw
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
+    ApplicationPattern,
     ApplicationState,
+    CommandId,
     Cordon,
     Mode,
     RestartPolicy,
@@ -54,6 +57,8 @@ from rebalanser.shiva.worker_options import WorkerOptions
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
 WATCH_S: Final = 2.0
 """Seconds between two looks at ages while a cluster is watched."""
+SHOWN: Final = 5
+"""Applications that a question names."""
 LOOK_S: Final = 0.2
 """Seconds between looks for a leader or worker that has ended."""
 
@@ -171,6 +176,23 @@ ApplicationArgument = Annotated[
     str,
     typer.Argument(metavar="TENANT/CHANNEL/APP", show_default=False, help="The application."),
 ]
+PatternArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TENANT[/CHANNEL[/APP]]",
+        show_default=False,
+        help="The application, or all of a tenant or a channel; each part may have * and ?.",
+    ),
+]
+OnlyArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TENANT[/CHANNEL[/APP]]]",
+        show_default=False,
+        help="Only these applications; each part may have * and ?.",
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the effect.")]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait.")
@@ -369,15 +391,27 @@ def _worker_options(tags: list[str] | None, keep_files_s: float) -> WorkerOption
 
 @app.command()
 def start(
-    application: ApplicationArgument,
+    application: Annotated[
+        str | None,
+        typer.Argument(metavar="[TENANT/CHANNEL/APP", show_default=False, help="The application."),
+    ] = None,
     source: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="FOLDER-OR-ZIP",
+            metavar="FOLDER-OR-ZIP]",
             show_default=False,
             help="The application's files, with a manifest at their root.",
         ),
-    ],
+    ] = None,
+    channel_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--channel-file",
+            metavar="FILE",
+            show_default=False,
+            help="Instead of one application: start all applications of a channel, as this JSON file says.",
+        ),
+    ] = None,
     tag: TagOption = None,
     mode: Annotated[
         Mode, typer.Option(help="On a worker that is cut off it runs on (available) or stops (exclusive).")
@@ -400,6 +434,20 @@ def start(
 ) -> None:
     """Start an application: publish its files and the command to run it on one of the workers."""
     face = Face.of(_url(registry, kafka, cluster), json)
+    if channel_file is not None:
+        if application is not None or tag or env or mode is not Mode.AVAILABLE:
+            raise InvalidSettings(
+                "--channel-file says which applications, and how: give nothing of that beside it"
+            )
+        starts = read_channel_file(channel_file)
+        with _opened(face) as opened:
+            with _publishing(face) as progress:
+                started = opened.start_all(starts, progress)
+            commands = dict(zip((each.application for each in starts), started, strict=True))
+            _report_many(face, opened, commands, "start", timeout if wait else None)
+        return
+    if application is None or source is None:
+        raise InvalidSettings("give TENANT/CHANNEL/APP and FOLDER-OR-ZIP, or --channel-file FILE")
     name = ApplicationId.parse(application)
     environment = _environment(env or ())
     with _opened(face) as opened:
@@ -440,12 +488,74 @@ def _started(application: str, entry: ApplicationEntry | None) -> str:
     return f"{application} is {entry.state}{f' on {entry.worker}' if entry.worker else ''}"
 
 
+def _chosen(
+    face: Face,
+    cluster: Cluster,
+    pattern: ApplicationPattern,
+    verb: str,
+    yes: bool,
+    spared: frozenset[ApplicationState],
+) -> list[ApplicationId]:
+    """Return the applications that a pattern selects, once the user has agreed to their number (SH-25).
+
+    Raises:
+        UnknownApplication: there are none.
+        InvalidSettings: nobody can be asked.
+    """
+    document = cluster.read(Settings().connect_timeout_s)
+    known = document.applications if document is not None else {}
+    chosen = sorted(
+        name for name, entry in known.items() if pattern.matches(name) and entry.state not in spared
+    )
+    if not chosen:
+        raise UnknownApplication(f"there is no application of {pattern} to {verb}")
+    counted = f"{len(chosen):,} application{'' if len(chosen) == 1 else 's'}"
+    shown = ", ".join(map(str, chosen[:SHOWN])) + (", …" if len(chosen) > SHOWN else "")
+    if yes:
+        return chosen
+    if face.json or not sys.stdin.isatty():
+        raise InvalidSettings(f"{counted} of {pattern} would be chosen to {verb} ({shown}): give --yes")
+    typer.confirm(f"{verb} {counted} ({shown})?", abort=True, err=True)
+    return chosen
+
+
+def _report_many(
+    face: Face,
+    cluster: Cluster,
+    commands: Mapping[ApplicationId, CommandId],
+    verb: str,
+    timeout_s: float | None,
+) -> None:
+    """Wait for the effects of many commands, unless ``timeout_s`` is None, and report them."""
+    entries = cluster.wait_all(commands, timeout_s) if timeout_s is not None else {}
+    known = {str(name): entry for name, entry in entries.items()}
+    settled = "" if timeout_s is None else ", and all have had their effect"
+    face.answer(
+        {
+            "applications": [
+                {
+                    "application": str(name),
+                    "command": command,
+                    "state": "commanded"
+                    if timeout_s is None
+                    else entry.state.value
+                    if (entry := known[str(name)])
+                    else "stopped",
+                }
+                for name, command in commands.items()
+            ]
+        },
+        f"{verb} of {len(commands):,} application{'' if len(commands) == 1 else 's'} commanded{settled}",
+    )
+
+
 @app.command()
 def stop(
-    application: ApplicationArgument,
+    application: PatternArgument,
     keep_data: Annotated[
         bool, typer.Option("--keep-data", help="Keep the folder SHIVA_DATA on the workers that have one.")
     ] = False,
+    yes: YesOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
     cluster: ClusterOption = None,
@@ -453,9 +563,16 @@ def stop(
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop an application on any worker; its own data there goes too, unless it is kept."""
+    """Stop an application on any worker, or all of a tenant or channel; own data goes too, unless kept."""
     face = Face.of(_url(registry, kafka, cluster), json)
-    name = ApplicationId.parse(application)
+    pattern = ApplicationPattern.parse(application)
+    name = pattern.exact
+    if name is None:
+        with _opened(face) as opened:
+            chosen = _chosen(face, opened, pattern, "stop", yes, frozenset({ApplicationState.STOPPING}))
+            commands = dict(zip(chosen, opened.stop_all(chosen, keep_data=keep_data), strict=True))
+            _report_many(face, opened, commands, "stop", timeout if wait else None)
+        return
     with _opened(face) as opened:
         command = opened.stop(name, keep_data=keep_data)
         if wait:
@@ -469,7 +586,8 @@ def stop(
 
 @app.command()
 def restart(
-    application: ApplicationArgument,
+    application: PatternArgument,
+    yes: YesOption = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
     cluster: ClusterOption = None,
@@ -477,9 +595,20 @@ def restart(
     registry: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start an application anew from its files in the cluster; where it failed is forgotten."""
+    """Start an application, or all of a tenant or channel, anew from the files in the cluster.
+
+    Where it failed is forgotten.
+    """
     face = Face.of(_url(registry, kafka, cluster), json)
-    name = ApplicationId.parse(application)
+    pattern = ApplicationPattern.parse(application)
+    name = pattern.exact
+    if name is None:
+        spared = frozenset({ApplicationState.STOPPING, ApplicationState.REFUSED})
+        with _opened(face) as opened:
+            chosen = _chosen(face, opened, pattern, "restart", yes, spared)
+            commands = dict(zip(chosen, opened.restart_all(chosen), strict=True))
+            _report_many(face, opened, commands, "restart", timeout if wait else None)
+        return
     with _opened(face) as opened:
         command = opened.restart(name)
         entry = _await(face, opened, name, command, timeout) if wait else None
@@ -499,9 +628,10 @@ def retry(
     applications: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TENANT/CHANNEL/APP]...",
+            metavar="[TENANT[/CHANNEL[/APP]]]...",
             show_default=False,
-            help="The applications; default: all that have failed on every worker.",
+            help="The applications, or those of a tenant or channel that have failed on every worker; "
+            "default: all of these.",
         ),
     ] = None,
     cluster: ClusterOption = None,
@@ -511,14 +641,20 @@ def retry(
 ) -> None:
     """Start failed applications anew from their files in the cluster, on any worker that can take them."""
     face = Face.of(_url(registry, kafka, cluster), json)
-    wanted = [ApplicationId.parse(application) for application in applications or ()]
+    patterns = [ApplicationPattern.parse(each) for each in applications or ("*",)]
+    wanted = [pattern.exact for pattern in patterns if pattern.exact is not None]
     with _opened(face) as opened:
         document = opened.read(Settings().connect_timeout_s)
         known = document.applications if document is not None else {}
-        all_failed = [name for name, entry in known.items() if entry.state is ApplicationState.FAILED]
-        chosen = sorted(wanted or all_failed)
+        failed = {
+            name
+            for name, entry in known.items()
+            if entry.state is ApplicationState.FAILED and any(each.matches(name) for each in patterns)
+        }
+        chosen = sorted(failed.union(wanted))
         sound = [name for name in chosen if name in known and not known[name].failed_on]
-        commands = {str(name): opened.restart(name) for name in chosen if name not in sound}
+        broken = [name for name in chosen if name not in sound]
+        commands = dict(zip(map(str, broken), opened.restart_all(broken) if broken else (), strict=True))
     face.answer(
         {"retried": commands},
         *(f"{name}: retry commanded" for name in commands),
@@ -603,7 +739,7 @@ def _publishing(face: Face) -> Iterator[Progress]:
     if face.json or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
-    columns = (TextColumn("publishing the archive"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("publishing archives"), BarColumn(), DownloadColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("archive", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -611,6 +747,7 @@ def _publishing(face: Face) -> Iterator[Progress]:
 
 @app.command("list")
 def list_(
+    only: OnlyArgument = None,
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
@@ -619,13 +756,14 @@ def list_(
     """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
     face = Face.of(_url(registry, kafka, cluster), json)
     with _opened(face) as opened:
-        status = _read_status(face, opened)
+        status = _read_status(face, opened, _pattern(only))
     applications = {"applications": [each.model_dump(mode="json") for each in status.applications]}
     face.answer(applications, *map(application_line, status.applications))
 
 
 @app.command()
 def status(
+    only: OnlyArgument = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")] = False,
     exit_code: Annotated[
         bool,
@@ -638,11 +776,12 @@ def status(
 ) -> None:
     """Show a cluster: its workers, its applications, and why some can't be placed or have failed."""
     face = Face.of(_url(registry, kafka, cluster), json)
+    pattern = _pattern(only)
     with _opened(face) as opened:
         if watch:
-            _watch(face, opened)
+            _watch(face, opened, pattern)
             return
-        shown = _read_status(face, opened)
+        shown = _read_status(face, opened, pattern)
     if face.on_terminal:
         face.draw(render(shown))
     else:
@@ -651,16 +790,20 @@ def status(
         raise typer.Exit(1)
 
 
-def _read_status(face: Face, cluster: Cluster) -> ClusterStatus:
+def _pattern(only: str | None) -> ApplicationPattern:
+    return ApplicationPattern.parse("*" if only is None else only)
+
+
+def _read_status(face: Face, cluster: Cluster, pattern: ApplicationPattern) -> ClusterStatus:
     timeout_s = Settings().connect_timeout_s
-    return status_of(_name(face.url), cluster.read(timeout_s), cluster.heard(timeout_s))
+    return status_of(_name(face.url), cluster.read(timeout_s), cluster.heard(timeout_s)).only(pattern)
 
 
-def _watch(face: Face, cluster: Cluster) -> None:
+def _watch(face: Face, cluster: Cluster, pattern: ApplicationPattern) -> None:
     """Show each document, and what has become stale meanwhile (SH-20)."""
     name = _name(face.url)
     shown = (
-        status_of(name, document, cluster.heard(Settings().connect_timeout_s))
+        status_of(name, document, cluster.heard(Settings().connect_timeout_s)).only(pattern)
         for document in cluster.documents(repeat_s=WATCH_S)
     )
     if face.on_terminal:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, Self, TypeAlias
 
@@ -69,6 +70,46 @@ class ApplicationId:
         if len(parts) != 3:
             raise InvalidName(f"{text[:200]!r} is not TENANT/CHANNEL/APPLICATION")
         return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.channel}/{self.application}"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationPattern:
+    """Applications of a tenant or a channel; each part may have ``*`` and ``?`` (SH-25)."""
+
+    tenant: str
+    channel: str = "*"
+    application: str = "*"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Take ``TENANT``, ``TENANT/CHANNEL`` or ``TENANT/CHANNEL/APPLICATION`` apart.
+
+        Raises:
+            InvalidName: it has other parts, or one can match no name.
+        """
+        parts = text.split("/")
+        if len(parts) > 3:
+            raise InvalidName(f"{text[:200]!r} is not TENANT, TENANT/CHANNEL or TENANT/CHANNEL/APPLICATION")
+        for what, part in zip(("tenant", "channel", "application"), parts, strict=False):
+            check_part(re.sub(r"[*?]+", "_", part), f"pattern of {what}s")
+        return cls(*parts)
+
+    @property
+    def exact(self) -> ApplicationId | None:
+        """The one application that it can match; None if there may be several."""
+        parts = (self.tenant, self.channel, self.application)
+        return None if any("*" in part or "?" in part for part in parts) else ApplicationId(*parts)
+
+    def matches(self, application: ApplicationId) -> bool:
+        """Whether it selects an application."""
+        return (
+            fnmatchcase(application.tenant, self.tenant)
+            and fnmatchcase(application.channel, self.channel)
+            and fnmatchcase(application.application, self.application)
+        )
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.channel}/{self.application}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rebalanser.applications import Start, read_channel_file
 from rebalanser.applications.status import (
     ApplicationStatus,
     ClusterStatus,
@@ -23,11 +26,12 @@ from rebalanser.cli import shiva as cli
 from rebalanser.cli.face import Face
 from rebalanser.cli.shiva import _environment, _started, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
-from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl
+from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl, UnknownApplication
 from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
+    ApplicationPattern,
     ApplicationState,
     Archive,
     Cordon,
@@ -221,7 +225,7 @@ class TestAges:
         cluster = mock.Mock()
         cluster.documents.return_value = [document()] * 3
         cluster.heard.side_effect = heard
-        _watch(Face("kafka://h:1/c", json=False), cluster)
+        _watch(Face("kafka://h:1/c", json=False), cluster, ApplicationPattern.parse("*"))
         headlines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("c:")]
         assert [line.partition(" (")[0] for line in headlines] == [
             "c: host-2 leads",
@@ -331,3 +335,171 @@ def test_variables_are_given_with_their_values_or_taken_from_here(monkeypatch: p
     assert _environment(["A=b=c", "EMPTY=", "HERE"]) == {"A": "b=c", "EMPTY": "", "HERE": "as it is"}
     with pytest.raises(InvalidSettings, match="--env NOWHERE: there is no such variable here"):
         _environment(["NOWHERE"])
+
+
+@pytest.mark.rule("SH-25")
+class TestPatterns:
+    @pytest.mark.parametrize(
+        ("text", "matched"),
+        [
+            ("acme", ["acme/main/web", "acme/test/web"]),
+            ("acme/main", ["acme/main/web"]),
+            ("*/main", ["acme/main/web", "other/main/job-1"]),
+            ("*/*/job-?", ["other/main/job-1"]),
+            ("acme/main/web", ["acme/main/web"]),
+            ("ac", []),
+            ("*", ["acme/main/web", "acme/test/web", "other/main/job-1"]),
+        ],
+    )
+    def test_applications_of_a_tenant_or_a_channel(self, text: str, matched: list[str]) -> None:
+        pattern = ApplicationPattern.parse(text)
+        names = ("acme/main/web", "acme/test/web", "other/main/job-1")
+        assert [name for name in names if pattern.matches(ApplicationId.parse(name))] == matched
+        status = ClusterStatus(
+            cluster="c",
+            leader="l",
+            epoch="1.1",
+            workers=[],
+            applications=[application(application=name) for name in names],
+            set_aside=[],
+        )
+        assert [each.application for each in status.only(pattern).applications] == matched
+        assert (pattern.exact is not None) is (text == "acme/main/web")
+
+    @pytest.mark.parametrize("text", ["", "a/b/c/d", "a//c", "a/b b", "../x", "[a]", "a/.*"])
+    def test_what_can_match_no_application_is_refused(self, text: str) -> None:
+        with pytest.raises(InvalidName):
+            ApplicationPattern.parse(text)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """A cluster with applications of two channels, one of which is being stopped."""
+    entry = document().applications[WEB]
+    states = {"a/b/1": "running", "a/b/2": "failed", "a/c/3": "running", "a/b/4": "stopping"}
+    entries = {
+        ApplicationId.parse(name): replace(
+            entry, state=ApplicationState(state), failed_on={"w1": "?"} if state == "failed" else {}
+        )
+        for name, state in states.items()
+    }
+    cluster = mock.Mock()
+    cluster.read.return_value = replace(document(), applications=entries)
+    for method in (cluster.stop_all, cluster.restart_all, cluster.start_all):
+        method.side_effect = lambda items, *_, **__: [f"c{number}" for number, _ in enumerate(items)]
+    cluster.wait_all.side_effect = lambda commands, _timeout_s: dict.fromkeys(commands)
+    monkeypatch.setattr(cli, "_opened", lambda _face: contextlib.nullcontext(cluster))
+    return cluster
+
+
+def invoke(*words: str, answer: str | None = None) -> Any:
+    """Run a command; with an ``answer`` a person is there to be asked."""
+    with mock.patch("typer.testing._NamedTextIOWrapper.isatty", return_value=answer is not None, create=True):
+        return CliRunner().invoke(cli.app, [*words, "--registry", "kafka://h:1/c"], input=answer)
+
+
+@pytest.mark.rule("SH-25")
+class TestMany:
+    def test_a_stop_of_a_channel_needs_a_yes_and_spares_what_stops_already(self, cluster: mock.Mock) -> None:
+        refused = invoke("stop", "a/b")
+        assert isinstance(refused.exception, InvalidSettings)
+        assert "2 applications of a/b/* would be chosen to stop (a/b/1, a/b/2): give --yes" in str(
+            refused.exception
+        )
+        assert not cluster.stop_all.called
+        done = invoke("stop", "a/b", "--yes", "--keep-data")
+        assert done.exit_code == 0, done.output
+        assert [str(name) for name in cluster.stop_all.call_args.args[0]] == ["a/b/1", "a/b/2"]
+        assert cluster.stop_all.call_args.kwargs == {"keep_data": True}
+        assert done.stdout == "stop of 2 applications commanded\n"
+        assert not cluster.wait_all.called
+
+    @pytest.mark.parametrize(("answer", "stops"), [("y", True), ("n", False), ("", False)])
+    def test_a_person_is_asked_with_the_number(self, cluster: mock.Mock, answer: str, stops: bool) -> None:
+        done = invoke("stop", "a/b", answer=f"{answer}\n")
+        assert "stop 2 applications (a/b/1, a/b/2)?" in done.output
+        assert cluster.stop_all.called is stops
+        assert (done.exit_code == 0) is stops
+
+    def test_who_waits_is_told_of_the_effect(self, cluster: mock.Mock) -> None:
+        done = invoke("stop", "a/c", "--yes", "--wait", "--json")
+        assert json.loads(done.stdout)["applications"] == [
+            {"application": "a/c/3", "command": "c0", "state": "stopped"}
+        ]
+        assert [str(name) for name in cluster.wait_all.call_args.args[0]] == ["a/c/3"]
+
+    def test_one_application_is_stopped_without_a_question(self, cluster: mock.Mock) -> None:
+        assert invoke("stop", "a/b/1").exit_code == 0
+        assert cluster.stop.call_args.args == (ApplicationId.parse("a/b/1"),)
+
+    def test_no_application_is_an_error(self, cluster: mock.Mock) -> None:
+        assert isinstance(invoke("stop", "z", "--yes").exception, UnknownApplication)
+        assert not cluster.stop_all.called
+
+    def test_a_restart_of_a_tenant_is_one_call(self, cluster: mock.Mock) -> None:
+        assert invoke("restart", "a", "--yes").exit_code == 0
+        assert [str(name) for name in cluster.restart_all.call_args.args[0]] == ["a/b/1", "a/b/2", "a/c/3"]
+
+    def test_a_retry_of_a_channel_restarts_what_has_failed_there(self, cluster: mock.Mock) -> None:
+        assert invoke("retry", "a/c").stdout == "no application has failed\n"
+        assert not cluster.restart_all.called
+        assert "a/b/2: retry commanded" in invoke("retry", "a").stdout
+
+    def test_all_applications_of_a_channel_file_are_started_in_one_call(
+        self, cluster: mock.Mock, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "channel.json"
+        applications = {
+            "web": {"source": "web", "tags": ["ssd"], "mode": "exclusive", "environment": {"A": "b"}},
+            "job": {"source": "job.zip"},
+        }
+        file.write_text(json.dumps({"tenant": "acme", "channel": "main", "applications": applications}))
+        done = invoke("start", "--channel-file", str(file))
+        assert done.exit_code == 0, done.output
+        assert cluster.start_all.call_args.args[0] == [
+            Start(
+                ApplicationId("acme", "main", "web"), tmp_path / "web", ["ssd"], Mode.EXCLUSIVE, {"A": "b"}
+            ),
+            Start(ApplicationId("acme", "main", "job"), tmp_path / "job.zip", []),
+        ]
+        assert done.stdout == "start of 2 applications commanded\n"
+
+    @pytest.mark.parametrize(
+        "words",
+        [["start"], ["start", "a/b/c"], ["start", "a/b/c", "x", "--channel-file", "f"]],
+        ids=lambda words: str(len(words)),
+    )
+    def test_a_start_is_of_one_application_or_of_a_channel_file(
+        self, cluster: mock.Mock, words: list[str]
+    ) -> None:
+        assert isinstance(invoke(*words).exception, InvalidSettings)
+        assert not cluster.mock_calls
+
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            ("{", "Invalid JSON"),
+            ('{"tenant": "t", "channel": "c", "applications": {}}', "applications: "),
+            ('{"tenant": "t", "channel": "c", "applications": {"a": {}}}', "applications.a.source: "),
+            (
+                '{"tenant": "t", "applications": {"a": {"source": "x", "tag": 1}}}',
+                r"channel: .*applications\.a\.tag",
+            ),
+        ],
+        ids=["no JSON", "empty", "no source", "several errors"],
+    )
+    def test_every_error_of_a_channel_file_is_told_with_its_place(
+        self, content: str, told: str, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "channel.json"
+        file.write_text(content)
+        with pytest.raises(InvalidSettings, match=told):
+            read_channel_file(file)
+
+    def test_a_channel_file_that_is_not_there_or_has_a_bad_name_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidSettings, match="cannot be read"):
+            read_channel_file(tmp_path / "nowhere")
+        file = tmp_path / "channel.json"
+        file.write_text('{"tenant": "t", "channel": "../c", "applications": {"a": {"source": "x"}}}')
+        with pytest.raises(InvalidName, match="channel"):
+            read_channel_file(file)

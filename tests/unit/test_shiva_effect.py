@@ -8,15 +8,23 @@ from types import MappingProxyType
 
 import pytest
 from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogWriter, NewRecord
 from rebalanser_kafka.shiva import cluster as cluster_module
 from rebalanser_kafka.shiva import patience
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.cluster import KafkaCluster
-from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
+from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
 
 from rebalanser.applications import TopicNames
-from rebalanser.errors import ApplicationFailed, NotSettled, RegistryRefused, Superseded
+from rebalanser.errors import (
+    ApplicationFailed,
+    NotSettled,
+    RegistryRefused,
+    Superseded,
+    UnknownApplication,
+)
 from rebalanser.registry.urls import parse_url
+from rebalanser.shiva.changes import DocumentChain
 from rebalanser.shiva.records import AssignmentDocument
 from rebalanser.shiva.types import (
     ApplicationEntry,
@@ -169,11 +177,11 @@ def test_a_cluster_knows_its_own_commands_until_a_leader_has_read_them(
     known = replace(read[0], workers={"w1": WorkerEntry(Incarnation("folder", 1))})
     monkeypatch.setattr(cluster, "read", lambda _timeout_s: known)
     monkeypatch.setattr(cluster, "documents", lambda _timeout_s: iter(read))
-    monkeypatch.setattr(cluster, "_append", lambda _key, _value: OFFSET)
+    monkeypatch.setattr(LogWriter, "append_all", lambda _writer, records, **_: [OFFSET for _ in records])
     with closing(cluster):
         stopped = cluster.stop(WEB)
         assert cluster.wait(WEB, stopped, 1.0) is None
-        monkeypatch.setattr(cluster, "_last_commanded", lambda *_: None)
+        monkeypatch.setattr(cluster, "_last_commanded", lambda _document: {})
         restarted = cluster.restart(WEB)
         with pytest.raises(Superseded):
             cluster.wait(WEB, restarted, 1.0)
@@ -192,11 +200,13 @@ def test_a_topic_that_was_just_made_is_waited_for_and_one_that_is_not_there_is_t
     connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
     tries = []
 
-    def read(*_: object) -> AssignmentDocument:
+    def read(*_: object) -> tuple[DocumentChain, int]:
         tries.append(1)
         if len(tries) < 3:
             raise RegistryRefused("Unknown partition")
-        return document()
+        chain = DocumentChain()
+        chain.take(document())
+        return chain, 0
 
     monkeypatch.setattr(cluster_module, "last_document", read)
     monkeypatch.setattr(shiva_topics, "exists", lambda *_: known_to_brokers)
@@ -208,3 +218,64 @@ def test_a_topic_that_was_just_made_is_waited_for_and_one_that_is_not_there_is_t
             with pytest.raises(RegistryRefused, match="there is no cluster c: topic c-assignement does not"):
                 cluster.read(PATIENCE_S)
     assert len(tries) == (3 if known_to_brokers else 1)
+
+
+@pytest.mark.rule("SH-18", "SH-25")
+class TestMany:
+    NAMES = tuple(ApplicationId("t", "c", name) for name in "abc")
+
+    def effects(self) -> Effects:
+        return Effects({name: Effect(name, "mine", OFFSET, starts=True) for name in self.NAMES})
+
+    def of(self, *states: ApplicationState) -> AssignmentDocument:
+        entries = {
+            name: document(state).applications[WEB] for name, state in zip(self.NAMES, states, strict=True)
+        }
+        return replace(document(), applications=entries)
+
+    def test_all_are_waited_for_and_each_is_looked_at_until_it_has_its_effect(self) -> None:
+        effects = self.effects()
+        running, assigned = ApplicationState.RUNNING, ApplicationState.ASSIGNED
+        assert not effects.have_come(self.of(running, assigned, assigned))
+        assert effects.standing.startswith("2 of 3 applications are waited for; t/c/b is assigned")
+        assert not effects.have_come(self.of(assigned, running, assigned))
+        assert effects.have_come(self.of(assigned, assigned, running))
+        assert list(effects.entries) == list(self.NAMES)
+
+    def test_what_fails_is_told_once_the_others_have_their_effect(self) -> None:
+        effects = self.effects()
+        running, failed, assigned = (
+            ApplicationState.RUNNING,
+            ApplicationState.FAILED,
+            ApplicationState.ASSIGNED,
+        )
+        assert not effects.have_come(self.of(failed, assigned, failed))
+        told = r"2 of 3 applications: t/c/a is failed.*; t/c/c is failed"
+        with pytest.raises(ApplicationFailed, match=told):
+            effects.have_come(self.of(running, running, running))
+
+    def test_many_commands_are_sent_and_read_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
+        cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+        reads: list[float] = []
+        sent: list[NewRecord] = []
+
+        def read(timeout_s: float) -> AssignmentDocument:
+            reads.append(timeout_s)
+            return self.of(*[ApplicationState.RUNNING] * 3)
+
+        def append(_writer: LogWriter, records: list[NewRecord], **_: float) -> list[int]:
+            sent.extend(records)
+            return [OFFSET for _ in records]
+
+        monkeypatch.setattr(cluster, "read", read)
+        monkeypatch.setattr(cluster, "_last_commanded", lambda _document: {})
+        monkeypatch.setattr(LogWriter, "append_all", append)
+        with closing(cluster):
+            stops = cluster.stop_all(self.NAMES, keep_data=True)
+            restarts = cluster.restart_all(self.NAMES)
+            with pytest.raises(UnknownApplication, match="t/c/x"):
+                cluster.stop_all([*self.NAMES, ApplicationId("t", "c", "x")])
+        assert len({*stops, *restarts}) == 6
+        assert [record.key for record in sent] == [f"cmd:{name}".encode() for name in self.NAMES] * 2
+        assert len(reads) == 3, "one document for each call"

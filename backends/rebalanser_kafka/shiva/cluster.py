@@ -53,9 +53,10 @@ from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOption
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.reader import LogReader
+from rebalanser_kafka.records import NewRecord
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import Publication, last_commanded, packed_starts
-from rebalanser_kafka.shiva.effect import Effect, not_cordoned_yet
+from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_heard, read_on
 from rebalanser_kafka.shiva.leader import KafkaLeader
@@ -150,40 +151,48 @@ class KafkaCluster(Cluster):
                 f"{options.retention_bytes:,} bytes that {self._topics.command} holds; nothing was sent"
             )
 
-    def stop(self, application: ApplicationId, *, keep_data: bool = False) -> CommandId:
-        """Publish a stop command; its id (SH-5)."""
-        self._check_known(application)
-        return self._append_command(StopCommand(application, uuid.uuid4().hex, keep_data))
-
-    def restart(self, application: ApplicationId) -> CommandId:
-        """Start an application anew from the archive that is on the log; the id of the command (SH-4)."""
+    def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> list[CommandId]:
+        """Publish stop commands; their ids (SH-5)."""
         document = self.read(self._timeout_s)
+        known = {} if document is None else document.applications
+        unknown = [application for application in applications if application not in known]
+        last = self._last_commanded(document) if unknown else {}
+        for application in unknown:
+            if not isinstance(last.get(application), StartCommand):
+                raise self._unknown(application, document)
+        return self._append_commands(
+            [StopCommand(application, uuid.uuid4().hex, keep_data) for application in applications]
+        )
+
+    def restart_all(self, applications: Sequence[ApplicationId]) -> list[CommandId]:
+        """Start applications anew from the archives that are on the log; the ids of the commands (SH-4)."""
+        document = self.read(self._timeout_s)
+        last = self._last_commanded(document)
+        starts = [self._start_again(each, document, last.get(each)) for each in applications]
+        return self._append_commands([replace(start, command=uuid.uuid4().hex) for start in starts])
+
+    def _start_again(
+        self,
+        application: ApplicationId,
+        document: AssignmentDocument | None,
+        last: StartCommand | StopCommand | None,
+    ) -> StartCommand:
         entry = document.applications.get(application) if document is not None else None
-        last = self._last_commanded(application, document)
         if isinstance(last, StartCommand):
-            start = last
-        elif entry is None or isinstance(last, StopCommand) or entry.state is ApplicationState.STOPPING:
+            return last
+        if entry is None or isinstance(last, StopCommand) or entry.state is ApplicationState.STOPPING:
             raise self._unknown(application, document)
-        elif entry.state is ApplicationState.REFUSED:
+        if entry.state is ApplicationState.REFUSED:
             raise ApplicationFailed(
                 f"{application} was refused, so the log does not keep its archive; start it with its files: "
                 f"{entry.reason}"
             )
-        else:
-            start = StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags)
-        return self._append_command(replace(start, command=uuid.uuid4().hex))
-
-    def _check_known(self, application: ApplicationId) -> None:
-        document = self.read(self._timeout_s)
-        if document is not None and application in document.applications:
-            return
-        if not isinstance(self._last_commanded(application, document), StartCommand):
-            raise self._unknown(application, document)
+        return StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags)
 
     def _last_commanded(
-        self, application: ApplicationId, document: AssignmentDocument | None
-    ) -> StartCommand | StopCommand | None:
-        return last_commanded(self._connection, self._topics.command, application, document, self._timeout_s)
+        self, document: AssignmentDocument | None
+    ) -> dict[ApplicationId, StartCommand | StopCommand]:
+        return last_commanded(self._connection, self._topics.command, document, self._timeout_s)
 
     def _unknown(self, application: ApplicationId, document: AssignmentDocument | None) -> UnknownApplication:
         known = {} if document is None else document.applications
@@ -200,7 +209,8 @@ class KafkaCluster(Cluster):
             raise UnknownWorker(
                 f"cluster {self._connection.cluster} knows no worker {worker}; it knows {_shown(known)}"
             )
-        return self._append_command(WorkerCommand(worker, uuid.uuid4().hex, cordon))
+        (command,) = self._append_commands([WorkerCommand(worker, uuid.uuid4().hex, cordon)])
+        return command
 
     def wait_cordoned(
         self,
@@ -225,10 +235,16 @@ class KafkaCluster(Cluster):
             self._topics.command, key.encode(), value, timeout_s=self._timeout_s
         )
 
-    def _append_command(self, command: StartCommand | StopCommand | WorkerCommand) -> CommandId:
-        offset = self._append(key_of(command), encode(command))
-        self._remember(command.command, _Sent(offset, isinstance(command, StartCommand)))
-        return command.command
+    def _append_commands(
+        self, commands: Sequence[StartCommand | StopCommand | WorkerCommand]
+    ) -> list[CommandId]:
+        records = [
+            NewRecord(self._topics.command, key_of(command).encode(), encode(command)) for command in commands
+        ]
+        offsets = self._writer.append_all(records, timeout_s=self._timeout_s)
+        for command, offset in zip(commands, offsets, strict=True):
+            self._remember(command.command, _Sent(offset, isinstance(command, StartCommand)))
+        return [command.command for command in commands]
 
     def _remember(self, command: CommandId, sent: _Sent) -> None:
         self._sent[command] = sent
@@ -311,21 +327,29 @@ class KafkaCluster(Cluster):
         finally:
             follower.close()
 
-    def wait(
+    def wait_all(
         self,
-        application: ApplicationId,
-        command: CommandId,
+        commands: Mapping[ApplicationId, CommandId],
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
-    ) -> ApplicationEntry | None:
-        """Wait for the effect of a command: until it runs or finished, or, after a stop, is gone (None)."""
-        sent = self._sent.get(command, _UNKNOWN)
-        effect = Effect(application, command, sent.offset, starts=sent.starts)
+    ) -> dict[ApplicationId, ApplicationEntry | None]:
+        """Wait for the effects of commands; the entries, None for what was stopped and is gone."""
+        effects = Effects(
+            {
+                application: Effect(
+                    application,
+                    command,
+                    self._sent.get(command, _UNKNOWN).offset,
+                    starts=self._sent.get(command, _UNKNOWN).starts,
+                )
+                for application, command in commands.items()
+            }
+        )
         for document in self.documents(timeout_s):
             on_document(document)
-            if effect.has_come(document):
-                return effect.entry
-        raise NotSettled(f"not within {timeout_s:g} s: {effect.standing}")
+            if effects.have_come(document):
+                return effects.entries
+        raise NotSettled(f"not within {timeout_s:g} s: {effects.standing}")
 
     def output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None

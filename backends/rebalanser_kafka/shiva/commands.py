@@ -169,33 +169,25 @@ def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def last_commanded(
-    connection: Connection,
-    topic: str,
-    application: ApplicationId,
-    document: AssignmentDocument | None,
-    timeout_s: float,
-) -> StartCommand | StopCommand | None:
-    """The last command for the application behind what the document has consumed; None for none.
+    connection: Connection, topic: str, document: AssignmentDocument | None, timeout_s: float
+) -> dict[ApplicationId, StartCommand | StopCommand]:
+    """The last command for each application that has one behind what the document has consumed.
 
     Raises:
         RegistryUnavailable: COMMAND could not be read to its end within ``timeout_s`` seconds.
     """
     start: int | Literal["earliest"] = "earliest" if document is None else document.consumed + 1
     try:
-        return patiently(partial(_last, connection, topic, application, start), timeout_s)
+        return patiently(partial(_last, connection, topic, start), timeout_s)
     except LogTruncated:
-        return patiently(partial(_last, connection, topic, application, "earliest"), timeout_s)
+        return patiently(partial(_last, connection, topic, "earliest"), timeout_s)
 
 
 def _last(
-    connection: Connection,
-    topic: str,
-    application: ApplicationId,
-    start: int | Literal["earliest"],
-    timeout_s: float,
-) -> StartCommand | StopCommand | None:
+    connection: Connection, topic: str, start: int | Literal["earliest"], timeout_s: float
+) -> dict[ApplicationId, StartCommand | StopCommand]:
     deadline = time.monotonic() + timeout_s
-    last: StartCommand | StopCommand | None = None
+    last: dict[ApplicationId, StartCommand | StopCommand] = {}
     with LogReader(connection, topic, start) as reader:
         end = reader.end_offset(timeout_s)
         while reader.position < end:
@@ -203,8 +195,8 @@ def _last(
                 raise RegistryUnavailable(f"{topic} could not be read to its end within {timeout_s:g} s")
             for event in map(command_event, reader.poll(_POLL_S)):
                 match event:
-                    case StartRead(record=StartCommand() as start_command):
-                        last = start_command if start_command.application == application else last
-                    case StopRead(record=record):
-                        last = record if record.application == application else last
+                    case StartRead(record=StartCommand() as command):
+                        last[command.application] = command
+                    case StopRead(record=stop):
+                        last[stop.application] = stop
     return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from rebalanser.errors import ApplicationFailed, Superseded
@@ -107,3 +108,44 @@ class Effect:
         reason = f": {entry.reason}" if entry.reason else ""
         each = "".join(f"; {worker}: {why}" for worker, why in sorted(entry.failed_on.items())[:_SHOWN])
         return f"{self._application} is {entry.state}{place}{reason}{each}"
+
+
+class Effects:
+    """Follows the commands of many applications through the documents."""
+
+    def __init__(self, effects: Mapping[ApplicationId, Effect]) -> None:
+        self._waiting = dict(effects)
+        self._count = len(effects)
+        self._errors: list[ApplicationFailed | Superseded] = []
+        self.entries: dict[ApplicationId, ApplicationEntry | None] = {}
+        """The applications whose command has had its effect, as they were then."""
+
+    @property
+    def standing(self) -> str:
+        """How the first one stands that has had no effect yet, for people."""
+        first = next((effect.standing for effect in self._waiting.values()), "")
+        waiting = f"{len(self._waiting):,} of {self._count:,} applications are waited for; "
+        return (waiting if self._count > 1 else "") + first
+
+    def have_come(self, document: AssignmentDocument) -> bool:
+        """Whether all commands have had their effect.
+
+        Raises:
+            ApplicationFailed: all that can come has, and some will never.
+            Superseded: the only command was overtaken by a later one.
+        """
+        for application, effect in list(self._waiting.items()):
+            try:
+                if not effect.has_come(document):
+                    continue
+                self.entries[application] = effect.entry
+            except (ApplicationFailed, Superseded) as error:
+                self._errors.append(error)
+            del self._waiting[application]
+        if self._waiting or not self._errors:
+            return not self._waiting
+        if self._count == 1:
+            raise self._errors[0]
+        told = "; ".join(map(str, self._errors[:_SHOWN]))
+        more = "; and others" if len(self._errors) > _SHOWN else ""
+        raise ApplicationFailed(f"{len(self._errors):,} of {self._count:,} applications: {told}{more}")
