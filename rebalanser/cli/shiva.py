@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as json_module
 import os
+import re
 import socket
 import sys
 import threading
@@ -55,6 +56,9 @@ from rebalanser.shiva.types import (
 from rebalanser.shiva.worker_options import WorkerOptions
 
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
+TOPICS_VARIABLE: Final = "REBALANSER_TOPICS"
+TOPICS: Final = ("command", "control", "assignement")
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 WATCH_S: Final = 2.0
 """Seconds between two looks at ages while a cluster is watched."""
 SHOWN: Final = 5
@@ -85,6 +89,16 @@ UrlOption = Annotated[
         metavar="URL",
         show_default=False,
         help="Instead of --kafka and --cluster: kafka://HOST:PORT/CLUSTER.",
+    ),
+]
+TopicsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topics",
+        metavar="command=NAME,…",
+        envvar=TOPICS_VARIABLE,
+        show_default="CLUSTER-command, CLUSTER-control, CLUSTER-assignement",
+        help="Other names of the topics: command=NAME,control=NAME,assignement=NAME.",
     ),
 ]
 IdOption = Annotated[
@@ -221,11 +235,31 @@ def _url(registry: str | None, kafka: str | None, cluster: str | None) -> str:
     return f"{base.rstrip('/')}/{check_part(cluster, 'cluster')}{question}{options}"
 
 
+def _topic_names(text: str | None) -> TopicNames:
+    """Return the names of ``command=NAME,control=NAME,assignement=NAME``; each may be missing.
+
+    Raises:
+        InvalidSettings: it is something else, or no name of a topic.
+    """
+    names: dict[str, str] = {}
+    for each in (text or "").split(",") if text else ():
+        topic, _, name = each.partition("=")
+        if topic not in TOPICS or topic in names or not TOPIC_NAME.fullmatch(name):
+            raise InvalidSettings(
+                f"--topics {text}: give {','.join(f'{known}=NAME' for known in TOPICS)}, each at most once, "
+                "with a name of at most 249 letters, digits, '.', '_' and '-'"
+            )
+        names[topic] = name
+    if len(set(names.values())) < len(names):
+        raise InvalidSettings(f"--topics {text}: the topics need different names")
+    return TopicNames(**names)
+
+
 @contextlib.contextmanager
-def _opened(face: Face) -> Iterator[Cluster]:
-    settings = Settings()
+def _opened(face: Face, topics: str | None) -> Iterator[Cluster]:
+    settings, names = Settings(), _topic_names(topics)
     with face.patience(settings):
-        cluster = open_cluster(face.url, settings.connect_timeout_s, TopicNames())
+        cluster = open_cluster(face.url, settings.connect_timeout_s, names)
     with closing(cluster):
         yield cluster
 
@@ -276,6 +310,7 @@ def leader(
     away_grace: GraceOption = 0.0,
     snapshot_changes: SnapshotOption = CHANGE_KEYS - 1,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
@@ -297,7 +332,7 @@ def leader(
     options.check()
     _warn_of_short_deadline(options, WorkerOptions())
     record = _recorder(face, history, history_topic, name)
-    with _opened(face) as opened, record("leader") as leading:
+    with _opened(face, topics) as opened, record("leader") as leading:
         running = [opened.run_leader(name, options, leading)]
         _run_until_signal(face, running, f"leader {name}")
 
@@ -311,6 +346,7 @@ def worker(
     tag: TagOption = None,
     keep_files: KeepFilesOption = 3600.0,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
@@ -320,7 +356,7 @@ def worker(
     face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
     name = _default_id(id)
     record = _recorder(face, history, history_topic, name)
-    with _opened(face) as opened, record("worker") as working:
+    with _opened(face, topics) as opened, record("worker") as working:
         running = [opened.run_worker(name, data, _worker_options(tag, keep_files), working)]
         _run_until_signal(face, running, f"worker {name}")
 
@@ -342,6 +378,7 @@ def daemon(
     away_grace: GraceOption = 0.0,
     snapshot_changes: SnapshotOption = CHANGE_KEYS - 1,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     history: HistoryOption = None,
     history_topic: HistoryTopicOption = None,
     verbose: VerboseOption = 0,
@@ -364,7 +401,7 @@ def daemon(
     offered = _worker_options(tag, keep_files)
     _warn_of_short_deadline(options, offered)
     record = _recorder(face, history, history_topic, name)
-    with _opened(face) as opened, record("leader") as leading, record("worker") as working:
+    with _opened(face, topics) as opened, record("leader") as leading, record("worker") as working:
         ran = opened.run_worker(name, data, offered, working)
         try:
             # The worker stops first: its leader publishes at once that it has left (SH-22).
@@ -430,6 +467,7 @@ def start(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start an application: publish its files and the command to run it on one of the workers."""
@@ -440,7 +478,7 @@ def start(
                 "--channel-file says which applications, and how: give nothing of that beside it"
             )
         starts = read_channel_file(channel_file)
-        with _opened(face) as opened:
+        with _opened(face, topics) as opened:
             with _publishing(face) as progress:
                 started = opened.start_all(starts, progress)
             commands = dict(zip((each.application for each in starts), started, strict=True))
@@ -450,7 +488,7 @@ def start(
         raise InvalidSettings("give TENANT/CHANNEL/APP and FOLDER-OR-ZIP, or --channel-file FILE")
     name = ApplicationId.parse(application)
     environment = _environment(env or ())
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         with _publishing(face) as progress:
             command = opened.start(
                 name, source, tags=tag or (), mode=mode, environment=environment, progress=progress
@@ -561,6 +599,7 @@ def stop(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Stop an application on any worker, or all of a tenant or channel; own data goes too, unless kept."""
@@ -568,12 +607,12 @@ def stop(
     pattern = ApplicationPattern.parse(application)
     name = pattern.exact
     if name is None:
-        with _opened(face) as opened:
+        with _opened(face, topics) as opened:
             chosen = _chosen(face, opened, pattern, "stop", yes, frozenset({ApplicationState.STOPPING}))
             commands = dict(zip(chosen, opened.stop_all(chosen, keep_data=keep_data), strict=True))
             _report_many(face, opened, commands, "stop", timeout if wait else None)
         return
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         command = opened.stop(name, keep_data=keep_data)
         if wait:
             _await(face, opened, name, command, timeout)
@@ -593,6 +632,7 @@ def restart(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start an application, or all of a tenant or channel, anew from the files in the cluster.
@@ -604,12 +644,12 @@ def restart(
     name = pattern.exact
     if name is None:
         spared = frozenset({ApplicationState.STOPPING, ApplicationState.REFUSED})
-        with _opened(face) as opened:
+        with _opened(face, topics) as opened:
             chosen = _chosen(face, opened, pattern, "restart", yes, spared)
             commands = dict(zip(chosen, opened.restart_all(chosen), strict=True))
             _report_many(face, opened, commands, "restart", timeout if wait else None)
         return
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         command = opened.restart(name)
         entry = _await(face, opened, name, command, timeout) if wait else None
     face.answer(
@@ -637,13 +677,14 @@ def retry(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start failed applications anew from their files in the cluster, on any worker that can take them."""
     face = Face.of(_url(registry, kafka, cluster), json)
     patterns = [ApplicationPattern.parse(each) for each in applications or ("*",)]
     wanted = [pattern.exact for pattern in patterns if pattern.exact is not None]
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         document = opened.read(Settings().connect_timeout_s)
         known = document.applications if document is not None else {}
         failed = {
@@ -671,10 +712,17 @@ def drain(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Move all applications off a worker, and give it none until it is uncordoned."""
-    _cordon(Face.of(_url(registry, kafka, cluster), json), worker, Cordon.DRAINED, timeout if wait else None)
+    _cordon(
+        Face.of(_url(registry, kafka, cluster), json),
+        topics,
+        worker,
+        Cordon.DRAINED,
+        timeout if wait else None,
+    )
 
 
 @app.command()
@@ -685,10 +733,17 @@ def cordon(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Give a worker no further applications until it is uncordoned; it keeps those that it has."""
-    _cordon(Face.of(_url(registry, kafka, cluster), json), worker, Cordon.CORDONED, timeout if wait else None)
+    _cordon(
+        Face.of(_url(registry, kafka, cluster), json),
+        topics,
+        worker,
+        Cordon.CORDONED,
+        timeout if wait else None,
+    )
 
 
 @app.command()
@@ -699,16 +754,19 @@ def uncordon(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Give a cordoned or drained worker applications again."""
-    _cordon(Face.of(_url(registry, kafka, cluster), json), worker, None, timeout if wait else None)
+    _cordon(Face.of(_url(registry, kafka, cluster), json), topics, worker, None, timeout if wait else None)
 
 
-def _cordon(face: Face, worker: str, cordon: Cordon | None, timeout_s: float | None) -> None:
+def _cordon(
+    face: Face, topics: str | None, worker: str, cordon: Cordon | None, timeout_s: float | None
+) -> None:
     """Command it, and wait for its effect unless ``timeout_s`` is None."""
     state = cordon.value if cordon else "uncordoned"
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         command = opened.cordon(worker, cordon)
         if timeout_s is not None:
             opened.wait_cordoned(worker, cordon, timeout_s, command=command)
@@ -751,11 +809,12 @@ def list_(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
     face = Face.of(_url(registry, kafka, cluster), json)
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         status = _read_status(face, opened, _pattern(only))
     applications = {"applications": [each.model_dump(mode="json") for each in status.applications]}
     face.answer(applications, *map(application_line, status.applications))
@@ -772,12 +831,13 @@ def status(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show a cluster: its workers, its applications, and why some can't be placed or have failed."""
     face = Face.of(_url(registry, kafka, cluster), json)
     pattern = _pattern(only)
-    with _opened(face) as opened:
+    with _opened(face, topics) as opened:
         if watch:
             _watch(face, opened, pattern)
             return
@@ -850,13 +910,14 @@ def logs(
     cluster: ClusterOption = None,
     kafka: KafkaOption = None,
     registry: UrlOption = None,
+    topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the output of an application: from a data folder here, or through the worker that has it."""
     name = ApplicationId.parse(application)
     if data is None:
         face = Face.of(_url(registry, kafka, cluster), json)
-        with _opened(face) as opened:
+        with _opened(face, topics) as opened:
             if not follow:
                 _print_output(face, application, opened.output(name, lines, timeout, worker))
                 return

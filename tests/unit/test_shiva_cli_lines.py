@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rebalanser.applications import Start, read_channel_file
+from rebalanser.applications import Start, TopicNames, read_channel_file
 from rebalanser.applications.status import (
     ApplicationStatus,
     ClusterStatus,
@@ -24,7 +24,7 @@ from rebalanser.applications.status import (
 )
 from rebalanser.cli import shiva as cli
 from rebalanser.cli.face import Face
-from rebalanser.cli.shiva import _environment, _started, _url, _watch
+from rebalanser.cli.shiva import _environment, _started, _topic_names, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
 from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl, UnknownApplication
 from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
@@ -238,7 +238,7 @@ class TestAges:
 @pytest.mark.parametrize("command", [["leader"], ["daemon", "--data", "d"]], ids=lambda words: words[0])
 def test_times_of_a_leader_are_options(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = mock.Mock()
-    monkeypatch.setattr(cli, "_opened", lambda _face: contextlib.nullcontext(cluster))
+    monkeypatch.setattr(cli, "_opened", lambda *_: contextlib.nullcontext(cluster))
     monkeypatch.setattr(cli, "_run_until_signal", lambda *_: None)
     retries = ["--retry-initial", "4", "--retry-max", "9"]
     times = ["--round", "2", "--stalled", "50", *retries, "--away-grace", "7", "--snapshot-changes", "5"]
@@ -388,7 +388,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     for method in (cluster.stop_all, cluster.restart_all, cluster.start_all):
         method.side_effect = lambda items, *_, **__: [f"c{number}" for number, _ in enumerate(items)]
     cluster.wait_all.side_effect = lambda commands, _timeout_s: dict.fromkeys(commands)
-    monkeypatch.setattr(cli, "_opened", lambda _face: contextlib.nullcontext(cluster))
+    monkeypatch.setattr(cli, "_opened", lambda *_: contextlib.nullcontext(cluster))
     return cluster
 
 
@@ -503,3 +503,32 @@ class TestMany:
         file.write_text('{"tenant": "t", "channel": "../c", "applications": {"a": {"source": "x"}}}')
         with pytest.raises(InvalidName, match="channel"):
             read_channel_file(file)
+
+
+@pytest.mark.rule("SH-1")
+class TestTopicNames:
+    def test_the_names_of_topics_are_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[Any] = []
+
+        def open_cluster(*arguments: Any) -> Any:
+            opened.append(arguments)
+            raise InvalidSettings("far enough")
+
+        monkeypatch.setattr(cli, "open_cluster", open_cluster)
+        invoke("list", "--topics", "command=a.b,assignement=c")
+        invoke("list")
+        monkeypatch.setenv("REBALANSER_TOPICS", "control=x")
+        invoke("drain", "w1")
+        assert [names for _, _, names in opened] == [
+            TopicNames(command="a.b", assignement="c"),
+            TopicNames(),
+            TopicNames(control="x"),
+        ]
+
+    @pytest.mark.parametrize(
+        "text",
+        ["a", "command", "command=", "other=x", "command=a/b", "command=a,command=b", "command=a,control=a"],
+    )
+    def test_what_is_no_name_of_a_topic_is_refused(self, text: str) -> None:
+        with pytest.raises(InvalidSettings, match="--topics"):
+            _topic_names(text)
