@@ -727,7 +727,6 @@ MUTANTS = (
         ),
         frozenset({"SK-17", "SK-20"}),
         "workers",
-        first=12,
     ),
     Mutant(
         "slots of a lease that has ended",
@@ -735,7 +734,7 @@ MUTANTS = (
         (Switch(SlotDecisions, "_lease_ended", edited("self.own.lease_ended()", "pass")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
-        first=100,
+        first=12,
     ),
     Mutant(
         "room that is offered",

@@ -10,7 +10,13 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rebalanser.errors import InternalError, LeaseNotFound, RequestTooLarge
+from rebalanser.errors import (
+    InternalError,
+    LeaseNotFound,
+    OutcomeUnknown,
+    RebalanserError,
+    RequestTooLarge,
+)
 from rebalanser.tasks import rules
 from rebalanser.tasks.engine import Change, Lost
 from rebalanser.tasks.execution import decisions as execution
@@ -35,7 +41,7 @@ from rebalanser.tasks.execution.decisions import (
     WorkRequest,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import FreeSlot, Room, Rooms, SlotNews
+from rebalanser.tasks.index.free_slots import FreeSlot, Room, Rooms, SlotNews, UsedSlot
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import (
     EndLease,
@@ -691,6 +697,8 @@ class SlotSource:
             SLOT_LEASE_S,
         )
         self.claims = PausableClaims()
+        self._refused: Sequence[str] = []
+        """The holders of slots that were refused, or ended with their lease, in this step."""
         self._due_s: float | None = 0.0
         worker.world.engine.pause_followers.append(self._follow_pause)
         worker.world.engine.slot_followers.append(self._follow)
@@ -701,8 +709,18 @@ class SlotSource:
         if self.worker.stopping:
             return False
         self._due_s = 0.0
-        self._due_s = yield from driven(self.offering.step(), self.perform)
+        self._refused = []
+        try:
+            self._due_s = yield from driven(self.offering.step(), self.perform)
+        except RebalanserError:
+            self._judge_refused()
+            raise
+        self._judge_refused()
         return True
+
+    def _judge_refused(self) -> None:
+        if any(holder in self.offering.own.offered for holder in self._refused):
+            raise Violation("SK-20", f"{self.worker.name} takes slots for published that are not")
 
     @property
     def is_paused(self) -> bool:
@@ -795,7 +813,7 @@ class SlotSource:
             case EndLease(lease=lease):
                 yield from worker.asked(lambda: engine.end_lease(lease))
             case PublishSlots(slots=slots, used=used):
-                yield from self._of_lease(lambda: engine.publish_all(slots, used))
+                yield from self._publish(slots, used)
             case WithdrawSlots(holders=holders):
                 return (yield from worker.asked(lambda: engine.withdraw_of(me, holders)))
             case FollowSlots():
@@ -804,8 +822,18 @@ class SlotSource:
                 raise InternalError(f"an offering makes no request {request!r}")
         return None
 
+    def _publish(self, slots: Sequence[FreeSlot], used: Sequence[UsedSlot]) -> Script:
+        try:
+            yield from self._of_lease(lambda: self.worker.world.engine.publish_all(slots, used))
+        except (OutcomeUnknown, LeaseNotFound):
+            raise
+        except RebalanserError:
+            self._refused = [each.holder for each in slots]
+            raise
+
     def _of_lease(self, serve: Callable[[], bool]) -> Script:
         if not (yield from self.worker.asked(serve)):
+            self._refused = list(self.offering.own.offered)
             raise LeaseNotFound("the lease has ended")
 
     def _follow_pause(self) -> None:
