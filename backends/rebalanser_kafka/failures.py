@@ -9,6 +9,7 @@ that failed may simply be repeated.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, TypeAlias, cast
@@ -208,14 +209,11 @@ def clear_frames(error: BaseException) -> None:
     confluent-kafka never frees some of the errors that it raises: by their tracebacks, and by the callers of
     those frames, each would keep alive all that its thread had in hand. What a closure among them has stays.
     """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    frame = None if trace is None else trace.tb_frame
-    while frame is not None:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames += [frame for last in frames[-1:] for frame, _ in traceback.walk_stack(last)]
+    for frame in frames:
         with contextlib.suppress(RuntimeError):  # it has not ended
             frame.clear()
-        frame = frame.f_back
 
 
 def error_of(exception: BaseException) -> KafkaError:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import shlex
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException
 from rebalanser_kafka import transactions
 from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
 from rebalanser_kafka.connection import Connection, client_config, reach
-from rebalanser_kafka.failures import Act, UnsupportedBroker, error_of, is_passing, judge
+from rebalanser_kafka.failures import Act, UnsupportedBroker, clear_frames, error_of, is_passing, judge
 from rebalanser_kafka.log import LogReader, LogWriter, NewRecord, TransactionalWriter
 from rebalanser_kafka.topics import (
     Difference,
@@ -294,6 +295,31 @@ def test_a_transaction_that_no_broker_answers_ends_by_its_limit_with_its_abort(
     assert most_s <= clock.now() - began <= most_s + transactions.ABORT_S + 0.1
     with pytest.raises(InvalidState, match=r"needs init\(\) first"):
         writer.transaction([NewRecord("t", None, b"v")])
+
+
+def test_frames_of_an_error_that_was_raised_again_hold_nothing_once_cleared() -> None:
+    class Held:
+        pass
+
+    def fail(_held: Held) -> None:
+        raise RegistryUnavailable("away")
+
+    def again(failure: Exception, _held: Held) -> None:
+        raise failure
+
+    def retried(held: Held) -> None:
+        try:
+            fail(held)
+        except RegistryUnavailable as error:
+            again(error, held)
+
+    held = Held()
+    left = weakref.ref(held)
+    with pytest.raises(RegistryUnavailable) as caught:
+        retried(held)
+    del held
+    clear_frames(caught.value)
+    assert left() is None
 
 
 class TestFailures:
