@@ -46,7 +46,7 @@ from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.index import ready_index
 from rebalanser.tasks.index.partitions import PausableClaims
-from rebalanser.tasks.index.ready_index import Offers
+from rebalanser.tasks.index.ready_index import ClaimableTasks
 from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
@@ -756,7 +756,7 @@ MUTANTS = (
     _mutant(
         "rate of what is over",
         "a task whose claim is over waits for its rate limit, too",
-        _edit(Offers, "add_claimed", "if head.rate_limit", "if False"),
+        _edit(ClaimableTasks, "add_claimed", "if head.rate_limit", "if False"),
         "unit/test_task_owner.py::test_what_is_over_waits_for_its_rate_and_what_becomes_dead_is_no_start",
         "SK-23",
     ),
