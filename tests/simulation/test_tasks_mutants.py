@@ -734,7 +734,6 @@ MUTANTS = (
         (Switch(SlotDecisions, "_lease_ended", edited("self.own.lease_ended()", "pass")),),
         frozenset({"SK-17", "SK-20"}),
         "workers",
-        first=12,
     ),
     Mutant(
         "room that is offered",
