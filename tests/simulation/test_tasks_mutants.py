@@ -840,7 +840,7 @@ MUTANTS = (
         (Switch(Execution, "look", edited("if is_paused and", "if False and")),),
         frozenset({"SK-23"}),
         "pauses",
-        first=10,
+        first=36,
     ),
     Mutant(
         "claims of clients that hang up",
@@ -1031,7 +1031,7 @@ MUTANTS = (
         (Switch(PausableClaims, "_read", edited("self._changed = True", "pass")),),
         frozenset({"SK-17", "SK-20", "SK-23"}),
         "pauses",
-        first=30,
+        first=122,
     ),
 )
 
