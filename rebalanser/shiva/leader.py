@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -122,6 +123,7 @@ class Leader:
         """The records set aside, each with when (monotonic seconds) it was last complained of."""
         self._set_aside_changed = False
         self._required: Epoch | None = None
+        self._whole_for_stalled_at = -math.inf
         self._early_pongs: dict[tuple[WorkerId, str], tuple[Pong, float]] = {}
         self._stopping = False
         self._last_word_said = False
@@ -525,6 +527,8 @@ class Leader:
 
     def _pong_read(self, pong: Pong, at: float) -> None:
         verdict = self._members.judge(pong)
+        if verdict is Verdict.STALLED:
+            self._help_stalled()
         if verdict in {Verdict.STALE, Verdict.STALLED}:
             return
         if verdict is Verdict.REFUSED:
@@ -711,10 +715,14 @@ class Leader:
     def _remove_stalled(self, overslept: bool) -> None:
         """Warn of workers that answer and do not follow, and remove those that stand still for too long.
 
-        What must have been followed by now was published before the last round began.
+        What must have been followed by now was published before the last round began. A worker may lack the
+        whole document, too, that was published for it: another one comes in each round until it is removed,
+        and the one that removes it is whole.
         """
-        for worker in self._members.find_behind(self._required, self._now, overslept):
+        found = self._members.find_behind(self._required, self._now, overslept)
+        if found or self._members.stand_still(self._now):
             self._publisher.want_whole(self._now)
+        for worker in found:
             seen, required = self._members.seen(worker), self._required
             self._report(
                 FactKind.WORKER_STALLED, worker=worker, seen=str(seen or "none"), published=str(required)
@@ -725,7 +733,14 @@ class Leader:
                 f"it answers and has followed no assignment for {self._options.stalled_s:g} s",
                 stalled=True,
             )
+            self._publisher.next_is_whole()
         self._required = self.document.epoch if self.document is not None else None
+
+    def _help_stalled(self) -> None:
+        """Publish a whole document now and then for a worker that was removed and lacks the last one."""
+        if self._now >= self._whole_for_stalled_at + self._options.stalled_s:
+            self._whole_for_stalled_at = self._now
+            self._publisher.want_whole(self._now)
 
     def _ping(self) -> None:
         self._answer_at = None

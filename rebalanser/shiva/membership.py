@@ -171,6 +171,10 @@ class Members:
                 found += [worker] if before is None else []
         return found
 
+    def stand_still(self, now: float) -> bool:
+        """True if a worker that was found before is still where it was."""
+        return any(behind.since < now for behind in self._behind.values())
+
     def seen(self, worker: WorkerId) -> Epoch | None:
         """The last document that a known worker has said to follow."""
         return self._seen.get(worker)

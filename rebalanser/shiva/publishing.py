@@ -64,6 +64,10 @@ class Publisher:
             self._whole_due = True
             self.changed(now)
 
+    def next_is_whole(self) -> None:
+        """Publish the next document as a whole, whenever that is (SH-24)."""
+        self._whole_due = True
+
     def due_at(self, applications: int) -> float | None:
         """When (monotonic seconds) a document of so many applications is due; None while none is."""
         if self._changed_at is None or self.under_way is not None:

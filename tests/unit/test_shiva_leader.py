@@ -1495,6 +1495,40 @@ class TestChanges:
         assert whole.change is None
         assert rig.facts(FactKind.WORKER_STALLED) != []
 
+    def round_without(self, rig: Rig, seen: Epoch) -> list[AssignmentDocument]:
+        """The whole documents of a round in which worker w1 still is where it was."""
+        rig.effects.clear()
+        rig.pong("w1", seen=seen)
+        rig.pass_s(8.5)
+        rig.runs_what_it_should("w2")
+        return [effect.document for effect in rig.all(PublishDocument) if effect.change is None]
+
+    @pytest.mark.rule("SH-8")
+    def test_a_worker_that_lacks_the_whole_one_too_gets_another_one(self) -> None:
+        """One that is too slow for the topic's retention can lack what was published for it."""
+        rig = self.lead(replace(OPTIONS, stalled_s=60.0), ("w1", "w2"))
+        assert self.restart(rig, "start-2") is not None
+        seen = rig.document.epoch
+        self.restart(rig, "start-3")
+        self.round_without(rig, seen)
+        self.round_without(rig, seen)
+        for number in range(4, 7):
+            assert self.restart(rig, f"start-{number}") is not None
+            (whole,) = self.round_without(rig, seen)
+            assert whole.workers.keys() == {"w1", "w2"}
+
+    @pytest.mark.rule("SH-8")
+    def test_the_document_that_removes_a_worker_that_stands_still_is_whole(self) -> None:
+        """The worker is known again once it follows that one."""
+        rig = self.lead(replace(OPTIONS, stalled_s=60.0), ("w1", "w2"))
+        seen = rig.document.epoch
+        self.restart(rig, "start-2")
+        while rig.document.workers.keys() == {"w1", "w2"}:
+            wholes = self.round_without(rig, seen)
+        assert wholes[0].workers.keys() == {"w2"}
+        assert self.restart(rig, "start-3") is not None, "should it lack that one as well"
+        assert sum(len(self.round_without(rig, seen)) for _ in range(5)) == 1
+
     def test_a_leader_without_assignement_goes_on_from_the_changes_on_command(self) -> None:
         rig = self.lead()
         first = rig.document

@@ -47,4 +47,4 @@ class Fault(StrEnum):
     ZOMBIE_DOCUMENT = "document of a deposed leader past the fence"
     COMPACTION = "compaction"
     RETENTION = "retention dropped records"
-    CHANGE_LOST = "change of a document lost on COMMAND"
+    CHANGE_LOST = "document or change lost on COMMAND"

@@ -375,13 +375,14 @@ class World:
                 self.say("broker", f"retention drops {gone} records")
 
     def lose_change(self, records: Sequence[Record]) -> None:
-        """Let COMMAND lose a change that has just been written, if one is to be lost."""
+        """Let COMMAND lose a document or change that has just been written, if one is to be lost."""
         command = self.broker.command
-        lost = {record.offset for record in records if isinstance(record.value, DocumentChange)}
+        documents = (AssignmentDocument, DocumentChange)
+        lost = {record.offset for record in records if isinstance(record.value, documents)}
         kept = [record for record in command.records if record.offset not in lost]
         if self.loses_next_change and len(kept) < len(command.records):
             self.loses_next_change = False
-            self.hit(Fault.CHANGE_LOST, f"a change of a document at {min(lost)} is lost")
+            self.hit(Fault.CHANGE_LOST, f"a document or change at {min(lost)} is lost")
             command.drop(kept)
 
     def compact(self) -> None:
