@@ -28,7 +28,7 @@ class Run:
         self.command = command
         self.mode = mode
         self.named = named
-        """The fencing token of the assignment that it was made for."""
+        """The fencing token of the assignment that it goes by, or failed under."""
         self.since = since
         """When it was made (monotonic seconds)."""
         self.state = RUN.first

@@ -572,6 +572,8 @@ class Worker:
                 )
                 if self._files.retry(application, assignment.command):
                     self._settle_files([application], now)
+            elif run.state is not RunState.FAILED:
+                run.named = assignment.token
             if run.state is RunState.BACKING_OFF and now >= run.restart_at:
                 run.elapsed()
             if run.state is RunState.PENDING:

@@ -1333,6 +1333,15 @@ class TestRestarts:
         bench.document({A: named("a1", None)})
         assert not facts(bench.exited(A, -9), FactKind.APPLICATION_FAILED)
 
+    @pytest.mark.rule("SH-9")
+    def test_what_fails_after_a_leader_has_changed_has_failed(self) -> None:
+        """The next leader names it anew while it runs: that grants no further restarts."""
+        bench = running(max_restarts=0)
+        bench.document({A: named("a1")}, epoch=Epoch(bench.leader(), 1))
+        effects = bench.exited(A, 1)
+        assert bench.state() is RunState.FAILED
+        assert not only(effects + bench.ping(term=bench.worker.term), StartProcess)
+
     def test_it_is_tried_again_when_it_is_named_anew_by_documents_of_which_some_were_compacted(self) -> None:
         bench = running(max_restarts=0)
         bench.exited(A, 1)
