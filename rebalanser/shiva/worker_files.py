@@ -288,7 +288,7 @@ class WorkerFiles:
 
     def _is_unused(self, application: ApplicationId, now: float) -> bool:
         since = self._unused.get(application)
-        return since is not None and now >= since + self._keep_s
+        return since is not None and application not in self._mine and now >= since + self._keep_s
 
     def _is_mine(self, started: Started) -> bool:
         """The adopted document names this worker for the command (SH-4)."""

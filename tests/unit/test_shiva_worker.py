@@ -500,6 +500,13 @@ class TestStart:
         assert len(only(bench.asked, StoreFiles)) == 1
         assert not only(bench.asked, DropFiles)
 
+    def test_what_comes_back_just_when_its_files_would_be_removed_is_started(self) -> None:
+        """A worker that was suspended can read of both at once."""
+        bench = self.moved_away()
+        bench.now += KEEP_S
+        assert only(bench.document({A: named("a1")}), StartProcess)
+        assert not only(bench.asked, DropFiles)
+
     def test_files_that_a_process_uses_are_not_removed_however_long_it_takes_to_stop(self) -> None:
         bench = running()
         bench.document({A: named("a1", "x")})
