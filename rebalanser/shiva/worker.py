@@ -159,6 +159,11 @@ class Worker:
         return self._caught_up
 
     @property
+    def knows_assignment(self) -> bool:
+        """True if it could put together the newest document that was read (SH-24)."""
+        return self._accepted is not None and not self._chain.missed
+
+    @property
     def seen(self) -> Epoch | None:
         """The epoch of the document that the worker acts on."""
         return self._adopted.epoch if self._adopted else None

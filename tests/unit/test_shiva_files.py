@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -15,9 +16,10 @@ from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, 
 from rebalanser_kafka.shiva.wire import PartKey
 from rebalanser_kafka.shiva.worker import KafkaWorker
 
+from rebalanser.applications.data_folder import DataFolder, folder_name
 from rebalanser.errors import InvalidArchive, RegistryUnavailable
 from rebalanser.shiva.changes import change_between
-from rebalanser.shiva.messages import ChangeRead, DocumentRead, Standing, StopRead
+from rebalanser.shiva.messages import ChangeRead, CommandEvent, DocumentRead, Standing, StopRead
 from rebalanser.shiva.records import AssignmentDocument, StopCommand
 from rebalanser.shiva.types import (
     ApplicationEntry,
@@ -25,8 +27,10 @@ from rebalanser.shiva.types import (
     ApplicationState,
     Archive,
     Epoch,
+    Incarnation,
     Mode,
 )
+from rebalanser.shiva.worker import Worker
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 A, B = (ApplicationId("t", "c", name) for name in "AB")
@@ -308,3 +312,31 @@ def test_a_document_that_is_told_late_does_not_bring_back_what_was_stopped_after
     worker._note_mentioned(StopRead(Standing(stopped_at, 0, 1), StopCommand(application, "c2")))
     worker._note_mentioned(told)
     assert (application not in worker._mentioned) == is_leftover
+
+
+@pytest.mark.rule("SH-5", "SH-24")
+@pytest.mark.parametrize("lost", [False, True], ids=["read", "lost"])
+def test_without_the_last_document_only_the_folders_of_what_was_stopped_are_leftovers(
+    lost: bool, tmp_path: Path
+) -> None:
+    """What has finished may be in that document alone, and keeps its data until it is stopped."""
+    finished, stopped, gone = (ApplicationId("t", "c", name) for name in ("finished", "stopped", "gone"))
+    entry = ApplicationEntry("c1", ApplicationState.FINISHED, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
+    base = AssignmentDocument(Epoch(1, 1), "l", 0, 1.0, applications={finished: entry})
+    events: list[CommandEvent] = [
+        StopRead(Standing(6, 0, 1), StopCommand(stopped, "c2")),
+        ChangeRead(Standing(7, 0, 1), change_between(base, replace(base, epoch=Epoch(1, 2), consumed=6))),
+    ]
+    if not lost:
+        events.insert(0, DocumentRead(Standing(5, 0, 1), base))
+    for application in (finished, stopped, gone):
+        (tmp_path / "applications" / folder_name(str(application))).mkdir(parents=True)
+    worker = object.__new__(KafkaWorker)
+    worker._mentioned, worker._keeping, worker._stopped_at = set(), set(), {}
+    worker._machine = Worker("w", Incarnation("folder", 1))
+    with DataFolder.open(tmp_path) as worker._data:
+        for event in events:
+            worker._note_mentioned(event)
+            worker._machine.handle(event, 0.0)
+        left = {folder_name(str(application)) for application in ((stopped,) if lost else (stopped, gone))}
+        assert worker._leftovers() == left

@@ -350,12 +350,23 @@ class KafkaWorker:
             self._caught_up_at = None
             for application in self._keeping - self._mentioned:
                 self._in_files(application, partial(self._keep_data, application))
-            for folder in self._data.leftovers(self._mentioned | self._keeping):
+            for folder in self._leftovers():
                 self._files.submit(folder, partial(self._drop_leftover, folder))
             self._files.submit(OUTPUTS, self._forget_old_output)
             self._handle(FilesFound(self._data.found(self._mentioned)))
             self._mentioned, self._keeping, self._stopped_at = set(), set(), {}
             self._handle(CaughtUp())
+
+    def _leftovers(self) -> frozenset[str]:
+        """The folders of what COMMAND does not speak of any more.
+
+        Of what has finished a document alone may still speak. If it is not known only what was stopped is
+        known to be over: retention may have dropped the whole document, and none of its changes.
+        """
+        leftovers = self._data.leftovers(self._mentioned | self._keeping)
+        if self._machine.knows_assignment:
+            return leftovers
+        return leftovers & {folder_name(str(application)) for application in self._stopped_at}
 
     def _keep_data(self, application: ApplicationId) -> None:
         try:
