@@ -1,4 +1,4 @@
-"""Documents as a whole now and then, and between these as changes of the one before (SH-24)."""
+"""Changes of documents, written in place of most whole documents (SH-24)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROGRESS: Final = tuple(field.name for field in fields(Progress))
 
 
 def change_between(base: AssignmentDocument, document: AssignmentDocument) -> DocumentChange:
-    """What makes ``document`` of the document published before it, by the same leader in the same term."""
+    """Return the change from the document published before, its base, to ``document`` of the same term."""
     differing = _difference(base.applications, document.applications)
     progress = {
         application: _progress_of(entry)
@@ -41,7 +41,7 @@ def change_between(base: AssignmentDocument, document: AssignmentDocument) -> Do
 
 
 def changed(base: AssignmentDocument, change: DocumentChange) -> AssignmentDocument:
-    """The document that a change makes of its base.
+    """Return the document that a change makes of its base.
 
     Raises:
         InternalError: ``base`` is not the document that the change was made for.
@@ -103,21 +103,21 @@ def _patched(before: Mapping[KeyT, ValueT], change: Mapping[KeyT, ValueT | None]
 
 
 class DocumentChain:
-    """The newest document that a reader of a topic can put together of what it has read so far.
+    """The newest document that a reader of a topic can rebuild from the records read so far.
 
-    A leader of a version that knows no changes goes on from the last whole document, whatever was changed
-    since: an application may run elsewhere by now. So a document of such a leader counts only as long as no
-    change was read, until a leader that reads them publishes a whole one.
+    A leader of a version without changes goes on from the last whole document, although an application may
+    run elsewhere by now. So its documents do not count once a change was read, until a leader that reads
+    changes publishes a whole document.
     """
 
     def __init__(self) -> None:
         self.document: AssignmentDocument | None = None
         self.missed = False
-        """True if a change was read and the document before it was not: the document is not the newest."""
+        """True if a change was read without its base: the document is not the newest."""
         self._changes_read = False
 
     def read(self, record: AssignmentDocument | DocumentChange) -> bool:
-        """Take in a record in the order of the log. True if it makes a newer document."""
+        """Take in a record, in the order of the log; True if it makes a newer document."""
         known = self.document
         if known is not None and record.epoch <= known.epoch:
             return False
@@ -129,7 +129,7 @@ class DocumentChain:
         return True
 
     def counts(self, document: AssignmentDocument) -> bool:
-        """True if its leader cannot have overlooked a change."""
+        """True if the document's leader cannot have overlooked a change."""
         return document.reads_changes or not self._changes_read
 
     def take(self, document: AssignmentDocument) -> None:
@@ -138,11 +138,11 @@ class DocumentChain:
         self.missed = self._changes_read = False
 
     def follows(self, change: DocumentChange) -> bool:
-        """True if the change is one of the very document that was put together."""
+        """True if the known document is the base of the change."""
         return self.document is not None and change.base == self.document.epoch
 
     def take_change(self, change: DocumentChange) -> AssignmentDocument | None:
-        """Go on from the changed document; None if what it changes was not read."""
+        """Go on from the changed document and return it; None if the base was not read."""
         self._changes_read = True
         if self.document is None or not self.follows(change):
             self.missed = True

@@ -1,4 +1,4 @@
-"""What a leader writes again before COMMAND would forget it, and what it lets go (SH-15)."""
+"""Retention: what a leader writes again before COMMAND drops it, and what it drops (SH-15)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rebalanser.shiva.types import ApplicationEntry, ApplicationId, CommandId
 
 
 class Keeper:
-    """Start commands that have to stand again, one batch after the other, and records of no more use."""
+    """Start commands to write again, batch by batch, and records that are not needed any more."""
 
     def __init__(self, board: Board, shelf: Shelf, options: LeaderOptions) -> None:
         self._board = board
@@ -25,17 +25,17 @@ class Keeper:
         self._under_way: dict[ApplicationId, CommandId] = {}
 
     def keep(self, application: ApplicationId) -> None:
-        """The start command of an application is to be written again soon."""
+        """Write the start command of an application again soon."""
         if application not in self._under_way:
             self._soon[application] = None
 
     def look(self, wall_ms: int) -> None:
-        """Look for what has become old, or has much standing behind it."""
+        """Find start commands that are old, or far from the end of COMMAND."""
         for application in self._shelf.due(self._board.to_run(), wall_ms):
             self.keep(application)
 
     def batch(self) -> KeepCommands | None:
-        """What is to be written again now; None for nothing, or while a batch is under way."""
+        """Return the next batch; None if there is none, or while a batch is under way."""
         if self._under_way:
             return None
         commands: list[KeptCommand] = []
@@ -56,7 +56,7 @@ class Keeper:
         return entry.state in TO_RUN and not self._shelf.missing(application, entry.archive)
 
     def kept(self, at: Mapping[ApplicationId, Standing]) -> int:
-        """The batch under way stands at these places; how many commands that are.
+        """Note the offsets of the batch under way; return how many commands it has.
 
         Raises:
             InternalError: no batch is under way.
@@ -75,7 +75,7 @@ class Keeper:
         return len(batch)
 
     def dropped(self, now: float, *, archives_too: bool) -> DropRecords | None:
-        """What nothing needs any more; the published document must say what is known here."""
+        """Return the records that nothing needs any more; the published document must be up to date."""
         kept = frozenset(
             application
             for application, command in self._shelf.kept.items()

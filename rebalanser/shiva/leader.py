@@ -81,12 +81,12 @@ class Leader:
     """One term of one leader, from its take-over until it steps down.
 
     Args:
-        leader: what an operator calls this leader.
+        leader: the leader's name.
         options: its settings.
-        guards: what its safety rests on; only a test of the tests gives others.
+        guards: its safety decisions; only a test of the tests passes others.
 
     Raises:
-        InvalidSettings: the options do not go together.
+        InvalidSettings: the options contradict each other.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class Leader:
         self._version = 0
         self._assignement_lost = True
         self._chain = DocumentChain()
-        """What was read of documents on COMMAND."""
+        """The documents on COMMAND, as read so far."""
         self._inherited_s = 0.0
         self._caught_up = False
         self._done = False
         self._consumed = _NOTHING_READ
         self._publisher = Publisher(options)
         self._set_aside: dict[SetAside, float] = {}
-        """The records set aside, each with when (monotonic seconds) it was last complained of."""
+        """Records set aside, each with the time (monotonic seconds) at which it was last reported."""
         self._set_aside_changed = False
         self._required: Epoch | None = None
         self._whole_for_stalled_at = -math.inf
@@ -137,17 +137,17 @@ class Leader:
 
     @property
     def document(self) -> AssignmentDocument | None:
-        """The last document that is known to be published; None while there is none."""
+        """Last document that is known to be published; None if there is none."""
         return self._publisher.document
 
     @property
     def leads(self) -> bool:
-        """Whether it has caught up with COMMAND and has not stepped down."""
+        """True if it has caught up with COMMAND and has not stepped down."""
         return self._caught_up and not self._done
 
     @property
     def next_wakeup(self) -> float | None:
-        """When (monotonic seconds) it wants a :class:`Wakeup` at the latest; None for never."""
+        """Time (monotonic seconds) by which it needs a :class:`Wakeup`; None for never."""
         if not self.leads or self._stopping:
             return None
         times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]
@@ -156,15 +156,15 @@ class Leader:
         return min(at for at in times if at is not None)
 
     def handle(self, event: LeaderEvent, now: float, wall_ms: int) -> list[LeaderEffect]:
-        """Take in one event and say what must be done, in order.
+        """Take in one event; return what to do, in order.
 
         Args:
             event: what happened.
             now: monotonic seconds; it never goes back.
-            wall_ms: the time of day, as Kafka's clock tells it; for the age of records only.
+            wall_ms: the time of day by Kafka's clock; for the age of records only.
 
         Raises:
-            InternalError: the event cannot come now; the ordering contract is broken.
+            InternalError: the event cannot come now: the ordering contract is broken.
         """
         if self._done:
             return []
@@ -270,7 +270,7 @@ class Leader:
     ) -> None:
         self._require_term()
         if isinstance(event, Unreadable) and event.on_control:
-            # Kept apart by its offset from a record of COMMAND that bears the same key.
+            # Its offset tells it from a record of COMMAND with the same key.
             offset = event.at.offset if event.key.startswith(_CONTROL_KEYS) else _NOTHING_READ
             self._put_aside(SetAside(offset, event.key, event.reason[:MAX_REASON_CHARS]))
             return
@@ -305,7 +305,7 @@ class Leader:
             self._unread = [*self._unread, record][-max(1, self._options.max_set_aside) :]
 
     def _go_on_from(self, record: AssignmentDocument | DocumentChange) -> None:
-        """COMMAND has the last document, too, should ASSIGNEMENT have lost it; late ones do not count."""
+        """Take the last document from COMMAND if ASSIGNEMENT has lost it; late ones do not count."""
         if self._assignement_lost and record.epoch.term >= self._announced and self._chain.read(record):
             self._publisher.document = self._chain.document
 
@@ -326,7 +326,7 @@ class Leader:
             self._forget_other_starts(command.record.application)
 
     def _worker_command_read(self, event: WorkerCommandRead) -> None:
-        """Of the commands about a worker the last one counts (SH-26)."""
+        """Take in a command about a worker: the last one counts (SH-26)."""
         worker, cordon = event.record.worker, event.record.cordon
         if not self._caught_up:
             self._worker_commands[worker] = event
@@ -359,7 +359,7 @@ class Leader:
         return True
 
     def _catch_up(self) -> None:
-        """Go on from the predecessor's document, and follow what it does not reflect yet (SH-9)."""
+        """Go on from the predecessor's document, and follow the commands since then (SH-9)."""
         self._require_term()
         if self._caught_up:
             return
@@ -406,7 +406,7 @@ class Leader:
         self._unread = []
 
     def _follow(self, command: Commanded) -> bool:
-        """Do what a client wants. False if that is refused."""
+        """Carry out a client's command; False if it is refused."""
         self._forget_earlier_set_aside(f"cmd:{command.record.application}", command.at.offset)
         match command.record:
             case StartCommand() as start:
@@ -452,7 +452,7 @@ class Leader:
     def _refuse(
         self, start: StartCommand, command: Commanded, entry: ApplicationEntry | None, reason: str
     ) -> None:
-        """What ran before runs on; its start command is not the last under its key any more (SH-15)."""
+        """Let what ran before run on; its start command is no longer the last under its key (SH-15)."""
         application, at = start.application, command.at
         self._report(
             FactKind.COMMAND_REFUSED, application, revision=at.offset, command=start.command, reason=reason
@@ -475,7 +475,7 @@ class Leader:
             self._board.stop(application)
 
     def _put_aside(self, record: SetAside) -> None:
-        """Show a record that was not carried out; the same complaint of one source is shown once (SH-16)."""
+        """Show a record that was not carried out; each source's complaint is shown once (SH-16)."""
         periodic = _is_of_control(record)
         for known in self._set_aside:
             same = known.reason == record.reason if periodic else known.offset == record.offset
@@ -495,7 +495,7 @@ class Leader:
         self._set_aside_changed = True
 
     def _forget_earlier_set_aside(self, key: str, offset: int) -> None:
-        """Take out of the document what a later command, at this offset, makes irrelevant (SH-20)."""
+        """Remove records set aside that a later command, at this offset, makes irrelevant (SH-20)."""
         self._forget_set_aside(
             aside for aside in self._set_aside if aside.key == key and aside.offset < offset
         )
@@ -506,9 +506,9 @@ class Leader:
             self._set_aside_changed = True
 
     def _forget_old_set_aside(self) -> None:
-        """Take out of the document what no longer matters (SH-20).
+        """Remove records set aside that no longer matter (SH-20).
 
-        What comes with each round, as a worker's pongs do, matters until it has stopped coming.
+        A complaint that each round repeats, as about a worker's pongs, stays until it stops.
         """
         self._forget_set_aside(
             record
@@ -582,10 +582,10 @@ class Leader:
         )
 
     def _answer_soon(self) -> None:
-        """Let who is heard for the first time know before the next round (SH-14).
+        """Answer a worker that is heard for the first time before the next round (SH-14).
 
-        It may start nothing exclusive until then, or may even have to stop it: what an earlier leader
-        permitted runs out.
+        Until then it may start nothing exclusive, and may even have to stop it: the permission of an earlier
+        leader ends.
         """
         if self._answer_at is None:
             answer_at = self._pinged_at + self._options.min_publish_interval_s
@@ -602,7 +602,7 @@ class Leader:
 
     @property
     def _deadline_s(self) -> float:
-        """How long workers may run on permissions that they can still have, in seconds (SH-14)."""
+        """Longest time, in seconds, for which workers may run on permissions that they can have (SH-14)."""
         own_s = self._options.permission_s
         if self._now >= self._took_over_at + self._inherited_s:
             return own_s
@@ -610,12 +610,12 @@ class Leader:
 
     @property
     def _deadline_falls_at(self) -> float | None:
-        """When the longer permissions of a predecessor have all ended; None once they have."""
+        """Time at which the longer permissions of a predecessor have all ended; None once they have."""
         at = self._took_over_at + self._inherited_s
         return at if self._inherited_s > self._options.permission_s and at > self._now else None
 
     def _go_on(self, wall_ms: int) -> None:
-        """Do what is due, whatever the event was."""
+        """Do what is due after any event."""
         self._board.clear_gone(self._now, self._deadline_s, overdue=True)
         self._board.retry_failed()
         self._board.end_grace(self._now)
@@ -654,7 +654,7 @@ class Leader:
             self._publish()
 
     def _take_leave(self) -> None:
-        """Publish once more what no document has said yet, then lead no more (SH-22)."""
+        """Publish what no document has yet, then step down (SH-22)."""
         if self._publisher.under_way is None and not self._last_word_said:
             self._last_word_said = True
             self._publish()
@@ -713,11 +713,11 @@ class Leader:
         self._ping()
 
     def _remove_stalled(self, overslept: bool) -> None:
-        """Warn of workers that answer and do not follow, and remove those that stand still for too long.
+        """Warn of workers that answer but do not follow, and remove those that have stalled for too long.
 
-        What must have been followed by now was published before the last round began. A worker may lack the
-        whole document, too, that was published for it: another one comes in each round until it is removed,
-        and the one that removes it is whole.
+        They must follow what was published before the last round began. A worker may lack the whole document, too,
+        that was published for it: another one comes in each round until it is removed, and the one that removes
+        it is whole.
         """
         found = self._members.find_behind(self._required, self._now, overslept)
         if found or self._members.stand_still(self._now):
@@ -759,7 +759,7 @@ class Leader:
         self._report(FactKind.COMMANDS_KEPT, applications=self._keeper.kept(at))
 
     def _drop(self, *, archives_too: bool) -> None:
-        """Drop what the published document does not need any more, and nothing that is to be published."""
+        """Drop records that neither the published document nor the next one needs."""
         if not self._publisher.settled:
             return
         self._may_drop = False

@@ -1,4 +1,4 @@
-"""The workers that a leader knows, by their pongs."""
+"""Membership: the workers that a leader knows from their pongs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rebalanser.shiva.types import Epoch, Incarnation, WorkerEntry, WorkerId
 
 
 class Verdict(Enum):
-    """What a pong means for the worker whose id it bears."""
+    """Meaning of a pong for the worker whose id it has."""
 
     STALE = auto()
     """An earlier incarnation's, or one that was read before."""
     STALLED = auto()
-    """A process that was removed as it followed no assignment, and follows none yet."""
+    """A process that was removed as it followed no assignment, and still follows none."""
     REFUSED = auto()
     """Another folder's process claims the id of a worker that is known."""
     ADDED = auto()
@@ -43,7 +43,7 @@ class _Behind:
 
 
 class Members:
-    """Which workers are known, and when each was heard."""
+    """The known workers, and when each was heard."""
 
     def __init__(self, guards: Safeguards, missed_rounds: int) -> None:
         self.entries: dict[WorkerId, WorkerEntry] = {}
@@ -62,25 +62,25 @@ class Members:
         self._reads_changes: set[WorkerId] = set()
 
     def take_over(self, workers: Mapping[WorkerId, WorkerEntry], at: float) -> None:
-        """Go on from the workers of a predecessor's document; nobody has been heard since ``at``."""
+        """Go on from the workers of a predecessor's document; none has been heard since ``at``."""
         self.entries = dict(workers)
         self._heard_in = dict.fromkeys(workers, 0)
         self._took_over_at = at
 
     def incarnation(self, worker: WorkerId) -> Incarnation | None:
-        """Which process is behind a known worker's id."""
+        """Return the process behind a known worker's id."""
         entry = self.entries.get(worker)
         return entry.incarnation if entry else None
 
     def heard_at(self, worker: WorkerId, incarnation: Incarnation) -> float:
-        """When (monotonic seconds) a leader can have read the last pong of this process at the latest."""
+        """Return when (monotonic seconds) a leader can last have read a pong of this process."""
         last = self._last.get((worker, incarnation.lineage))
         if last is None or last.number != incarnation.number:
             return self._took_over_at
         return max(last.at, self._took_over_at)
 
     def judge(self, pong: Pong) -> Verdict:
-        """What a pong means."""
+        """Return the meaning of a pong."""
         last = self._last.get((pong.worker, pong.incarnation.lineage))
         if last and (pong.incarnation.number, pong.sequence) <= (last.number, last.sequence):
             return Verdict.STALE
@@ -102,7 +102,7 @@ class Members:
         return incarnation == pong.incarnation and epoch is not None and not _has_followed(pong.seen, epoch)
 
     def is_answered(self, pong: Pong) -> bool:
-        """Whether a ping can have told this process that it was heard."""
+        """True if a ping may have answered a pong of this process."""
         heard = self._answered.get(pong.worker)
         return heard is not None and heard.incarnation == pong.incarnation
 
@@ -123,14 +123,14 @@ class Members:
         self._answered[worker] = Heard(pong.incarnation, pong.sequence)
 
     def refuse(self, pong: Pong) -> bool:
-        """Note an impostor. Whether it is news."""
+        """Note an impostor; True if it was not noted before."""
         if self._refused.get(pong.worker) == pong.incarnation:
             return False
         self._refused[pong.worker] = pong.incarnation
         return True
 
     def remove(self, worker: WorkerId) -> None:
-        """Know a worker no longer; when it was heard is remembered."""
+        """Remove a worker; the time at which it was heard is kept."""
         if self.entries.pop(worker, None) is not None:
             self.changed = True
         for about in (self._heard_in, self._answered, self._refused, self._seen, self._behind):
@@ -143,7 +143,7 @@ class Members:
         return self._reads_changes >= self.entries.keys()
 
     def remove_stalled(self, worker: WorkerId, until: Epoch) -> None:
-        """Know a worker no longer, and hear none of its pongs before it follows the document ``until``.
+        """Remove a worker, and ignore its pongs until it follows the document ``until``.
 
         So no ping answers it either: what it may run exclusively ends as if it were silent (SH-14).
         """
@@ -153,10 +153,10 @@ class Members:
             self._stalled[worker] = incarnation, until
 
     def find_behind(self, required: Epoch | None, now: float, overslept: bool) -> list[WorkerId]:
-        """Find the workers that answer and have not followed ``required``; return those not found before.
+        """Find the workers that answer and do not follow ``required``; return those not found before.
 
-        One that follows slowly does not stand still: its time counts anew. A leader that overslept has pongs
-        that it has not read yet.
+        A worker that follows slowly has not stalled: its time counts anew. A late round finds none, as pongs
+        may be waiting unread.
         """
         if overslept or required is None:
             self._behind.clear()
@@ -176,17 +176,17 @@ class Members:
         return any(behind.since < now for behind in self._behind.values())
 
     def seen(self, worker: WorkerId) -> Epoch | None:
-        """The last document that a known worker has said to follow."""
+        """Return the last document that a known worker has reported to follow."""
         return self._seen.get(worker)
 
     def stalled(self, now: float, limit_s: float) -> list[WorkerId]:
-        """The workers that have stood still for ``limit_s`` seconds."""
+        """Return the workers that have been stalled for ``limit_s`` seconds."""
         return [worker for worker, behind in self._behind.items() if now - behind.since >= limit_s]
 
     def begin_round(self, overslept: bool) -> list[WorkerId]:
-        """Count a round, and say who has been silent for too long (SH-8).
+        """Count a round; return the workers that have been silent for too long (SH-8).
 
-        A leader that overslept has pongs that it has not read yet: that round says nothing of anybody.
+        A late round counts for no worker, as pongs may be waiting unread.
         """
         silent: list[WorkerId] = []
         if overslept:
@@ -202,11 +202,11 @@ class Members:
 
     @property
     def heard(self) -> dict[WorkerId, Heard]:
-        """The last pong of each known worker that this leader has read."""
+        """Last pong of each known worker that this leader has read."""
         return dict(self._answered)
 
     def forget(self, before: float, needed: Collection[tuple[WorkerId, Incarnation]]) -> None:
-        """Forget the pongs before ``before`` of workers that are not known and not waited for."""
+        """Forget the pongs before ``before`` of workers that are neither known nor waited for."""
         lineages = {(worker, incarnation.lineage) for worker, incarnation in needed}
         lineages |= {(worker, entry.incarnation.lineage) for worker, entry in self.entries.items()}
         self._last = {key: last for key, last in self._last.items() if last.at >= before or key in lineages}

@@ -1,9 +1,9 @@
-"""What goes in and out of Shiva's two machines: events and effects.
+"""Events and effects of Shiva's two state machines.
 
 **The ordering contract.** Effects are carried out in the order of the list, those of one call before those of
-the next. What a machine is told of a topic comes in the order of offsets, each record once. Before
-:class:`CaughtUp` a document may come late, but before any later announcement of a leader. At most one
-:class:`PublishDocument` is under way, and it is answered by one :class:`Published` or :class:`Deposed`.
+the next. Events of a topic come in the order of offsets, each record once. Before :class:`CaughtUp` a
+document may come late, but before any later announcement of a leader. At most one :class:`PublishDocument` is
+under way, and it is answered by one :class:`Published` or :class:`Deposed`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rebalanser.shiva.types import (
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a record of COMMAND stands, when it was written by Kafka's clock, and how big it is."""
+    """Offset of a record of COMMAND, time at which it was written by Kafka's clock, and size."""
 
     offset: int
     timestamp_ms: int
@@ -76,7 +76,7 @@ class DocumentRead:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRead:
-    """A change of the document before it was read from COMMAND."""
+    """A change of a document was read from COMMAND."""
 
     at: Standing
     record: DocumentChange
@@ -84,7 +84,7 @@ class ChangeRead:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPassed:
-    """A document or change on COMMAND was replaced by a later document before it was decoded (SH-24)."""
+    """A document or change on COMMAND was not decoded, as a later document replaces it (SH-24)."""
 
     at: Standing
 
@@ -130,10 +130,10 @@ class Wakeup:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The process is to stop gracefully.
+    """The process is asked to stop gracefully.
 
-    A leader gets it once CONTROL has been read to the end that it had when the stop was asked for, and goes
-    on until it emits :class:`StepDown` (SH-22).
+    A leader gets it once CONTROL has been read to the end that it had at the request, and goes on until it
+    emits :class:`StepDown` (SH-22).
     """
 
 
@@ -156,8 +156,8 @@ class TookOver:
     """This process holds COMMAND's partition, has fenced its predecessor, and has announced itself.
 
     ``document`` is the last one on ASSIGNEMENT, read after the predecessor was fenced. ``pongs`` are the last
-    pongs of workers on CONTROL before the place from which pongs follow as events (SH-22). All of COMMAND
-    from its first record on follows as events, then :class:`CaughtUp`.
+    pongs of workers on CONTROL before the offset from which pongs follow as events (SH-22). All of COMMAND,
+    from its first record on, follows as events, then :class:`CaughtUp`.
     """
 
     term: int
@@ -174,21 +174,21 @@ class PongRead:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The document under way stands on both topics, on COMMAND at ``offset``."""
+    """The document under way is on both topics, on COMMAND at ``offset``."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The commands of a :class:`KeepCommands` stand again; each at its new place."""
+    """The commands of a :class:`KeepCommands` were written again, each at its new offset."""
 
     at: Mapping[ApplicationId, Standing]
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """This process leads no more: it was fenced, lost the partition, or an outcome of its own is unknown."""
+    """This process leads no more: it was fenced, lost the partition, or the outcome of a write is unknown."""
 
     reason: str
 
@@ -200,7 +200,7 @@ LeaderEvent: TypeAlias = CommandEvent | TookOver | PongRead | Published | Kept |
 class PublishDocument:
     """Write the document to COMMAND and ASSIGNEMENT with the offset consumed, both or neither (SH-4).
 
-    With a ``change`` that is written instead: both topics hold what it changes.
+    A ``change`` is written in place of the whole document: both topics have its base.
     """
 
     document: AssignmentDocument
@@ -216,14 +216,14 @@ class SendPing:
 
 @dataclass(frozen=True, slots=True)
 class KeepCommands:
-    """Write these start commands again, each behind the parts of its archive, in transactions (SH-15)."""
+    """Write these start commands again, each after the parts of its archive, in transactions (SH-15)."""
 
     commands: tuple[KeptCommand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DropRecords:
-    """Write tombstones for what no application needs any more: kept commands, and parts of archives."""
+    """Write tombstones for kept commands and parts of archives that no application needs any more."""
 
     kept: frozenset[ApplicationId] = frozenset()
     archives: frozenset[tuple[ApplicationId, Archive]] = frozenset()
@@ -231,13 +231,13 @@ class DropRecords:
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """Lead no more; give the partition back. The machine is done, a new term needs a new one."""
+    """Give the partition back. The machine has ended; a new term needs a new one."""
 
     reason: str
 
 
 class FactKind(StrEnum):
-    """What can happen to a Shiva leader or worker. The same words stand in logs and in the documentation."""
+    """Kinds of facts of a Shiva leader or worker, the same in logs and documentation."""
 
     TOOK_OVER = "took_over"
     STEPPED_DOWN = "stepped_down"
@@ -275,18 +275,18 @@ class Fact:
     application: ApplicationId | None = None
     worker: str = ""
     term: int = 0
-    """The last leader's term that is known; 0 before any."""
+    """Greatest known term of a leader; 0 before any."""
     version: int = 0
-    """The offset on COMMAND of the document that is acted on, or was published last; 0 before any.
+    """Offset on COMMAND of the document that is acted on, or was published last; 0 before any.
 
-    It orders the documents as their epochs do, and leaders and workers know it alike.
+    It orders documents as their epochs do, for leaders and workers alike.
     """
     token: int | None = None
-    """The fencing token of the process concerned: the same from before its start to after its end."""
+    """Fencing token of the process concerned, from before its start to after its end."""
     revision: int | None = None
-    """The offset on COMMAND of the record concerned, where there is one."""
+    """Offset on COMMAND of the record concerned, if there is one."""
     at: float | None = None
-    """When it was so (monotonic seconds), where it is told later; None for now."""
+    """Time of the fact (monotonic seconds), if it is reported later; None for now."""
     detail: Mapping[str, str | int | float | bool | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -294,7 +294,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the sinks what happened."""
+    """Report a fact to the sinks."""
 
     fact: Fact
 
@@ -311,7 +311,7 @@ class PingRead:
 
 @dataclass(frozen=True, slots=True)
 class FilesFound:
-    """Folders of these applications are on this worker's disk from an earlier time.
+    """Folders of these applications are on this worker's disk from an earlier process.
 
     It comes at most once, before :class:`CaughtUp`.
     """
@@ -355,7 +355,7 @@ class ProcessExited:
     """The exit code, negative for a signal; None where it was not started."""
     error: str = ""
     at: float | None = None
-    """When that was found (monotonic seconds): a worker that was stopped hears of it late. None for now."""
+    """Time of the finding (monotonic seconds): a worker that was stopped gets it late. None for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ class DropFiles:
     application: ApplicationId
     command: CommandId
     keep_data: bool | None = None
-    """Whether a stop says that the folder with its own data stays; None if no stop is the reason."""
+    """True if a stop says that the folder with its own data stays; None if no stop is the reason."""
     stays: bool = False
     """True if the application is to run on, here or elsewhere: only its unpacked files go."""
 

@@ -1,4 +1,4 @@
-"""How a Shiva leader behaves: every number with its unit, checked against the others."""
+"""Options of a Shiva leader, checked against each other."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ _APPLICATIONS_PER_INTERVAL: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class LeaderOptions:
-    """The settings of a leader. Those of two leaders of one cluster may differ at any time."""
+    """Options of a leader. Leaders of one cluster may differ at any time."""
 
     round_s: float = 30.0
-    """From ping to ping (SH-8)."""
+    """Seconds from ping to ping (SH-8)."""
     missed_rounds: int = 1
-    """For how many full rounds a worker may be silent before it is removed (SH-8)."""
+    """Number of full rounds that a worker may be silent before it is removed (SH-8)."""
     stalled_s: float = 120.0
-    """For how long a worker may answer and not follow the assignment before it counts as gone (SH-8).
+    """Seconds that a worker may answer and not follow the assignment before it counts as gone (SH-8).
 
-    Counted from the round in which it is found to stand still, which is logged as a warning.
+    They begin in the round that finds it stalled, which is logged as a warning.
     """
     away_grace_s: float = 0.0
-    """How long the applications of a worker that left or is missing wait for it before they move (SH-26).
+    """Seconds that the applications of a worker that left or is missing wait for it (SH-26).
 
-    Counted from when it is removed, or from when a leader takes over.
+    They begin when it is removed, or when a leader takes over.
     """
     retry_initial_s: float = 30.0
-    """Seconds after its last failure before an application is tried again where it failed (SH-17)."""
+    """Seconds from an application's last failure to its next try where it failed (SH-17)."""
     retry_max_s: float = 300.0
     """Maximum of these seconds, which double with each failure after a retry."""
     deadline_s: float | None = None
-    """How long a pong that was heard lets a worker run exclusive applications (SH-14).
+    """Seconds for which a pong that was heard lets a worker run exclusive applications (SH-14).
 
     Default: two rounds more than may be missed.
     """
     session_timeout_s: float = 10.0
-    """After how long Kafka gives COMMAND's partition to another leader, when this one is not heard."""
+    """Seconds without a heartbeat after which Kafka gives COMMAND's partition to another leader."""
     settle_time_s: float = 0.05
-    """How long changes are collected after a first one, before a document is published."""
+    """Seconds from a first change to its document, which collects further changes."""
     min_publish_interval_s: float = 0.1
-    """The shortest time between two documents of up to 1,000 applications; it grows with their number."""
+    """Minimum seconds between two documents of up to 1,000 applications; grows with their number."""
     snapshot_changes: int = CHANGE_KEYS - 1
-    """How many changes are published at most before the next whole document; 0 for whole ones only (SH-24).
+    """Maximum changes before the next whole document; 0 for whole documents only (SH-24).
 
-    A whole one is published, too, once changes have four times as many entries as it has, and while a worker
-    is known that reads no changes.
+    A whole document also follows once changes have four times as many entries as it has. All are whole while
+    a worker is known that reads no changes.
     """
     snapshot_s: float = 3600.0
-    """Seconds after a whole document from which the next one published is a whole one again."""
+    """Seconds after a whole document from which the next document is whole again."""
     retention_s: float = 15 * 24 * 3600.0
-    """After how long COMMAND forgets a record (SH-1)."""
+    """Seconds for which COMMAND keeps a record (SH-1)."""
     retention_bytes: int = 100_000_000
-    """Beyond which size COMMAND forgets its oldest records (SH-1)."""
+    """Bytes beyond which COMMAND drops its oldest records (SH-1)."""
     budget_ratio: float = 0.4
-    """The share of ``retention_bytes`` that the applications that are to run may take (SH-15)."""
+    """Share of ``retention_bytes`` that the applications that are to run may take (SH-15)."""
     keep_ratio: float = 0.5
-    """At which share of COMMAND's retention, in time or bytes, a start command is written again (SH-15)."""
+    """Share of COMMAND's retention, in time or bytes, at which a start command is written again (SH-15)."""
     keep_batch_bytes: int = 8_000_000
-    """How much is written again in one transaction, unless one application alone is larger."""
+    """Bytes that are written again in one transaction, unless one application alone is larger."""
     drop_after_s: float = 600.0
-    """For how long an archive must have been unused, and no part of it written, before it is dropped."""
+    """Seconds that an archive must be unused, and no part of it written, before it is dropped."""
     max_set_aside: int = 20
-    """How many records that were not carried out a document shows (SH-16)."""
+    """Maximum records set aside that a document shows (SH-16)."""
     set_aside_s: float = 86_400.0
-    """Seconds that a document shows such a record, unless a later command for what it is about comes (SH-20).
+    """Seconds that a document shows such a record, unless a later command makes it irrelevant (SH-20).
 
-    What comes with each round is shown until it has been missing for the deadline.
+    A record that each round repeats is shown until it has been missing for the deadline.
     """
 
     def check(self) -> None:
-        """Refuse what cannot keep the rules.
+        """Refuse options that cannot keep the rules.
 
         Raises:
-            InvalidSettings: a number is out of range, or does not go with the others; with the numbers.
+            InvalidSettings: a number is out of range, or contradicts the others; with the numbers.
         """
         self._check_ranges()
         removed_s = (self.missed_rounds + 1) * self.round_s
@@ -111,16 +111,16 @@ class LeaderOptions:
 
     @property
     def permission_s(self) -> float:
-        """The deadline in force, in seconds: ``deadline_s``, or what follows from the rounds."""
+        """The deadline in force, in seconds: ``deadline_s``, or its default from the rounds."""
         return (self.missed_rounds + 2) * self.round_s if self.deadline_s is None else self.deadline_s
 
     @property
     def budget_bytes(self) -> int:
-        """How much the start commands and archives of all applications that are to run may take (SH-15)."""
+        """Maximum bytes of the start commands and archives of all applications that are to run (SH-15)."""
         return int(self.retention_bytes * self.budget_ratio)
 
     def publish_interval_s(self, applications: int) -> float:
-        """The shortest time between two documents of so many applications, in seconds."""
+        """Return the minimum seconds between two documents of N applications."""
         return self.min_publish_interval_s * max(1.0, applications / _APPLICATIONS_PER_INTERVAL)
 
 

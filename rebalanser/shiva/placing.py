@@ -1,4 +1,4 @@
-"""The applications of a document: who is named for each, who may still run it, and what is said of it."""
+"""The applications of a document: the worker of each, who may still run it, and its state."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rebalanser.shiva.types import (
 )
 
 Behind: TypeAlias = tuple[WorkerId, Incarnation]
-"""A worker's id and the very process behind it."""
+"""A worker's id and the process behind it."""
 MAX_REASON_CHARS: Final = 500
 MAX_FAILED_ON: Final = 100
 MAX_NAMED: Final = 5
-"""Cordoned workers that a reason names."""
+"""Maximum cordoned workers that a reason names."""
 MAX_CORDONS: Final = 10_000
-"""Workers that may be cordoned or drained at the same time."""
+"""Maximum workers that are cordoned or drained at the same time."""
 _RESTARTING: Final = frozenset({RunState.STARTING, RunState.BACKING_OFF, RunState.STOPPING})
-"""States of an application between two processes, or whose process is being replaced, on its worker."""
+"""States of an application on its worker between two processes."""
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -46,7 +46,7 @@ class _Retry:
 
 
 class Retries:
-    """When an application that failed is tried again: the more failures in a row, the later (SH-17)."""
+    """Times at which failed applications are retried: later with each failure in a row (SH-17)."""
 
     def __init__(self, initial_s: float, max_s: float) -> None:
         self.now = 0.0
@@ -57,19 +57,19 @@ class Retries:
 
     @property
     def next_at(self) -> float | None:
-        """When (monotonic seconds) the next retry is due; None for none."""
+        """Time (monotonic seconds) of the next retry; None for none."""
         times = (retry.due_at for retry in self._retries.values())
         return min((at for at in times if at is not None), default=None)
 
     def failed(self, application: ApplicationId) -> None:
-        """An application has failed on a worker; one that had not failed for long begins anew."""
+        """Note a failure on a worker; after a long time without one the delay begins anew."""
         known = self._retries.get(application)
         stable = known is None or self.now - known.failed_at > 2 * self._max_s
         count = 0 if known is None or stable else known.count
         self._retries[application] = _Retry(self.now, self.now + self._delay_s(count), count)
 
     def due(self) -> list[ApplicationId]:
-        """The applications to be tried again now; each is returned once."""
+        """Return the applications to retry now, each once."""
         found = []
         for application, retry in list(self._retries.items()):
             if retry.due_at is not None and retry.due_at <= self.now:
@@ -81,11 +81,11 @@ class Retries:
         return found
 
     def forget(self, application: ApplicationId) -> None:
-        """It is started anew, or is no more."""
+        """Forget an application that is started anew, or removed."""
         self._retries.pop(application, None)
 
     def note(self, application: ApplicationId) -> str:
-        """Say which retry comes when, for people; nothing if none does."""
+        """Return which retry comes when, for people; empty for none."""
         retry = self._retries.get(application)
         if retry is None or retry.due_at is None:
             return ""
@@ -96,14 +96,14 @@ class Retries:
 
 
 class Board:
-    """Every application that a leader knows, with what is needed to go on from a pong in a few steps."""
+    """All applications that a leader knows, indexed so that a pong takes few steps."""
 
     def __init__(self, members: Members, guards: Safeguards, retries: Retries) -> None:
         self.entries: dict[ApplicationId, ApplicationEntry] = {}
         self.issued = Epoch(-1, 0)
-        """The newest document that may be there."""
+        """The newest document that may be published."""
         self.next = Epoch(-1, 0)
-        """The next document to be issued: whatever changes now is first seen in it."""
+        """The next document to issue, the first with the changes made now."""
         self.changed = False
         self._members = members
         self._guards = guards
@@ -115,12 +115,12 @@ class Board:
         self._kept: dict[WorkerId, dict[ApplicationId, None]] = {}
         self._away_until: dict[WorkerId, float] = {}
         self.cordons: dict[WorkerId, Cordon] = {}
-        """The workers that are cordoned or drained (SH-26)."""
+        """Workers that are cordoned or drained (SH-26)."""
         self._needed_bytes = 0
         self._sizes: dict[ApplicationId, int] = {}
 
     def take_over(self, document: AssignmentDocument, kept_until: float) -> None:
-        """Go on from a predecessor's document; what it keeps for absent workers is kept until then."""
+        """Go on from a predecessor's document; applications of absent workers wait until ``kept_until``."""
         entries = document.applications
         self.cordons = dict(document.cordons)
         for application, entry in entries.items():
@@ -133,20 +133,20 @@ class Board:
 
     @property
     def waited_for(self) -> list[Behind]:
-        """The processes that may still run an application that they are not named for."""
+        """Processes that may still run an application that they are not assigned any more."""
         return list(self._left)
 
     @property
     def needed_bytes(self) -> int:
-        """How much the archives of all that is to run take on COMMAND."""
+        """Bytes on COMMAND of the archives of all applications that are to run."""
         return self._needed_bytes
 
     def to_run(self) -> Iterator[tuple[ApplicationId, ApplicationEntry]]:
-        """The applications that are to run."""
+        """Applications that are to run."""
         return ((app, entry) for app, entry in self.entries.items() if entry.state in TO_RUN)
 
     def put(self, application: ApplicationId, entry: ApplicationEntry) -> None:
-        """What is said of an application from now on."""
+        """Replace an application's entry."""
         before = self.entries.get(application)
         if entry == before:
             return
@@ -189,7 +189,7 @@ class Board:
         self.changed = True
 
     def start(self, start: StartCommand, offset: int, timestamp_ms: int) -> None:
-        """An application is to run by this command from now on; whoever runs an earlier one may keep it."""
+        """Run an application by this command from now on; the worker of an earlier one may keep it."""
         before = self.entries.get(start.application)
         entry = ApplicationEntry(
             command=start.command,
@@ -222,7 +222,7 @@ class Board:
             self._unplaced = True
 
     def refuse(self, start: StartCommand, offset: int, timestamp_ms: int, reason: str) -> None:
-        """An application that is not to run now was started, and the command is refused."""
+        """Note a refused start command of an application that is not to run now."""
         before = self.entries.get(start.application)
         self.put(
             start.application,
@@ -240,7 +240,7 @@ class Board:
         )
 
     def stop(self, application: ApplicationId) -> None:
-        """An application is to stop; it is taken out once nothing of it runs any more (SH-5)."""
+        """Stop an application; it is removed once nothing of it runs any more (SH-5)."""
         vacated = self._vacated(self.entries[application])
         self.put(application, replace(vacated, state=ApplicationState.STOPPING, reason="", kept_for=None))
         if vacated.leaving is None:
@@ -248,12 +248,12 @@ class Board:
         self._unplaced = True
 
     def restand(self, application: ApplicationId, offset: int, timestamp_ms: int) -> None:
-        """The start command of an application stands elsewhere; no document is published for that alone."""
+        """Note the new offset of a start command; no document is published for that alone."""
         entry = self.entries[application]
         self.entries[application] = replace(entry, offset=offset, timestamp_ms=timestamp_ms)
 
     def _vacated(self, entry: ApplicationEntry) -> ApplicationEntry:
-        """The entry with nobody named for it, and whoever was to be waited for."""
+        """Return the entry without a worker, and waiting for the last one."""
         incarnation = self._members.incarnation(entry.worker) if entry.worker is not None else None
         if entry.worker is None or incarnation is None:
             return replace(entry, worker=None)
@@ -261,9 +261,9 @@ class Board:
         return replace(entry, worker=None, leaving=self._guards.stops_first(leaving))
 
     def vacate(self, worker: WorkerId, kept_s: float, now: float) -> None:
-        """Name a worker for nothing any more; it must still be known.
+        """Take all applications from a worker, which must still be known.
 
-        What it had is kept for it for ``kept_s`` seconds, unless it is drained (SH-26).
+        They wait for it for ``kept_s`` seconds, unless it is drained (SH-26).
         """
         kept = kept_s > 0 and self.cordons.get(worker) is not Cordon.DRAINED
         reason = f"{worker}, which had it, is gone"
@@ -281,12 +281,12 @@ class Board:
         self._unplaced = True
 
     def returned(self, worker: WorkerId) -> None:
-        """A worker is there, or offers other tags: place everything anew, and what was kept for it."""
+        """Place everything anew: a worker has joined or has other tags. Give back what waits for it."""
         self._away_until.pop(worker, None)
         self._unplaced = True
 
     def end_grace(self, now: float) -> None:
-        """Keep nothing any longer for the workers that have not returned in time."""
+        """End the wait for the workers that have not returned in time."""
         for worker in [worker for worker, until in self._away_until.items() if until <= now]:
             self._release(worker)
 
@@ -298,11 +298,11 @@ class Board:
 
     @property
     def next_grace_end(self) -> float | None:
-        """When (monotonic seconds) the next worker has been waited for long enough; None for none."""
+        """Time (monotonic seconds) at which the next wait for a worker ends; None for none."""
         return min(self._away_until.values(), default=None)
 
     def has_room_for(self, worker: WorkerId, cordon: Cordon | None) -> bool:
-        """True if the document takes one more cordon."""
+        """True if the document has room for one more cordon."""
         return cordon is None or worker in self.cordons or len(self.cordons) < MAX_CORDONS
 
     def cordon(self, worker: WorkerId, cordon: Cordon | None) -> None:
@@ -316,19 +316,19 @@ class Board:
         self.changed = self._unplaced = True
 
     def begin_again(self, worker: WorkerId) -> None:
-        """Another process is behind the worker's id: nothing runs there yet."""
+        """Note that another process is behind the worker's id: nothing runs there yet."""
         for application in list(self._named.get(worker, ())):
             entry = self.entries[application]
             self.put(application, replace(entry, state=ApplicationState.ASSIGNED))
         self._unplaced = True
 
     def offer_back(self, worker: WorkerId, incarnation: Incarnation) -> None:
-        """A process that was not known is back: what waits for it may go back to it."""
+        """Note that an unknown process is back: applications that wait for it may go back to it."""
         for application in self._left.get((worker, incarnation), ()):
             self._targets.pop(application, None)
 
     def clear_ended(self, worker: WorkerId, behind: Incarnation, left: bool) -> None:
-        """A process is behind the worker's id (or was, and has ``left``): earlier ones of it have ended."""
+        """Note that a process is behind the worker's id, or has ``left``: earlier ones have ended."""
         for key in [key for key in self._left if key[0] == worker]:
             for application in list(self._left[key]):
                 leaving = self.entries[application].leaving
@@ -338,16 +338,16 @@ class Board:
                     self._clear(application)
 
     def clear_stopped(self, pong: Pong) -> None:
-        """A process says what it still runs of what it is not named for any more (SH-13)."""
+        """Take in a process's report of applications that it is not assigned any more (SH-13)."""
         for application in list(self._left.get((pong.worker, pong.incarnation), ())):
             leaving = self.entries[application].leaving
             if leaving is not None and self._guards.proves_stopped(leaving, application, pong):
                 self._clear(application)
 
     def clear_gone(self, now: float, deadline_s: float, *, overdue: bool = False) -> None:
-        """Wait no longer for who is not known any more, as the mode of each application says (SH-14).
+        """End the wait for processes that are not known any more, by the mode of each application (SH-14).
 
-        With ``overdue`` only those are looked at whose deadline has passed.
+        With ``overdue`` only those whose deadline has passed are checked.
         """
         for worker, incarnation in self._absent():
             silent_s = now - self._members.heard_at(worker, incarnation)
@@ -359,7 +359,7 @@ class Board:
                     self._clear(application)
 
     def next_gone(self, now: float, deadline_s: float) -> float | None:
-        """When (monotonic seconds) the next process that is waited for counts as gone; None for none."""
+        """Time (monotonic seconds) at which the next awaited process counts as gone; None for none."""
         times = [self._members.heard_at(*behind) + deadline_s for behind in self._absent()]
         return min((at for at in times if at > now), default=None)
 
@@ -379,7 +379,7 @@ class Board:
             self._unplaced = self._unplaced or entry.state in TO_RUN
 
     def reported(self, pong: Pong) -> None:
-        """A known worker says what becomes of the applications that it is named for, or still runs."""
+        """Take in a known worker's report of the applications that it is assigned, or still runs."""
         for application, report in pong.applications.items():
             entry = self.entries.get(application)
             if entry is None or entry.state not in TO_RUN:
@@ -396,7 +396,7 @@ class Board:
     def _adopt(
         self, application: ApplicationId, entry: ApplicationEntry, pong: Pong, report: RunReport
     ) -> None:
-        """A worker that was cut off still runs what has no worker now: it is the best one for it."""
+        """Prefer a worker that was cut off and still runs an application without a worker."""
         if not report.state.may_run:
             return
         leaving = Leaving(pong.worker, pong.incarnation, self.next, entry.mode)
@@ -430,9 +430,9 @@ class Board:
             self.put(application, replace(entry, state=state, reason=told))
 
     def _only_restarts(self, entry: ApplicationEntry, report: RunReport) -> bool:
-        """True if its worker merely starts its process again: only its pongs tell of that (SH-24).
+        """True if its worker merely restarts its process, which only pongs report (SH-24).
 
-        Of what has not run yet the document says why its first process has ended.
+        If the application has not run yet, the document says why its first process has ended.
         """
         if report.state not in _RESTARTING:
             return False
@@ -442,7 +442,7 @@ class Board:
     def _failed(
         self, application: ApplicationId, entry: ApplicationEntry, worker: WorkerId, reason: str
     ) -> None:
-        """What failed on a worker is placed elsewhere, if another one can take it (SH-17)."""
+        """Place an application that failed on a worker elsewhere, if another one can take it (SH-17)."""
         failed_on = dict([*entry.failed_on.items(), (worker, reason)][-MAX_FAILED_ON:])
         vacated = self._vacated(entry) if entry.worker == worker else entry
         waiting = replace(
@@ -455,7 +455,7 @@ class Board:
         self._unplaced = True
 
     def settle(self) -> None:
-        """Place everything anew if that may change anything: balanced, by tags, with few moves (SH-12)."""
+        """Place everything anew, if that may change anything: balanced, by tags, few moves (SH-12)."""
         if not self._unplaced:
             return
         self._unplaced = False
@@ -496,7 +496,7 @@ class Board:
         return frozenset(worker for worker, known in self.cordons.items() if known is cordon)
 
     def _back_to(self, entry: ApplicationEntry) -> WorkerId | None:
-        """The worker that is waited for, if it can have the application back."""
+        """Return the awaited worker, if it can have the application back."""
         leaving = entry.leaving
         if leaving is None or self._members.incarnation(leaving.worker) != leaving.incarnation:
             return None

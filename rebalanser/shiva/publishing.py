@@ -1,4 +1,4 @@
-"""When a document is published: not without need, not too often, one at a time (SH-8)."""
+"""Timing of documents: only if needed, not too often, one at a time (SH-8)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rebalanser.shiva.records import AssignmentDocument, DocumentChange
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId
 
 ENTRIES_RATIO: Final = 4
-"""Times as many entries as a document has that changes may have before the next whole one."""
+"""Maximum ratio of the entries of changes to those of a document before the next whole one."""
 LEAST_ENTRIES: Final = 50
-"""Entries of changes that are not worth a whole document, however small that is."""
+"""Number of entries of changes that are never worth a whole document, however small that is."""
 
 
 class Publisher:
-    """The document that is known, the one under way, and whether another one is due."""
+    """The last document, the one under way, and the time of the next one."""
 
     def __init__(self, options: LeaderOptions) -> None:
         self.document: AssignmentDocument | None = None
-        """The last one that is published; at first that of a predecessor."""
+        """The last one published; at first that of a predecessor."""
         self.under_way: AssignmentDocument | None = None
         self._options = options
         self._issued_at: float | None = None
         self._changed_at: float | None = None
         self._commanded = -1
-        """The offset of the last command that a document must take into account."""
+        """Offset of the last command that a document must take into account."""
         self._whole_due = False
         self._whole_at = 0.0
         self._changes = 0
@@ -42,24 +42,24 @@ class Publisher:
 
     @property
     def settled(self) -> bool:
-        """Whether the published document says all that there is to say."""
+        """True if the published document is up to date."""
         return self.under_way is None and self._changed_at is None
 
     def changed(self, now: float) -> None:
-        """Something is to be said that no document has said yet."""
+        """Note a change that no document has yet."""
         if self._changed_at is None:
             self._changed_at = now
 
     def commanded(self, offset: int, now: float) -> None:
         """Publish that the command at ``offset`` was read, even if it changes nothing (SH-18).
 
-        The client of the second of two stops waits for that.
+        Its client, such as that of a second stop, waits for this.
         """
         self._commanded = offset
         self.changed(now)
 
     def want_whole(self, now: float) -> None:
-        """A worker does not follow: publish a whole document after changes, though nothing is new (SH-24)."""
+        """Publish a whole document for a worker that does not follow, if changes were published (SH-24)."""
         if self._changes:
             self._whole_due = True
             self.changed(now)
@@ -69,7 +69,7 @@ class Publisher:
         self._whole_due = True
 
     def due_at(self, applications: int) -> float | None:
-        """When (monotonic seconds) a document of so many applications is due; None while none is."""
+        """Return when (monotonic seconds) a document of N applications is due; None if none is."""
         if self._changed_at is None or self.under_way is not None:
             return None
         at = self._changed_at + self._options.settle_time_s
@@ -78,10 +78,10 @@ class Publisher:
         return max(at, self._issued_at + self._options.publish_interval_s(applications))
 
     def issue(self, document: AssignmentDocument, now: float) -> bool:
-        """Whether this is worth publishing: something is new in it beside what was read.
+        """True if the document is worth publishing: more is new in it than the consumed offset.
 
-        The first document of a term always is, as it says who leads now (SH-20), and so is one that a client
-        waits for. What is worth publishing is under way from now on.
+        The first document of a term always is, as it names the new leader (SH-20), and so is one that a
+        client waits for. A document that is worth publishing is under way from now on.
         """
         self._changed_at = None
         if self._is_known(document) and not self._whole_due:
@@ -91,10 +91,10 @@ class Publisher:
         return True
 
     def change_under_way(self, now: float, all_read_changes: bool) -> DocumentChange | None:
-        """What to write for the document under way; None for all of it (SH-24).
+        """Return the change to write for the document under way; None to write the whole document (SH-24).
 
-        The first document of a term is whole, as it may follow one of a leader that reads no changes. So a
-        change and its base are of one leader.
+        The first document of a term is whole, as it may follow one of a leader that reads no changes. So one
+        leader writes a change and its base.
 
         Raises:
             InternalError: no document is under way.
@@ -137,7 +137,7 @@ class Publisher:
         )
 
     def published(self) -> AssignmentDocument:
-        """The document under way is published.
+        """Note that the document under way is published.
 
         Raises:
             InternalError: none is under way.
@@ -151,7 +151,7 @@ class Publisher:
 def _say_the_same(
     some: Mapping[ApplicationId, ApplicationEntry], others: Mapping[ApplicationId, ApplicationEntry]
 ) -> bool:
-    """Whether two documents say the same of applications, wherever their start commands stand by now."""
+    """True if two documents differ at most in the offsets of start commands."""
     return len(some) == len(others) and all(
         entry is (other := others.get(application))
         or (

@@ -1,4 +1,4 @@
-"""What stands on Shiva's three topics. How it is written as bytes is the driver's affair.
+"""Records of Shiva's three topics. Their encoding is the driver's.
 
 =============  =========================================  ===============================================
 topic          key                                        value
@@ -17,7 +17,7 @@ CONTROL        ``pong:W``                                 :class:`Pong`
 CONTROL        ``printed:W``                              :class:`OutputAnswer`
 =============  =========================================  ===============================================
 
-Everything that a leader writes, it writes in a transaction: ``leader`` alone, a document or a change to both
+A leader writes everything in transactions: ``leader`` alone, a document or a change to both
 topics together with the consumed offset, a ping alone, kept commands with the parts they need (SH-4, SH-7).
 """
 
@@ -51,7 +51,7 @@ from rebalanser.shiva.types import (
 
 @dataclass(frozen=True, slots=True)
 class StartCommand:
-    """A client wants an application to run (SH-4). The parts of its archive stand before it."""
+    """A client's request to run an application (SH-4). The parts of its archive precede it."""
 
     application: ApplicationId
     command: CommandId
@@ -62,7 +62,7 @@ class StartCommand:
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:
-    """A client wants an application to stop (SH-5)."""
+    """A client's request to stop an application (SH-5)."""
 
     application: ApplicationId
     command: CommandId
@@ -72,10 +72,10 @@ class StopCommand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """An operator cordons or drains a worker, or ends both with ``cordon`` None (SH-26).
+    """An operator's request to cordon or drain a worker, or to end both with ``cordon`` None (SH-26).
 
     Raises:
-        InvalidName: ``worker`` is no name.
+        InvalidName: ``worker`` is no valid name.
     """
 
     worker: WorkerId
@@ -83,15 +83,15 @@ class WorkerCommand:
     cordon: Cordon | None
 
     def __post_init__(self) -> None:
-        """Refuse what no worker can be called."""
+        """Refuse an invalid name."""
         check_part(self.worker, "worker")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRequest:
-    """A client asks a worker for the last lines that an application has printed there (SH-17).
+    """A client's request for the last lines that an application has printed on a worker (SH-17).
 
-    Leaders and other workers leave it alone; it is answered only if it is read as it comes.
+    Leaders and other workers ignore it. A worker answers it only as it comes, not while it replays.
     """
 
     worker: WorkerId
@@ -99,27 +99,27 @@ class OutputRequest:
     application: ApplicationId
     lines: int
     follow_s: float = 0.0
-    """Seconds for which what is printed then is sent as well; the same request made again extends them."""
+    """Seconds for which new lines are sent as well; repeating the request extends them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputAnswer:
-    """The lines of an application's output, oldest first, or why there are none."""
+    """An answer: lines of an application's output, oldest first, or why there are none."""
 
     worker: WorkerId
     request: str
     lines: tuple[str, ...] = ()
     error: str = ""
     omitted: int = 0
-    """Number of lines before them that were asked for and did not fit."""
+    """Number of requested lines before them that did not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCommand:
     """A start command that a leader wrote again before it would age out (SH-15).
 
-    It counts as standing at ``original``, the offset of the client's own record: a stop that was published
-    after that one still comes after it, wherever this copy stands.
+    It counts as of ``original``, the offset of the client's own record: a stop that was published
+    after that one still comes after it, whatever the offset of this copy.
     """
 
     start: StartCommand
@@ -135,35 +135,35 @@ class LeaderAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentDocument:
-    """One complete assignment: all that is known of workers and applications (SH-4, SH-11)."""
+    """One complete assignment: the known workers and applications (SH-4, SH-11)."""
 
     epoch: Epoch
     leader: LeaderId
     consumed: int
-    """The offset of the last record of COMMAND that it takes into account; -1 for none."""
+    """Offset of the last record of COMMAND that it takes into account; -1 for none."""
     deadline_s: float
-    """How long a worker's pong, once heard, entitles it to run exclusive applications (SH-14)."""
+    """Seconds after sending a pong that was heard in which exclusive applications may run (SH-14)."""
     workers: Mapping[WorkerId, WorkerEntry] = field(default_factory=lambda: MappingProxyType({}))
     applications: Mapping[ApplicationId, ApplicationEntry] = field(
         default_factory=lambda: MappingProxyType({})
     )
     set_aside: tuple[SetAside, ...] = ()
-    """The last records that were not carried out, oldest first, boundedly many (SH-16)."""
+    """The last records that were not carried out, oldest first, limited in number (SH-16)."""
     round_s: float = 0.0
     """Seconds between two pings of its leader (SH-8); 0 from a leader of a version that did not say so."""
     cordons: Mapping[WorkerId, Cordon] = field(default_factory=lambda: MappingProxyType({}))
     """The workers that are cordoned or drained, known or not (SH-26)."""
     reads_changes: bool = False
-    """True if its leader reads changes; False from one of a version that reads whole documents only."""
+    """True if its leader reads changes; False from a version that reads whole documents only."""
 
 
 CHANGE_KEYS: Final = 1000
-"""Keys of changes, used in turn: compaction drops no change that follows the last whole document."""
+"""Number of keys of changes, used in turn: compaction keeps all that follow the last whole document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What may change of an application's entry while its start command stays the same; its fields."""
+    """The fields of an application's entry that may change while its start command stays the same."""
 
     state: ApplicationState
     worker: WorkerId | None
@@ -178,9 +178,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class DocumentChange:
-    """What is new in a document since the one before it of the same term, which is its ``base`` (SH-24).
+    """Changes of a document since its ``base``, the one before it in the same term (SH-24).
 
-    In the mappings None stands for what is not there any more. All else is as in the base.
+    In the mappings None removes an entry. All else is as in the base.
     """
 
     epoch: Epoch
@@ -192,14 +192,14 @@ class DocumentChange:
         default_factory=lambda: MappingProxyType({})
     )
     progress: Mapping[ApplicationId, Progress] = field(default_factory=lambda: MappingProxyType({}))
-    """Of the applications that still are of the same command."""
+    """Progress of applications whose start command is the same."""
     cordons: Mapping[WorkerId, Cordon | None] = field(default_factory=lambda: MappingProxyType({}))
     set_aside: tuple[SetAside, ...] | None = None
-    """All of them; None for the same as before."""
+    """All of them; None if they are the same."""
 
     @property
     def key(self) -> str:
-        """The key that it stands under."""
+        """Key of its record."""
         return f"change:{self.epoch.number % CHANGE_KEYS}"
 
     @property
@@ -210,7 +210,7 @@ class DocumentChange:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The last pong of a worker that the leader has read."""
+    """Last pong of a worker that the leader has read."""
 
     incarnation: Incarnation
     sequence: int
@@ -234,7 +234,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a worker says of one application."""
+    """A worker's report of one application."""
 
     command: CommandId
     state: RunState
@@ -259,10 +259,10 @@ class Pong:
     tags: frozenset[Tag] = frozenset()
     host: str = ""
     leaving: bool = False
-    """Its last pong: nothing of it runs any more and nothing will."""
+    """True in its last pong: nothing of it runs, now or later."""
     applications: Mapping[ApplicationId, RunReport] = field(default_factory=lambda: MappingProxyType({}))
     reads_changes: bool = False
-    """False from a worker of a version that reads whole documents only (SH-24)."""
+    """False from a version that reads whole documents only (SH-24)."""
 
 
 CommandRecord: TypeAlias = (

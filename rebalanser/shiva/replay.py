@@ -1,4 +1,4 @@
-"""What stood on COMMAND before a leader took over: of each application the last command wins (SH-2, SH-9)."""
+"""Commands from before a leader took over: of each application the last one wins (SH-2, SH-9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rebalanser.shiva.types import ApplicationId, CommandId
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """A client's command: what it says, as of which offset it counts, and where it stands."""
+    """A client's command, the offset as of which it counts, and its own offset."""
 
     record: StartCommand | StopCommand
     order: int
@@ -21,27 +21,27 @@ class Commanded:
 
 @dataclass(slots=True)
 class History:
-    """What COMMAND holds of one application."""
+    """The commands of one application on COMMAND."""
 
     last: Commanded
     stop: Commanded | None = None
     """The last stop command."""
     starts: dict[CommandId, Commanded] = field(default_factory=dict)
-    """Every start command, where it was read last: a kept one stands behind the client's own."""
+    """Each start command, as it was read last: a kept one follows the client's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done for one application: the stop, if there is one, and then one of the starts."""
+    """The commands to follow for one application: the stop, if any, and then one of the starts."""
 
     last: Commanded
     stop: Commanded | None
     starts: tuple[Commanded, ...]
-    """Those after the stop, the last one first: an earlier one counts if the later ones are refused."""
+    """Starts after the stop, the last first: an earlier one counts if the later ones are refused."""
 
 
 def commanded(event: StartRead | StopRead) -> Commanded:
-    """The command that a record stands for."""
+    """Return the command of a record."""
     record = event.record
     if isinstance(record, KeptCommand):
         return Commanded(record.start, record.original, event.at)
@@ -49,7 +49,7 @@ def commanded(event: StartRead | StopRead) -> Commanded:
 
 
 class Replay:
-    """The commands that were there when a leader took over, read one by one."""
+    """The commands on COMMAND when a leader took over, read one by one."""
 
     def __init__(self, guards: Safeguards) -> None:
         self.histories: dict[ApplicationId, History] = {}
@@ -67,7 +67,7 @@ class Replay:
             history.stop = command
 
     def after(self, consumed: int) -> list[Due]:
-        """For each application what a document does not reflect yet, in the order of the last commands."""
+        """Return the commands of each application since a document, in the order of the last ones."""
         due = [
             self._due(history, consumed)
             for history in self.histories.values()

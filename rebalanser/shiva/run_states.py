@@ -9,7 +9,7 @@ from rebalanser.shiva.types import RunState
 
 
 class RunTrigger(StrEnum):
-    """What moves an application on a worker from state to state."""
+    """Triggers of an application's steps on a worker."""
 
     START = "it may start"
     REFUSED = "its files were refused"
@@ -48,4 +48,4 @@ RUN: Table[RunState, RunTrigger] = Table(
         (_S.BACKING_OFF, _T.ELAPSED): _S.PENDING,
     },
 )
-"""A run that is FINISHED or FAILED, or has no process and is named no more, is forgotten as it is."""
+"""A run that is FINISHED or FAILED, or has no process and is not assigned any more, is removed."""

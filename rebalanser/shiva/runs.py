@@ -1,4 +1,4 @@
-"""One application on one worker: its state, its process, and when it is started again."""
+"""One application on one worker: its state, its process and its restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rebalanser.shiva.run_states import RUN, RunTrigger
 from rebalanser.shiva.types import ApplicationId, CommandId, Mode, RestartPolicy, RunState
 
 MAX_REASON_CHARS: Final = 500
-"""What a pong tells of one application: the pongs of many must fit into one record."""
+"""Maximum characters of a reason in a pong: those of many applications must fit into one record."""
 
 
 class Run:
@@ -28,34 +28,34 @@ class Run:
         self.command = command
         self.mode = mode
         self.named = named
-        """The fencing token of the assignment that it goes by, or failed under."""
+        """Fencing token of the assignment that it follows, or failed under."""
         self.since = since
-        """When it was made (monotonic seconds)."""
+        """Time at which it was made (monotonic seconds)."""
         self.state = RUN.first
         self.process: int | None = None
-        """The number of the process that exists or may exist."""
+        """Number of the process that exists or may exist."""
         self.token: int | None = None
-        """The fencing token that its last process was started with."""
+        """Fencing token of its last process."""
         self.restart_at = 0.0
-        """When it may be started again, while it backs off (monotonic seconds)."""
+        """Time of the next start (monotonic seconds), while it backs off."""
         self.reason = ""
         self.policy = RestartPolicy()
         """From its manifest, once its files are stored."""
         self._started_at = 0.0
         self._failures = 0
         self._unhealthy = ""
-        """Why its process is being stopped, where that is its health check."""
+        """Why its process is being stopped, if its health check is the reason."""
         self._restarts = 0
         self._recent: deque[float] = deque()
 
     @property
     def exclusive(self) -> bool:
-        """Whether it needs a leader's permission."""
+        """True if it needs a leader's permission."""
         return self.mode is Mode.EXCLUSIVE
 
     @property
     def report(self) -> RunReport:
-        """What a pong says of it."""
+        """Report for a pong."""
         return RunReport(self.command, self.state, self._restarts, self.reason)
 
     def _move(self, trigger: RunTrigger, reason: str = "") -> None:
@@ -63,28 +63,28 @@ class Run:
         self.reason = reason[:MAX_REASON_CHARS]
 
     def wait(self, reason: str) -> None:
-        """It may not start yet."""
+        """Note that it may not start yet, and why."""
         self.reason = reason
 
     def start(self, process: int, token: int) -> None:
-        """A process is about to be started with this fencing token."""
+        """Note that a process is about to be started with this fencing token."""
         self._move(RunTrigger.START)
         self.process = process
         self.token = token
         self._failures, self._unhealthy = 0, ""
 
     def refused(self, reason: str) -> None:
-        """Its files cannot be used (SH-16)."""
+        """Note that its files cannot be used (SH-16)."""
         self._move(RunTrigger.REFUSED, reason)
 
     def started(self, now: float) -> None:
-        """Its process runs; with a health check it counts as running once that has passed (SH-23)."""
+        """Note that its process runs; with a health check it counts as running once that passes (SH-23)."""
         self._started_at = now
         if self.policy.health is None or self.state is RunState.STOPPING:
             self._move(RunTrigger.STARTED, self.reason)
 
     def checked(self, error: str, now: float) -> bool:
-        """A health check passed, or failed with ``error``. True if the process is to be stopped (SH-23)."""
+        """Note a health check, failed with ``error``; True if the process is to be stopped (SH-23)."""
         health = self.policy.health
         if health is None or self.state not in {RunState.STARTING, RunState.RUNNING}:
             return False
@@ -106,15 +106,15 @@ class Run:
         return True
 
     def stop(self, reason: str) -> None:
-        """Its process is told to stop."""
+        """Note that its process is being stopped."""
         self._move(RunTrigger.STOP, reason)
 
     def elapsed(self) -> None:
-        """The delay before its restart is over."""
+        """Note that the delay before its restart is over."""
         self._move(RunTrigger.ELAPSED)
 
     def exited(self, code: int | None, error: str, now: float) -> None:
-        """Its process, and all of its group, have ended, or it was never started (``error``) (SH-17)."""
+        """Note that its process and its group have ended, or were not started (``error``) (SH-17)."""
         self.process = None
         if self.state is RunState.STOPPING and not self._unhealthy:
             self._move(RunTrigger.ENDED, self.reason)
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def _delay_s(self) -> float:
-        """Doubles with each restart within the window: a process that ran through it starts afresh."""
+        """Seconds before the next start: they double with each restart within the window."""
         doubled = self.policy.backoff_initial_s * 2.0 ** min(len(self._recent), 64)
         return min(doubled, self.policy.backoff_max_s)
 

@@ -1,4 +1,4 @@
-"""What stands on COMMAND of the applications, how old it is, and how much has been written since (SH-15)."""
+"""Records of the applications on COMMAND, their age, and the bytes written since (SH-15)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """When a record was written by Kafka's clock, and how much of COMMAND had been read by then."""
+    """Time of a record by Kafka's clock, and the bytes of COMMAND that had been read by then."""
 
     timestamp_ms: int
     position_bytes: int
@@ -38,7 +38,7 @@ class Shelf:
 
     def __init__(self, options: LeaderOptions) -> None:
         self.kept: dict[ApplicationId, CommandId] = {}
-        """The command whose copy stands under each application's ``keep:`` key."""
+        """The command whose copy is under each application's ``keep:`` key."""
         self._kept_at: dict[ApplicationId, int] = {}
         self._options = options
         self._read_bytes = 0
@@ -49,11 +49,11 @@ class Shelf:
         self._starts: dict[ApplicationId, dict[CommandId, _Start]] = {}
 
     def read(self, at: Standing) -> None:
-        """A record of COMMAND was read."""
+        """Take in any record of COMMAND."""
         self._read_bytes += at.size_bytes
 
     def part_read(self, event: PartRead, now: float) -> None:
-        """A part of an archive, or its tombstone, was read."""
+        """Take in a part of an archive, or its tombstone."""
         files = (event.application, event.sha256)
         if event.at.size_bytes:
             self._parts.setdefault(files, {})[event.number] = self._place(event.at)
@@ -75,9 +75,9 @@ class Shelf:
         return _Place(at.timestamp_ms, self._read_bytes)
 
     def missing(self, application: ApplicationId, archive: Archive) -> str:
-        """Which parts of an archive are not on COMMAND, for people; empty if all are.
+        """Return the parts of an archive that are not on COMMAND, for people; empty if all are.
 
-        A part that was read while tombstones are on their way may stand before them.
+        A part that is read while tombstones are being written may precede them.
         """
         if (application, archive.sha256) in self._dropping:
             return "its archive was unused for long and is just being dropped: start it again"
@@ -92,28 +92,28 @@ class Shelf:
         )
 
     def copied(self, application: ApplicationId, command: CommandId, offset: int) -> None:
-        """A copy of a start command stands at ``offset``; one that is read after a later one was written does
-        not stand any more."""
+        """Note a copy of a start command at ``offset``; one that is read after a later one was written is
+        obsolete."""
         if offset >= self._kept_at.get(application, -1):
             self.kept[application] = command
             self._kept_at[application] = offset
 
     def uncopied(self, application: ApplicationId) -> None:
-        """The copy of a start command is dropped."""
+        """Note that the copy of a start command is dropped."""
         del self.kept[application]
         self._kept_at.pop(application, None)
 
     def start_read(self, start: StartCommand, at: Standing, original: int) -> None:
-        """A start command stands at ``at``, and counts as of ``original``."""
+        """Note a start command at ``at``, which counts as of ``original``."""
         self._starts.setdefault(start.application, {})[start.command] = _Start(self._place(at), original)
 
     def original(self, application: ApplicationId, entry: ApplicationEntry) -> int:
-        """As of which offset the start command of an application counts."""
+        """Return the offset as of which an application's start command counts."""
         start = self._starts.get(application, {}).get(entry.command)
         return start.original if start else entry.offset
 
     def rewritten(self, application: ApplicationId, entry: ApplicationEntry, at: Standing) -> None:
-        """The start command and the archive of an application stand again."""
+        """Note that the start command and the archive of an application were written again."""
         place = self._place(at)
         original = self.original(application, entry)
         self._starts.setdefault(application, {})[entry.command] = _Start(place, original)
@@ -122,23 +122,23 @@ class Shelf:
             parts[number] = place
 
     def follow(self, application: ApplicationId, command: CommandId | None) -> None:
-        """Forget where the other start commands of an application stand."""
+        """Forget the offsets of the other start commands of an application."""
         starts = self._starts.pop(application, {})
         if command is not None and command in starts:
             self._starts[application] = {command: starts[command]}
 
     @property
     def look_due(self) -> bool:
-        """Whether so much was written that some start command may have come close to the limit by size."""
+        """True if enough was written that a start command may be close to the limit by size."""
         return (self._read_bytes - self._looked_at_bytes) * 20 >= self._options.retention_bytes
 
     def due(
         self, applications: Iterable[tuple[ApplicationId, ApplicationEntry]], wall_ms: int
     ) -> list[ApplicationId]:
-        """What has to be written again, the oldest first.
+        """Return the start commands to write again, the oldest first.
 
-        A start command that is not there any more is written again from the document, if its archive still
-        is; of an archive that is gone nothing can be written.
+        A start command that COMMAND has dropped is written again from the document, if its archive is still
+        there.
         """
         self._looked_at_bytes = self._read_bytes
         oldest_ms = wall_ms - self._options.keep_ratio * self._options.retention_s * 1000
@@ -157,7 +157,7 @@ class Shelf:
         return [application for _, application in sorted(due)]
 
     def unneeded(self, needed: Callable[[Files], bool], now: float) -> list[tuple[ApplicationId, Archive]]:
-        """The archives that have been of no use for so long that no client can be about to start them."""
+        """Return the archives that have been unused for so long that no client can be about to start them."""
         dropped = []
         for files, parts in self._parts.items():
             if needed(files):
@@ -168,7 +168,7 @@ class Shelf:
         return dropped
 
     def dropping(self, dropped: Iterable[Files]) -> None:
-        """Tombstones are on their way, and will be read as well."""
+        """Note that tombstones are being written; they will be read as well."""
         for files in dropped:
             self._dropping[files] = self._parts.pop(files)
             del self._idle_since[files]

@@ -1,7 +1,7 @@
-"""What may become of an application in an assignment document, and why.
+"""States of an application in an assignment document, and the steps between them.
 
-The leader's book-keeping goes along these rows, and the documentation's diagram is drawn from them. A step
-that is not among them is a broken invariant.
+The leader checks its steps against these tables, and the documentation's diagram is drawn from them. Any
+other step is a broken invariant.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ APPLICATION_BEGINS: Final[Mapping[ApplicationState, str]] = MappingProxyType(
         _S.REFUSED: "start commanded, and refused",
     }
 )
-"""The states in which an application enters the document."""
+"""States in which an application enters the document."""
 
 APPLICATION_ENDS: Final[Mapping[ApplicationState, str]] = MappingProxyType(
     {_S.STOPPING: "nothing of it runs any more"}
 )
-"""The states from which an application is taken out of the document."""
+"""States from which an application is removed from the document."""
 
 APPLICATION_STEPS: Final[Mapping[ApplicationState, Mapping[ApplicationState, str]]] = MappingProxyType(
     {
@@ -81,10 +81,10 @@ APPLICATION_STEPS: Final[Mapping[ApplicationState, Mapping[ApplicationState, str
         },
     }
 )
-"""Which state may follow which, and why."""
+"""The states that may follow each state, and why."""
 
 TO_RUN: Final = frozenset({_S.WAITING, _S.MOVING, _S.ASSIGNED, _S.RUNNING, _S.FAILED})
-"""The states of applications that are to run: they are placed, and their files are needed."""
+"""States of applications that are to run: they are placed, and their files are needed."""
 
 
 def check_step(before: ApplicationState | None, after: ApplicationState | None) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Self, TypeAlias
 from rebalanser.errors import InvalidName
 
 WorkerId: TypeAlias = str
-"""What an operator calls a worker. Which process answers to it is said by its :class:`Incarnation`."""
+"""A worker's name. Its :class:`Incarnation` identifies the process behind it."""
 LeaderId: TypeAlias = str
 CommandId: TypeAlias = str
 """Names one start or stop command for ever; a command that is republished keeps its id."""
@@ -24,13 +24,13 @@ _PART: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
 def check_part(text: str, what: str) -> str:
-    """A tenant, channel, application, worker, leader or tag as given, if it may be one.
+    """Return the name of a tenant, channel, application, worker, leader or tag, if it is valid.
 
     Letters, digits, ``_``, ``-`` and ``.``, at most 64, the first neither ``.`` nor ``-`` and the last no
-    ``.``: such a name is safe as a part of a path, of a record's key and of a command line (SH-16).
+    ``.``: such a name is safe in a path, in a record's key and on a command line (SH-16).
 
     Raises:
-        InvalidName: it is something else.
+        InvalidName: it is not.
     """
     if len(text) > MAX_PART_CHARS or not _PART.fullmatch(text):
         article = "an" if what[0] in "aeiou" else "a"
@@ -51,7 +51,7 @@ class ApplicationId:
     application: str
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a part of a path.
+        """Refuse a name that cannot be a part of a path.
 
         Raises:
             InvalidName: a part is no name (SH-16).
@@ -61,7 +61,7 @@ class ApplicationId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take ``tenant/channel/application`` apart.
+        """Parse ``tenant/channel/application``.
 
         Raises:
             InvalidName: it has not three parts, or one is no name.
@@ -77,7 +77,7 @@ class ApplicationId:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationPattern:
-    """Applications of a tenant or a channel; each part may have ``*`` and ``?`` (SH-25)."""
+    """A pattern of applications of a tenant or a channel; each part may have ``*`` and ``?`` (SH-25)."""
 
     tenant: str
     channel: str = "*"
@@ -85,10 +85,10 @@ class ApplicationPattern:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take ``TENANT``, ``TENANT/CHANNEL`` or ``TENANT/CHANNEL/APPLICATION`` apart.
+        """Parse ``TENANT``, ``TENANT/CHANNEL`` or ``TENANT/CHANNEL/APPLICATION``.
 
         Raises:
-            InvalidName: it has other parts, or one can match no name.
+            InvalidName: it has more parts, or one can match no name.
         """
         parts = text.split("/")
         if len(parts) > 3:
@@ -99,12 +99,12 @@ class ApplicationPattern:
 
     @property
     def exact(self) -> ApplicationId | None:
-        """The one application that it can match; None if there may be several."""
+        """The only application that it can match; None if there may be several."""
         parts = (self.tenant, self.channel, self.application)
         return None if any("*" in part or "?" in part for part in parts) else ApplicationId(*parts)
 
     def matches(self, application: ApplicationId) -> bool:
-        """Whether it selects an application."""
+        """True if it selects an application."""
         return (
             fnmatchcase(application.tenant, self.tenant)
             and fnmatchcase(application.channel, self.channel)
@@ -116,21 +116,21 @@ class ApplicationPattern:
 
 
 class Mode(StrEnum):
-    """What becomes of an application on a worker that hears no leader (SH-14)."""
+    """Behaviour of an application on a worker that hears no leader (SH-14)."""
 
     AVAILABLE = "available"
-    """It runs on: while the worker is cut off there may be a second one elsewhere."""
+    """It runs on: while the worker is cut off a second one may run elsewhere."""
     EXCLUSIVE = "exclusive"
-    """It stops within the worker's deadline, and only then is it started elsewhere."""
+    """It stops within the worker's deadline; only then it is started elsewhere."""
 
 
 class Cordon(StrEnum):
-    """What an operator keeps from a worker (SH-26)."""
+    """Restriction of a worker by an operator (SH-26)."""
 
     CORDONED = "cordoned"
-    """Gets no further applications; those that it has stay."""
+    """It gets no further applications; those that it has stay."""
     DRAINED = "drained"
-    """Runs none: those that it has move to others."""
+    """It runs none: those that it has move to others."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,24 +149,24 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """Which process is behind a worker's id.
+    """The process behind a worker's id.
 
     ``lineage`` names the worker's data folder on one host since it booted, which one process locks at a time;
     ``number`` grows each time that the folder is opened. So a greater number of the same lineage proves that
-    the earlier process has ended; of two lineages under one worker id none knows of the other (SH-3).
+    the earlier process has ended; processes of two lineages do not know of each other (SH-3).
     """
 
     lineage: str
     number: int
 
     def succeeds(self, other: Incarnation) -> bool:
-        """Whether this process can only exist because the other one has ended."""
+        """True if this process proves that the other one has ended."""
         return self.lineage == other.lineage and self.number > other.number
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An application's files, which stand on COMMAND in ``parts`` records before the start command."""
+    """An application's files, on COMMAND in ``parts`` records before the start command."""
 
     sha256: str
     size_bytes: int
@@ -190,18 +190,18 @@ class RestartPolicy:
     restart: str = "always"
     """``always``, ``on_failure`` (an exit code other than 0, or a signal) or ``never``."""
     max_restarts: int = 5
-    """So many restarts within the window; one more and the application has failed on this worker."""
+    """Maximum restarts within the window; one more and the application has failed on this worker."""
     restart_window_s: float = 300.0
     backoff_initial_s: float = 0.5
     backoff_max_s: float = 30.0
     stop_timeout_s: float = 10.0
-    """How long after SIGTERM its processes get SIGKILL; so long before its deadline it is stopped (SH-14)."""
+    """Seconds from SIGTERM to SIGKILL; its stop begins so long before its deadline (SH-14)."""
     health: HealthPolicy | None = None
-    """None without a health check: it runs as soon as its process does."""
+    """None for no health check: it runs as soon as its process does."""
 
 
 class RunState(StrEnum):
-    """What a worker says of an application that an assignment names it for, or that it still runs."""
+    """A worker's state of an application that it is assigned, or that it still runs."""
 
     PENDING = "pending"
     """Its files have not been stored yet, or its worker may not start it yet (SH-6, SH-14)."""
@@ -217,39 +217,39 @@ class RunState(StrEnum):
 
     @property
     def may_run(self) -> bool:
-        """Whether a process of it may exist, now or before the worker hears anything further."""
+        """True if a process of it may exist, now or before the worker takes in another event."""
         return self in {RunState.STARTING, RunState.RUNNING, RunState.STOPPING}
 
 
 class ApplicationState(StrEnum):
-    """What an assignment document says of an application (SH-11)."""
+    """State of an application in an assignment document (SH-11)."""
 
     WAITING = "waiting"
     """No worker can take it; the reason says why."""
     MOVING = "moving"
-    """To be started elsewhere once its last worker has stopped it or is gone (SH-13)."""
+    """It starts elsewhere once its last worker has stopped it or is gone (SH-13)."""
     ASSIGNED = "assigned"
-    """A worker is named and has not said yet that it runs."""
+    """It has a worker, which has not reported yet that it runs."""
     RUNNING = "running"
-    """Its worker has said that it runs. While that one starts it again, only its pongs say so (SH-24)."""
+    """Its worker has reported that it runs. Only the worker's pongs report restarts (SH-24)."""
     FINISHED = "finished"
     STOPPING = "stopping"
-    """A stop was commanded; its last worker has not said yet that it has stopped."""
+    """A stop was commanded; its last worker has not reported yet that it has stopped."""
     FAILED = "failed"
     """It failed on every worker that could take it."""
     REFUSED = "refused"
-    """Its start was refused, for instance as beyond the size budget (SH-15)."""
+    """Its start was refused, for instance beyond the size budget (SH-15)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A worker that may still run an application that it is no longer named for, since ``epoch`` (SH-13)."""
+    """A worker that may still run an application, taken from it in ``epoch`` (SH-13)."""
 
     worker: WorkerId
     incarnation: Incarnation
     epoch: Epoch
     mode: Mode = Mode.EXCLUSIVE
-    """In which it may run there; a later start command can have changed that of the application."""
+    """Mode in which it may run there; a later start command may have another mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class WorkerEntry:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationEntry:
-    """An application that the leader knows, as it stands in an assignment document."""
+    """An application in an assignment document."""
 
     command: CommandId
     state: ApplicationState
@@ -271,26 +271,26 @@ class ApplicationEntry:
     archive: Archive
     tags: frozenset[Tag] = frozenset()
     worker: WorkerId | None = None
-    """The one worker that is to run it; None while there is none, or while ``leaving`` may still run it."""
+    """The worker that is to run it; None if there is none, or while ``leaving`` may still run it."""
     leaving: Leaving | None = None
     reason: str = ""
     failed_on: Mapping[WorkerId, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Where this command failed, with the reason."""
+    """Workers on which this command failed, with the reasons."""
     offset: int = 0
-    """Where its start command stands on COMMAND, as published or as last kept."""
+    """Offset of its start command on COMMAND, as published or as last kept."""
     timestamp_ms: int = 0
-    """When the record at ``offset`` was written, by Kafka's clock."""
+    """Time of the record at ``offset``, by Kafka's clock."""
     restarts: int = 0
-    """Of what finished; of what runs, its worker's pongs tell."""
+    """Restarts of a finished application; those of a running one are in its worker's pongs."""
     kept_for: WorkerId | None = None
-    """The worker that had it, is away, and gets it back if it returns in time (SH-26)."""
+    """The absent worker that gets it back if it returns in time (SH-26)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A record or command that was not carried out: where it stands, and why (SH-16)."""
+    """A record or command that was not carried out: its offset, and why (SH-16)."""
 
     offset: int
-    """On COMMAND, or for a leader's ping or a worker's pong on CONTROL; -1 for anything else of CONTROL."""
+    """Offset on COMMAND, or of a ping or pong on CONTROL; -1 for other records of CONTROL."""
     key: str
     reason: str

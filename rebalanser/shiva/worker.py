@@ -1,4 +1,4 @@
-"""The worker: events in, effects out. It stores and runs what it is named for."""
+"""The worker: events in, effects out. It stores and runs the applications that are assigned to it."""
 
 from __future__ import annotations
 
@@ -72,27 +72,27 @@ from rebalanser.shiva.worker_files import Stage, Started, WorkerFiles
 from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 
 Concerned: TypeAlias = Collection[ApplicationId] | None
-"""The applications that something concerns; None for all."""
+"""The applications concerned; None for all."""
 QUICK_S: Final = 2.0
-"""Seconds after which a worker says that an application waits for its files.
+"""Seconds after which a worker reports that an application waits for its files.
 
-What takes less is worth no document.
+A shorter wait is worth no document.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the adopted document wants of this worker for one application."""
+    """One application that the adopted document assigns to this worker."""
 
     command: CommandId
     mode: Mode
     token: int
-    """The offset of the document that first named this worker for the command, as far as was seen."""
+    """Offset of the first document read that assigned the command to this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a pong said beside its number and the round that it answers."""
+    """Content of a pong, beside its number and its round."""
 
     seen: Epoch | None
     applications: Mapping[ApplicationId, RunReport]
@@ -101,7 +101,7 @@ class _Said:
 class Worker:
     """One worker process from its start to its end.
 
-    ``worker`` is its id, ``incarnation`` says which process is behind that id, and ``host`` is for people.
+    ``worker`` is its id, ``incarnation`` identifies the process behind that id, and ``host`` is for people.
     Each safety check is a method of its own, all of them at the end.
     """
 
@@ -138,24 +138,24 @@ class Worker:
         self._pong_due = False
         self._ponged_at = -math.inf
         self._news_at: float | None = None
-        """When the next pong says what has changed since the last one; None while nothing has."""
+        """Time of the next pong that reports changes; None if nothing has changed since the last pong."""
         self._processes = 0
         self._effects: list[WorkerEffect] = []
         self._next_wakeup: float | None = None
 
     @property
     def next_wakeup(self) -> float | None:
-        """When the worker wants a :class:`Wakeup` at the latest, if nothing else happens before."""
+        """Time by which the worker needs a :class:`Wakeup`, if no other event comes before."""
         return self._next_wakeup
 
     @property
     def finished(self) -> bool:
-        """Whether the worker has stopped for good."""
+        """True if the worker has stopped for good."""
         return self._finished
 
     @property
     def caught_up(self) -> bool:
-        """Whether COMMAND was read to the end that it had at the start (SH-6)."""
+        """True if COMMAND was read to the end that it had at the start (SH-6)."""
         return self._caught_up
 
     @property
@@ -165,32 +165,32 @@ class Worker:
 
     @property
     def seen(self) -> Epoch | None:
-        """The epoch of the document that the worker acts on."""
+        """Epoch of the document that the worker acts on."""
         return self._adopted.epoch if self._adopted else None
 
     @property
     def term(self) -> int:
-        """The last leader's term that is known; 0 before any."""
+        """Greatest known term of a leader; 0 before any."""
         adopted = self._adopted.epoch.term if self._adopted else 0
         return max(0, self._announced, self._ping_term, adopted)
 
     @property
     def permitted_until(self) -> float | None:
-        """When exclusive processes must have ended (monotonic seconds); None before the first permission."""
+        """Time (monotonic seconds) by which exclusive processes must have ended; None before a permission."""
         return self._permission.until
 
     @property
     def reports(self) -> Mapping[ApplicationId, RunReport]:
-        """What a pong says of the applications now."""
+        """Reports of the applications for the next pong."""
         return MappingProxyType({application: run.report for application, run in sorted(self._runs.items())})
 
     @property
     def processes(self) -> Mapping[ApplicationId, int]:
-        """The processes that exist or may exist, by their numbers."""
+        """Processes that exist or may exist, by their numbers."""
         return {a: run.process for a, run in self._runs.items() if run.process is not None}
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerEffect]:
-        """Take in one event at monotonic time ``now`` (seconds) and say what must be done, in order.
+        """Take in one event at monotonic time ``now`` (seconds); return what to do, in order.
 
         Raises:
             InternalError: an invariant is broken; the worker must not be used any more.
@@ -211,9 +211,9 @@ class Worker:
         return self._effects
 
     def _concerned_by(self, event: WorkerEvent, now: float) -> Concerned:
-        """The applications that an event can change anything of; None for all.
+        """Return the applications that an event can affect; None for all.
 
-        All are looked at once a time has come: no other one runs out before ``next_wakeup``.
+        Once ``next_wakeup`` has come, all are checked: no deadline of an application is earlier.
         """
         if self._next_wakeup is not None and now >= self._next_wakeup:
             return None
@@ -301,7 +301,7 @@ class Worker:
         self._effects.append(Report(fact))
 
     def exits(self, error: str) -> list[Fact]:
-        """That all processes have ended, for when somebody else ended them and they are told of no more."""
+        """Return the exits of all processes, for a driver that has ended them itself."""
         return [
             Fact(
                 FactKind.PROCESS_EXITED,
@@ -339,7 +339,7 @@ class Worker:
             self._accept(document, offset, now)
 
     def _change_read(self, change: DocumentChange, offset: int, now: float) -> None:
-        """Go on from the changed document; without its base wait for the next whole one (SH-24)."""
+        """Go on from the changed document; without the base wait for the next whole one (SH-24)."""
         if not self._is_newer(change) or not self._is_of_present_leader(change):
             return
         missed = self._chain.missed
@@ -414,12 +414,12 @@ class Worker:
         return Assignment(entry.command, entry.mode, token=offset)
 
     def _follows_at_once(self, document: AssignmentDocument) -> bool:
-        """Whether no document can have stood between: compaction drops what a slow reader has not read."""
+        """True if there was no document between: compaction drops what a slow reader has not read."""
         before = self.seen
         return before is not None and document.epoch == Epoch(before.term, before.number + 1)
 
     def _notice_another(self, known: WorkerEntry | None) -> None:
-        """Say once that the leader knows another process under this worker's id (SH-3)."""
+        """Report once that the leader knows another process under this worker's id (SH-3)."""
         if known is None or known.incarnation == self._incarnation:
             self._refused_by = None
         elif not self._incarnation.succeeds(known.incarnation) and known.incarnation != self._refused_by:
@@ -456,7 +456,7 @@ class Worker:
             self._effects.append(ExtendDeadline(runs, until))
 
     def _watch_silence(self, now: float) -> None:
-        """Say once that no leader is heard; what is available runs on (SH-10)."""
+        """Report once that no leader is heard; available applications run on (SH-10)."""
         if self._silent_at is not None and now >= self._silent_at and not self._stopping:
             self._silent = True
             self._silent_at = None
@@ -526,7 +526,7 @@ class Worker:
                 self._stop_process(run.application, run.process, run)
 
     def _must_stop(self, run: Run, assignment: Assignment | None, now: float) -> str:
-        """Why its process must be stopped; nothing if it need not."""
+        """Return why its process must be stopped; empty if it need not."""
         if self._stopping:
             return "the worker stops"
         if self._was_stopped(run):
@@ -547,7 +547,7 @@ class Worker:
         )
 
     def _misfit(self, run: Run) -> str:
-        """Why it could not run on from round to round; nothing if it can, or while no leader was heard."""
+        """Return why it can't run on from round to round; empty if it can, or if no leader was heard."""
         deadline_s = self._permission.deadline_s
         if deadline_s is None or self._adopted is None:
             return ""
@@ -562,7 +562,7 @@ class Worker:
         return started is None or started.stopped
 
     def _advance(self, concerned: Concerned, now: float) -> None:
-        """Start what may start, and forget what is neither wanted nor running."""
+        """Start runs that may start, and forget those that are neither wanted nor running."""
         for ended in self._runs_of(concerned):
             if self._is_over(ended.application, ended):
                 del self._runs[ended.application]
@@ -634,7 +634,7 @@ class Worker:
         )
 
     def _obstacle(self, run: Run, now: float) -> str:
-        """Why an exclusive application may not start now; nothing if it may."""
+        """Return why an exclusive application may not start now; empty if it may."""
         if not self._is_recent_enough():
             return "the leader has a later assignment than this worker has read"
         misfit = self._misfit(run)
@@ -645,9 +645,9 @@ class Worker:
         return self._out_of_touch(run)
 
     def _answer(self, concerned: Concerned, now: float) -> None:
-        """Say how things are where a ping asks or where they changed (SH-8), and take leave at the end.
+        """Send a pong if a ping asks, a report has changed (SH-8), or the worker leaves.
 
-        Changes that come one after the other are said together: a pong is as long as there are applications.
+        Changes in quick succession share a pong, as each pong has all applications.
         """
         leaves = self._stopping and all(self._has_ended(run) for run in self._runs.values())
         if self._news_at is None and self._may_act() and self._has_news(concerned):
@@ -663,7 +663,7 @@ class Worker:
             self._effects.append(Finished())
 
     def _has_news(self, concerned: Concerned) -> bool:
-        """Something differs from what was said last."""
+        """True if a report differs from the last pong."""
         said = self._said
         if said is None or concerned is None:
             return said != _Said(self.seen, self.reports)
@@ -690,7 +690,7 @@ class Worker:
         self._effects.append(SendPong(pong))
 
     def _earliest_wakeup(self, concerned: Concerned, now: float) -> float | None:
-        """When something is to be done next; of applications that an event does not concern as before."""
+        """Return the time of the next step; applications that are not concerned keep theirs."""
         if self._finished:
             return None
         runs = self._runs_of(concerned)
@@ -713,15 +713,15 @@ class Worker:
         return min((at for at in times if at > now), default=None)
 
     def _may_act(self) -> bool:
-        """COMMAND has been read to the end that it had at the start (SH-6)."""
+        """True once COMMAND has been read to the end that it had at the start (SH-6)."""
         return self._caught_up
 
     def _is_newer(self, document: AssignmentDocument | DocumentChange) -> bool:
-        """Its epoch is greater than that of every document before it (SH-7)."""
+        """True if its epoch is greater than that of every document before it (SH-7)."""
         return self._accepted is None or document.epoch > self._accepted[0].epoch
 
     def _is_of_present_leader(self, document: AssignmentDocument | DocumentChange) -> bool:
-        """No later leader had announced itself on COMMAND before it (SH-7).
+        """True if no later leader had announced itself on COMMAND before it (SH-7).
 
         A ping of a later leader does not count: that leader goes on from the last document of the one before,
         which may still be unread here.
@@ -729,43 +729,43 @@ class Worker:
         return document.epoch.term >= self._announced
 
     def _is_this_incarnation(self, known: WorkerEntry | None) -> bool:
-        """The document means this process, and no other one of the same name (SH-3)."""
+        """True if the document means this process, and no other one of the same name (SH-3)."""
         return known is not None and known.incarnation == self._incarnation
 
     def _names_me(self, entry: ApplicationEntry) -> bool:
-        """The entry names this worker (SH-4)."""
+        """True if the entry names this worker (SH-4)."""
         return entry.worker == self._worker
 
     def _are_files_stored(self, started: Started) -> bool:
-        """The files of this very command are on disk, and no stop was read since (SH-5, SH-6)."""
+        """True if the files of this very command are on disk, and no stop was read since (SH-5, SH-6)."""
         return started.stage is Stage.STORED and not started.stopped
 
     def _has_ended(self, run: Run) -> bool:
-        """No process of it exists or may come to exist (SH-13)."""
+        """True if no process of it exists or may come to exist (SH-13)."""
         return run.process is None
 
     def _is_of_present_term(self, ping: Ping) -> bool:
-        """No later leader is known than the one that sent it (SH-14)."""
+        """True if no later leader is known than its sender (SH-14)."""
         return ping.term >= max(self._announced, self._permission.term)
 
     def _is_own_pong(self, heard: Heard) -> bool:
-        """What the leader heard was sent by this process, and not by one before it (SH-14)."""
+        """True if this process sent the pong that was heard, and not an earlier one (SH-14)."""
         return heard.incarnation == self._incarnation
 
     def _counted_from(self, sent_at: float, now: float) -> float:
-        """The deadline counts from when the pong was sent: its answer may come any time later (SH-14)."""
+        """Count the deadline from when the pong was sent: its answer may come any time later (SH-14)."""
         return min(sent_at, now)
 
     def _outlasts(self, run: Run) -> bool:
-        """A later permission lets it run on: not so what is being stopped, maybe too late already (SH-14)."""
+        """True if a later permission lets it run on; not if it is being stopped, maybe too late (SH-14)."""
         return run.exclusive and run.state is not RunState.STOPPING
 
     def _is_recent_enough(self) -> bool:
-        """The document acted on is not older than the leader's was when it gave the permission (SH-14)."""
+        """True if the document acted on is no older than the leader's at the permission (SH-14)."""
         required, seen = self._permission.epoch, self.seen
         return seen is not None and (required is None or seen >= required)
 
     def _is_permitted(self, run: Run, now: float) -> bool:
-        """A leader heard this worker so lately that the process can still be stopped in time (SH-14)."""
+        """True if a leader heard this worker so lately that the process can be stopped in time (SH-14)."""
         until = self._permission.until
         return until is not None and now < until - run.policy.stop_timeout_s

@@ -1,4 +1,4 @@
-"""What was started, as a worker read it from COMMAND, and which files of it are here (SH-4, SH-5)."""
+"""Start commands that a worker has read from COMMAND, and their files on its disk (SH-4, SH-5)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rebalanser.shiva.records import KeptCommand, StartCommand
 from rebalanser.shiva.types import ApplicationId, Archive, CommandId, RestartPolicy
 
 MAX_STARTS: Final = 4
-"""Start commands of one application that are remembered while no document has decided on them."""
+"""Maximum start commands of one application that are kept until a document decides on them."""
 MAX_STOPS: Final = 10_000
-"""Stops that are remembered while no document takes them into account."""
+"""Maximum stops that are kept until a document takes them into account."""
 
 FilesEffect: TypeAlias = StoreFiles | DropFiles
 
 
 class Stage(StrEnum):
-    """How far the files of a start command are."""
+    """Stage of the files of a start command."""
 
     ABSENT = "absent"
     STORING = "storing"
@@ -32,34 +32,34 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Started:
-    """One start command, and what this worker has of its files."""
+    """One start command and the stage of its files."""
 
     application: ApplicationId
     command: CommandId
     archive: Archive
     position: int
-    """Where it counts as standing on COMMAND."""
+    """Offset on COMMAND as of which it counts."""
     stage: Stage = Stage.ABSENT
     stopped_at: int | None = None
-    """Where the last stop behind it stands, unless a document was adopted that names it all the same."""
+    """Offset of the last stop after it, unless the adopted document names it all the same."""
     keep_data: bool = False
     """True if that stop says to keep its data."""
     given_up: bool = False
-    """Whether too many later ones were read that no document has decided on either."""
+    """True if too many later ones were read that no document has decided on either."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     reason: str = ""
     reported: bool = False
-    """True if the leader was told that the files were refused."""
+    """True if the leader knows that the files were refused."""
     dropped: bool = False
     """True if the application's folder was dropped and nothing of this command was stored since."""
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop was read that overrides it."""
+        """True if a stop was read that overrides it."""
         return self.stopped_at is not None
 
     def read_again(self, position: int) -> None:
-        """It stands once more: what was refused is tried again, what was stopped since is started anew."""
+        """Take in a further copy: refused files are tried again, a stopped command is started anew."""
         if self.stage is Stage.REFUSED:
             self.stage = Stage.ABSENT
         if position > self.position:
@@ -77,10 +77,10 @@ class WorkerFiles:
     """The start commands that may still be acted on, and the stage of their files.
 
     Files are stored once a document names this worker for their command. They are removed once the command is
-    over, and ``keep_s`` seconds after the last document that named this worker for it.
+    over, or ``keep_s`` seconds after the last document that named this worker for it.
 
-    A document *decides on* a command when its ``consumed`` reaches the command's position: whether it names
-    the command, as one that is to run, then says whether files of it are still needed.
+    A document *decides on* a command once its ``consumed`` reaches the command's offset: from then on files
+    of the command are needed only if the document says that it is to run.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -94,36 +94,36 @@ class WorkerFiles:
         self._unpacked: set[ApplicationId] = set()
         """The applications that may have unpacked files on this worker's disk."""
         self._unused: dict[ApplicationId, float] = {}
-        """Since when those files have been of no use (monotonic seconds), the longest first."""
+        """Times since which those files are unused (monotonic seconds), the earliest first."""
 
     @property
     def applications(self) -> tuple[ApplicationId, ...]:
-        """All that something is remembered of."""
+        """All applications with a command or a stop."""
         return tuple(self._started)
 
     @property
     def next_unused(self) -> float | None:
-        """When (monotonic seconds) the next files have been of no use for long enough; None for none."""
+        """Time (monotonic seconds) at which the next files are unused for long enough; None for none."""
         return next((since + self._keep_s for since in self._unused.values()), None)
 
     def unused(self, now: float) -> list[ApplicationId]:
-        """The applications whose files have been of no use for long enough to be removed."""
+        """Return the applications whose files are unused for long enough to be removed."""
         return list(itertools.takewhile(lambda each: self._is_unused(each, now), self._unused))
 
     def found(self, applications: Iterable[ApplicationId]) -> None:
-        """Folders of these applications are on the disk from an earlier time."""
+        """Note that folders of these applications are on the disk from an earlier process."""
         self._unpacked.update(applications)
 
     def find(self, application: ApplicationId, command: CommandId) -> Started | None:
-        """The start command, if it was read and may still be acted on."""
+        """Return the start command, if it was read and may still be acted on."""
         return self._started.get(application, {}).get(command)
 
     def was_stopped(self, application: ApplicationId) -> bool:
-        """Whether a stop was read that no document has taken into account yet."""
+        """True if a stop was read that no document has taken into account yet."""
         return application in self._stops
 
     def start(self, at: Standing, record: StartCommand | KeptCommand) -> ApplicationId:
-        """A start command was read; a kept one counts as standing where the client's record stood (SH-15)."""
+        """Take in a start command; a kept one counts as of the client's record (SH-15)."""
         start = record.start if isinstance(record, KeptCommand) else record
         position = record.original if isinstance(record, KeptCommand) else at.offset
         commands = self._started.setdefault(start.application, {})
@@ -150,7 +150,7 @@ class WorkerFiles:
             del commands[oldest.command]
 
     def stop(self, at: Standing, application: ApplicationId, keep_data: bool = False) -> None:
-        """A stop was read: nothing that was started before it runs or is stored any more (SH-5)."""
+        """Take in a stop: earlier start commands are no longer run or stored (SH-5)."""
         before = self._stops.pop(application, None)
         if before is None or before.offset < at.offset:
             before = _StopRead(at.offset, keep_data)
@@ -168,14 +168,14 @@ class WorkerFiles:
         finished: Mapping[ApplicationId, CommandId],
         mine: Mapping[ApplicationId, CommandId],
     ) -> None:
-        """A document was adopted that takes COMMAND into account as far as ``consumed``.
+        """Take in the adopted document, which takes COMMAND into account as far as ``consumed``.
 
-        ``mine`` is what it names this worker for.
+        ``mine`` has the commands that it names this worker for.
 
-        What it names in spite of a stop that it takes into account is to run on: a leader may find nothing
-        of that stop but a later start command, which it refused.
+        A command that the document names runs on in spite of an earlier stop: the leader may have found only
+        a later start command instead of that stop, and refused it.
 
-        What has finished keeps its files for a while, and is not stored anew: the leader need not keep its
+        A finished command keeps its files for a while, and is not stored again: the leader need not keep its
         archive.
         """
         self._decided = max(self._decided, consumed)
@@ -190,21 +190,21 @@ class WorkerFiles:
                 started.stopped_at = None
 
     def stored(self, application: ApplicationId, command: CommandId, policy: RestartPolicy) -> bool:
-        """Its files are on disk. Whether that was asked for."""
+        """Note that its files are on disk; True if they were requested."""
         started = self._answered(application, command, Stage.STORED)
         if started is not None:
             started.policy = policy
         return started is not None
 
     def refused(self, application: ApplicationId, command: CommandId, reason: str) -> bool:
-        """Its files cannot be used. Whether they were asked for."""
+        """Note that its files cannot be used; True if they were requested."""
         started = self._answered(application, command, Stage.REFUSED)
         if started is not None:
             started.reason = reason
         return started is not None
 
     def retry(self, application: ApplicationId, command: CommandId) -> bool:
-        """Forget that files of the command were refused. Return whether they were."""
+        """Forget that files of the command were refused; True if they were."""
         started = self.find(application, command)
         if started is None or started.stage is not Stage.REFUSED:
             return False
@@ -221,11 +221,11 @@ class WorkerFiles:
     def settle(
         self, applications: Iterable[ApplicationId], in_use: Mapping[ApplicationId, CommandId], now: float
     ) -> list[FilesEffect]:
-        """What is to be stored and dropped now, in the order of the log; ``in_use`` is what processes run.
+        """Return what to store and drop now, in the order of the log; ``in_use`` has the running commands.
 
-        What a later start command follows keeps its files until a document has decided: that one may be
-        refused. Files that are being stored are dropped once that has been answered, so that at most one
-        request for a command's files is ever under way.
+        A command keeps its files until a document has decided on the later ones, as these may be refused.
+        Files that are being stored are dropped once that has been answered, so at most one request for a
+        command's files is under way.
         """
         effects: list[tuple[int, FilesEffect]] = []
         for application in applications:
@@ -262,7 +262,7 @@ class WorkerFiles:
     def _dropped(self, started: Started) -> DropFiles | None:
         """Drop the files of a command that is over, and the whole folder with the last one.
 
-        The folder may hold data from a time that this worker knows nothing of, so it goes in any case.
+        The folder is dropped in any case, as it may hold data of an earlier process of this worker.
         """
         application, was = started.application, started.stage
         started.stage = Stage.ABSENT
@@ -280,7 +280,7 @@ class WorkerFiles:
     def _note_use(
         self, application: ApplicationId, in_use: Mapping[ApplicationId, CommandId], now: float
     ) -> None:
-        """Count from now on how long the files of an application have been of no use (SH-4)."""
+        """Note since when the files of an application are unused (SH-4)."""
         if application not in self._unpacked or application in self._mine or application in in_use:
             self._unused.pop(application, None)
         else:
@@ -291,18 +291,18 @@ class WorkerFiles:
         return since is not None and application not in self._mine and now >= since + self._keep_s
 
     def _is_mine(self, started: Started) -> bool:
-        """The adopted document names this worker for the command (SH-4)."""
+        """True if the adopted document names this worker for the command (SH-4)."""
         return self._mine.get(started.application) == started.command
 
     def _is_kept(self, started: Started) -> bool:
-        """It is to run, here or elsewhere, or has finished."""
+        """True if it is to run, here or elsewhere, or has finished."""
         return self._is_to_run(started) or self._finished.get(started.application) == started.command
 
     def _is_to_run(self, started: Started) -> bool:
         return self._to_run.get(started.application) == started.command
 
     def _is_over(self, started: Started) -> bool:
-        """Whether only a document that names it can still bring it about."""
+        """True if it runs only if a document names it."""
         return started.stopped or started.given_up or started.position <= self._decided
 
 

@@ -1,4 +1,4 @@
-"""How a worker behaves, and what of a leader's deadline is left to it."""
+"""Options of a worker, and the part of a leader's deadline that it can use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _APPLICATIONS_PER_INTERVAL: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker behaves.
+    """Options of a worker.
 
     Raises:
         InvalidSettings: a number is out of its range.
-        InvalidName: a tag is no name.
+        InvalidName: a tag is no valid name.
     """
 
     tags: frozenset[Tag] = frozenset()
-    """What the worker offers; an application runs only where all of its tags are (SH-12)."""
+    """Tags of the worker; an application runs only on workers that have all of its tags (SH-12)."""
     clock_drift_ratio: float = 0.01
-    """How much faster the leader's clock may run than the worker's: 0.01 is a second in 100 s."""
+    """Ratio by which the leader's clock may run faster than the worker's: 0.01 is a second in 100 s."""
     safety_margin_s: float = 1.0
-    """How long before the leader's deadline an exclusive application has ended (SH-14)."""
+    """Seconds before the leader's deadline by which an exclusive application has ended (SH-14)."""
     min_pong_interval_s: float = 0.1
-    """The shortest time between two pongs that only say what has changed, of up to 500 applications; it grows
-    with their number."""
+    """Minimum seconds between two pongs that only report changes, of up to 500 applications; grows with their
+    number."""
     keep_files_s: float = 3600.0
-    """How long unpacked files stay after the last document that named this worker for them (SH-4)."""
+    """Seconds that unpacked files stay after the last document that named this worker for them (SH-4)."""
 
     def __post_init__(self) -> None:
-        """Refuse what no deadline could be kept with."""
+        """Refuse options with which no deadline can be kept."""
         if not 0 <= self.clock_drift_ratio < _MAX_DRIFT_RATIO:
             raise InvalidSettings(
                 f"clock_drift_ratio {self.clock_drift_ratio:g} must be at least 0 and below "
@@ -49,11 +49,11 @@ class WorkerOptions:
             check_part(tag, "tag")
 
     def pong_interval_s(self, applications: int) -> float:
-        """The shortest time between two pongs of so many applications, in seconds."""
+        """Return the minimum seconds between two pongs of N applications."""
         return self.min_pong_interval_s * max(1.0, applications / _APPLICATIONS_PER_INTERVAL)
 
     def access_s(self, deadline_s: float) -> float:
-        """How long after a pong was sent an exclusive process may exist: less clock drift and the margin."""
+        """Return for how long after its pong an exclusive process may exist: less clock drift and margin."""
         return deadline_s * (1 - self.clock_drift_ratio) - self.safety_margin_s
 
     def check_deadline(self, deadline_s: float, round_s: float, stop_timeout_s: float) -> None:
