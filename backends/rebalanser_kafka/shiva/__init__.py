@@ -1,16 +1,16 @@
-"""Shiva on Kafka: drives the machines of :mod:`rebalanser.shiva` over three topics of one partition each.
+"""Shiva on Kafka: drives the state machines of :mod:`rebalanser.shiva` over three topics.
 
 ==============  ===============================================================================
 ``wire``        records as keys and values, and back
-``reading``     what was read, as the machines' events
-``topics``      the three topics as they should be
-``patience``    asking again while a broker is not well
+``reading``     decodes records to events of the machines
+``topics``      the three topics and their settings
+``patience``    retries reads while a broker is unavailable
 ``follower``    a thread that follows a topic, one batch at a time
-``parts``       the parts of archives, on a worker's disk until they are whole
-``leader``      a leader: a candidate for COMMAND's partition, and a term for each time it gets it
-``worker``      a worker: files and processes as the machine says
-``cluster``     a client, and the way to all of these
-``effect``      what has become of a client's command
+``parts``       a worker's files: threads, and offsets of the parts of archives
+``leader``      a candidate for COMMAND's partition; each time it gets it, a term
+``worker``      a worker's threads, files and processes
+``cluster``     a connection: client, leaders and workers
+``effect``      waits for the effects of commands
 ==============  ===============================================================================
 """
 

@@ -1,4 +1,4 @@
-"""A connection to a Shiva cluster on Kafka: a client of it, and the way to its leaders and workers."""
+"""Connection to a Shiva cluster on Kafka: a client, which also runs leaders and workers."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ from rebalanser_kafka.shiva.worker import KafkaWorker
 KNOWN_SHOWN: Final = 10
 LOOK_S: Final = 0.5
 FOLLOW_S: Final = 30.0
-"""Seconds for which a worker sends what is printed, unless it is asked again."""
+"""Seconds for which a worker sends new lines, unless the request is repeated."""
 ASK_AGAIN_S: Final = 10.0
 ReadT = TypeVar("ReadT")
 MAX_REMEMBERED: Final = 20_000
-"""The commands of this connection whose effect can be waited for."""
+"""Maximum commands of this connection whose effect can be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Where a command of this connection stands, and whether it is a start."""
+    """A command of this connection: its offset, and True if it is a start."""
 
     offset: int | None
     starts: bool
@@ -100,13 +100,13 @@ class KafkaCluster(Cluster):
 
     @property
     def identity(self) -> str:
-        """The cluster's name and Kafka's own id of its brokers: two Kafkas may each hold such a cluster."""
+        """The cluster's name and Kafka's own cluster id: two Kafkas may each have a cluster of the name."""
         return f"{self._connection.cluster}@{self._kafka_id}"
 
     def start_all(
         self, starts: Sequence[Start], progress: Progress = lambda _done, _total: None
     ) -> list[CommandId]:
-        """Publish the archives and start commands of applications; the ids of the commands (SH-4)."""
+        """Publish archives and start commands of applications; return the ids of the commands (SH-4)."""
         packed = packed_starts(starts)
         self._ensure_topics()
         command_topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
@@ -130,7 +130,7 @@ class KafkaCluster(Cluster):
         topic: shiva_topics.CommandTopic,
         document: AssignmentDocument | None,
     ) -> None:
-        """Refuse before anything is sent what the leader would refuse once it was sent (SH-15)."""
+        """Refuse what the leader would refuse, before anything is sent (SH-15)."""
         options = topic.retained(LeaderOptions())
         others = {} if document is None else document.applications
         taken = sum(
@@ -152,7 +152,7 @@ class KafkaCluster(Cluster):
             )
 
     def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> list[CommandId]:
-        """Publish stop commands; their ids (SH-5)."""
+        """Publish stop commands; return their ids (SH-5)."""
         document = self.read(self._timeout_s)
         known = {} if document is None else document.applications
         unknown = [application for application in applications if application not in known]
@@ -165,7 +165,7 @@ class KafkaCluster(Cluster):
         )
 
     def restart_all(self, applications: Sequence[ApplicationId]) -> list[CommandId]:
-        """Start applications anew from the archives that are on the log; the ids of the commands (SH-4)."""
+        """Start applications anew from their archives on the log; return the ids of the commands (SH-4)."""
         document = self.read(self._timeout_s)
         last = self._last_commanded(document)
         starts = [self._start_again(each, document, last.get(each)) for each in applications]
@@ -202,7 +202,7 @@ class KafkaCluster(Cluster):
         )
 
     def cordon(self, worker: WorkerId, cordon: Cordon | None) -> CommandId:
-        """Cordon or drain a worker, or end both with None; the id of the command (SH-26)."""
+        """Cordon or drain a worker, or end both with None; return the id of the command (SH-26)."""
         document = self.read(self._timeout_s)
         known = _workers_of(document)
         if worker not in known:
@@ -220,7 +220,7 @@ class KafkaCluster(Cluster):
         on_document: OnDocument = lambda _document: None,
         command: CommandId = "",
     ) -> None:
-        """Wait until a worker is cordoned, or drained and empty, or, with None, is neither."""
+        """Wait until a worker is cordoned, is drained and empty, or (None) neither."""
         offset = self._sent.get(command, _UNKNOWN).offset
         standing = "no leader has published anything yet"
         for document in self.documents(timeout_s):
@@ -257,29 +257,29 @@ class KafkaCluster(Cluster):
             self._ensured = True
 
     def read(self, timeout_s: float) -> AssignmentDocument | None:
-        """The last document on ASSIGNEMENT, which is all that status is made of; None before any (SH-11).
+        """Return the last document on ASSIGNEMENT, the source of the status; None before any (SH-11).
 
         Raises:
-            InvalidSettings: there is none, nor can there be: a topic has several partitions.
+            InvalidSettings: there is none, as a topic has several partitions.
         """
         chain, _ = self._read_back(timeout_s)
         return chain.document
 
     def _read_back(self, timeout_s: float) -> tuple[DocumentChain, int]:
-        """The last document, and where ASSIGNEMENT ended; errors as :meth:`read`."""
+        """Return the last document and the end of ASSIGNEMENT; errors as :meth:`read`."""
         chain, end = self._once_there(self._topics.assignement, last_document, timeout_s)
         if chain.document is None:
             shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
         return chain, end
 
     def heard(self, timeout_s: float) -> LastHeard:
-        """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
+        """Return the last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
         return self._once_there(self._topics.control, last_heard, timeout_s)
 
     def _once_there(
         self, topic: str, read: Callable[[Connection, str, float], ReadT], timeout_s: float
     ) -> ReadT:
-        """Read a topic; one that has just been made is not known to every broker yet, and is waited for."""
+        """Read a topic; retry one that was just created and that not all brokers know yet."""
 
         def ask(left_s: float) -> ReadT:
             try:
@@ -299,7 +299,7 @@ class KafkaCluster(Cluster):
     def documents(
         self, timeout_s: float | None = None, repeat_s: float | None = None
     ) -> Iterator[AssignmentDocument]:
-        """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever."""
+        """Yield the last document, then each newer one, for ``timeout_s`` seconds; None for ever."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         chain, end = self._read_back(self._timeout_s)
         if chain.document is not None:
@@ -333,7 +333,7 @@ class KafkaCluster(Cluster):
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
     ) -> dict[ApplicationId, ApplicationEntry | None]:
-        """Wait for the effects of commands; the entries, None for what was stopped and is gone."""
+        """Wait for the effects of commands; return the entries, None for applications that are gone."""
         effects = Effects(
             {
                 application: Effect(
@@ -354,14 +354,14 @@ class KafkaCluster(Cluster):
     def output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
     ) -> OutputAnswer:
-        """Ask a worker, by default the one that has it, for an application's last output (SH-17)."""
+        """Request an application's last output from a worker, by default its own (SH-17)."""
         with closing(self._answers(self._request_for(application, lines, worker), timeout_s)) as answers:
             return next(answers)
 
     def follow_output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
     ) -> Iterator[OutputAnswer]:
-        """Ask for an application's last output, and for what it prints from then on (SH-17)."""
+        """Request an application's last output, then yield new lines (SH-17)."""
         request = replace(self._request_for(application, lines, worker), follow_s=FOLLOW_S)
         with closing(self._answers(request, timeout_s)) as answers:
             yield from (answer for answer in answers if answer.lines or answer.omitted)
@@ -371,10 +371,10 @@ class KafkaCluster(Cluster):
         return OutputRequest(asked, uuid.uuid4().hex, application, lines)
 
     def _answers(self, request: OutputRequest, timeout_s: float) -> Generator[OutputAnswer, None, None]:
-        """Ask a worker, again and again where it is followed, and yield what it answers.
+        """Request output from a worker and yield its answers; repeat the request to follow it.
 
         Raises:
-            FixConfiguration: it keeps no such output, or cannot follow any more.
+            FixConfiguration: it has no such output, or serves too many that follow.
             NotSettled: it has not answered within ``timeout_s``.
         """
         with LogReader(self._connection, self._topics.control, "latest") as reader:
@@ -414,7 +414,7 @@ class KafkaCluster(Cluster):
     def run_leader(
         self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
     ) -> KafkaLeader:
-        """Take part in leading: at most one of those who do is the active leader (SH-3)."""
+        """Run a leader: at most one of a cluster is active (SH-3)."""
         options.check()
         self._ensure_topics()
         topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
@@ -428,7 +428,7 @@ class KafkaCluster(Cluster):
     def run_worker(
         self, worker: WorkerId, data: Path, options: WorkerOptions, history: HistorySink | None = None
     ) -> KafkaWorker:
-        """Store and run applications in the folder ``data``, which one worker locks at a time."""
+        """Run a worker in the folder ``data``, which one worker locks at a time."""
         self._ensure_topics()
         name = check_part(worker, "worker")
         running = KafkaWorker(self._connection, self._topics, name, data, options, self._timeout_s, history)
@@ -436,14 +436,14 @@ class KafkaCluster(Cluster):
         return running
 
     def close(self) -> None:
-        """Close the connection. Leaders and workers that run go on. Closing twice does nothing."""
+        """Close the connection. Its leaders and workers go on. Closing twice does nothing."""
         self._writer.close()
 
 
 def _check_deadline(application: ApplicationId, document: AssignmentDocument, stop_timeout_s: float) -> None:
-    """Refuse before anything is sent what no worker would start (SH-14).
+    """Refuse what no worker would start, before anything is sent (SH-14).
 
-    Workers may have other margins than the default ones, by which this goes.
+    This uses the default margins; workers may have others.
     """
     try:
         DEFAULT_WORKER_OPTIONS.check_deadline(document.deadline_s, document.round_s, stop_timeout_s)
@@ -452,7 +452,7 @@ def _check_deadline(application: ApplicationId, document: AssignmentDocument, st
 
 
 def _workers_of(document: AssignmentDocument | None) -> frozenset[WorkerId]:
-    """The workers that a document names, whether or not they are there."""
+    """Return the workers that a document names, present or not."""
     if document is None:
         return frozenset()
     entries = document.applications.values()
@@ -475,10 +475,10 @@ def _shortest_s(repeat_s: float | None, deadline: float | None) -> float:
 
 
 def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> KafkaCluster:
-    """Connect to a cluster, waiting at most ``timeout_s`` seconds for a first answer.
+    """Connect to a cluster; wait at most ``timeout_s`` seconds for a first answer.
 
     Raises:
-        InvalidUrl: the URL names no cluster, or an option cannot be used.
+        InvalidUrl: the URL names no cluster, or an option is invalid.
         RegistryUnavailable: no answer; the message says what was tried, and for how long.
     """
     connection = Connection.from_url(url, timeout_s)

@@ -1,4 +1,4 @@
-"""Start commands with their archives, and what was commanded that no document has taken into account yet."""
+"""Start commands with their archives, and commands that no document has taken into account yet."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _BATCH_BYTES: Final = 8_000_000
 
 
 def packed_starts(starts: Sequence[Start]) -> list[Packed]:
-    """Pack the archives of applications; a source that several have is packed once.
+    """Pack the archives of applications; a source of several applications is packed once.
 
     Raises:
-        InvalidSettings: an application is there twice.
-        InvalidName: a tag is no name.
+        InvalidSettings: an application is given twice.
+        InvalidName: a tag is no valid name.
         InvalidArchive, InvalidManifest: as :func:`~rebalanser.applications.pack` does, with the application
             if there are several.
     """
@@ -82,10 +82,10 @@ class Publication:
     def __init__(
         self, writer: LogWriter, topic: str, timeout_s: float, max_message_bytes: int, progress: Progress
     ) -> None:
-        """``progress`` is told of the bytes of archives that were acknowledged.
+        """``progress`` is called with the bytes of archives that were acknowledged.
 
         Raises:
-            InvalidSettings: the topic takes no record that has room for a part.
+            InvalidSettings: the topic's largest record has no room for a part.
         """
         part_bytes = min(PART_BYTES, max_message_bytes - FRAMING_BYTES)
         if part_bytes <= 0:
@@ -103,11 +103,11 @@ class Publication:
         self._total_bytes = 0
 
     def publish(self, starts: Sequence[Start], packed: Sequence[Packed]) -> tuple[list[CommandId], list[int]]:
-        """Publish applications with their archives; the ids and the offsets of the start commands.
+        """Publish applications with their archives; return ids and offsets of the start commands.
 
         Raises:
             OutcomeUnknown, RequestTooLarge, RegistryUnavailable, AccessDenied, RegistryRefused: not all were
-                started; the message says how many surely were, if there are several.
+                started; of several the message says how many surely were.
         """
         self._total_bytes = sum(archive.size_bytes for archive in packed)
         commands = [self._command(start, archive) for start, archive in zip(starts, packed, strict=True)]
@@ -156,7 +156,7 @@ class Publication:
 
 
 def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield where batches of archives begin and end; one that is larger alone is a batch of its own."""
+    """Yield the bounds of batches of archives; an archive beyond the limit is a batch of its own."""
     first = size_bytes = 0
     for number, each_bytes in enumerate(sizes):
         full = number - first == _BATCH or size_bytes + each_bytes > _BATCH_BYTES
@@ -171,7 +171,7 @@ def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 def last_commanded(
     connection: Connection, topic: str, document: AssignmentDocument | None, timeout_s: float
 ) -> dict[ApplicationId, StartCommand | StopCommand]:
-    """The last command for each application that has one behind what the document has consumed.
+    """Return the last command of each application that has one after the consumed offset.
 
     Raises:
         RegistryUnavailable: COMMAND could not be read to its end within ``timeout_s`` seconds.

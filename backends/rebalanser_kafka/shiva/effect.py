@@ -1,4 +1,4 @@
-"""What has become of a command, as far as assignment documents tell."""
+"""Effects of commands, as assignment documents show them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rebalanser.shiva.types import (
 _EFFECTIVE: Final = frozenset({ApplicationState.RUNNING, ApplicationState.FINISHED})
 _HOPELESS: Final = frozenset({ApplicationState.FAILED, ApplicationState.REFUSED})
 _SHOWN: Final = 5
-"""Workers where an application failed, or applications that a worker still has, that a sentence names."""
+"""Maximum workers or applications that a sentence names."""
 
 
 def not_cordoned_yet(
     document: AssignmentDocument, worker: WorkerId, cordon: Cordon | None, offset: int | None = None
 ) -> str:
-    """Why a command about a worker has had no effect yet, for people; empty once it has (SH-26).
+    """Return why a command about a worker has no effect yet, for people; empty once it has (SH-26).
 
-    ``offset`` is where it stands on COMMAND, if known.
+    ``offset`` is its offset on COMMAND, if known.
     """
     unread = offset is not None and document.consumed < offset
     if unread or document.cordons.get(worker) is not cordon:
@@ -46,7 +46,7 @@ def not_cordoned_yet(
 class Effect:
     """Follows one command through the documents.
 
-    ``offset`` is where it stands on COMMAND, and ``starts`` tells a start from a stop, where they are known.
+    ``offset`` is its offset on COMMAND, and ``starts`` is True for a start, False for a stop, if known.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Effect:
         self._offset = offset
         self._starts = starts
         self.entry: ApplicationEntry | None = None
-        """The application in the last document that was looked at; None where that does not name it."""
+        """The application in the last document; None if that does not have it."""
         self.standing = "no leader has published anything yet"
-        """How it stands, for people."""
+        """Progress, for people."""
 
     def has_come(self, document: AssignmentDocument) -> bool:
-        """Whether the document shows the effect: the application runs or finished, or is gone.
+        """True if the document shows the effect: the application runs or finished, or is gone.
 
         Raises:
-            ApplicationFailed: it shows that there will be none, and why.
-            Superseded: it shows the effect of a later command.
+            ApplicationFailed: the effect will not come; the message says why.
+            Superseded: a later command took effect.
         """
         self.entry = document.applications.get(self._application)
         self.standing = self._told(document)
@@ -85,13 +85,13 @@ class Effect:
         return self.entry.state in _EFFECTIVE
 
     def _is_overtaken(self, entry: ApplicationEntry) -> bool:
-        """Another command's entry: after a stop it may still be on its way out."""
+        """Judge the entry of another command: after a stop it may be one that is being stopped."""
         if entry.state is ApplicationState.STOPPING or self._offset is None:
             return False
         raise Superseded(f"another command for {self._application} came later: {self.standing}")
 
     def _refuse_set_aside(self, document: AssignmentDocument) -> None:
-        """Offsets of CONTROL are among those that are set aside, too: the key tells them apart."""
+        """Raise if the command was set aside; the key distinguishes it from a record of CONTROL."""
         for each in document.set_aside:
             if each.offset == self._offset and each.key == f"cmd:{self._application}":
                 raise ApplicationFailed(f"{self._application}: {each.reason}")
@@ -118,21 +118,21 @@ class Effects:
         self._count = len(effects)
         self._errors: list[ApplicationFailed | Superseded] = []
         self.entries: dict[ApplicationId, ApplicationEntry | None] = {}
-        """The applications whose command has had its effect, as they were then."""
+        """Applications whose command has had its effect, as of then."""
 
     @property
     def standing(self) -> str:
-        """How the first one stands that has had no effect yet, for people."""
+        """Progress of the first command without an effect, for people."""
         first = next((effect.standing for effect in self._waiting.values()), "")
         waiting = f"{len(self._waiting):,} of {self._count:,} applications are waited for; "
         return (waiting if self._count > 1 else "") + first
 
     def have_come(self, document: AssignmentDocument) -> bool:
-        """Whether all commands have had their effect.
+        """True if all commands have had their effect.
 
         Raises:
-            ApplicationFailed: all that can come has, and some will never.
-            Superseded: the only command was overtaken by a later one.
+            ApplicationFailed: all other effects have come; these will not.
+            Superseded: the only command was replaced by a later one.
         """
         for application, effect in list(self._waiting.items()):
             try:

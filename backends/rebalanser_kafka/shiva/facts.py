@@ -1,4 +1,4 @@
-"""What happens to a leader or a worker, in the history and in the log."""
+"""Facts of a leader or a worker, in the history and in the log."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _WARNINGS = frozenset(
 
 
 class FactTeller:
-    """Tells what a leader or a worker does: first its history, then the log. From any thread.
+    """Writes the facts of a leader or a worker, first to its history, then to the log. Thread-safe.
 
-    ``process`` names it in the history, and ``label`` is what an operator calls it. What it does as different
-    incarnations, such as the terms of a leader, is numbered through.
+    ``process`` is its name in the history, and ``label`` its name for operators. Facts of several
+    incarnations, such as the terms of a leader, have one sequence of numbers.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class FactTeller:
         )
 
     def tell(self, fact: Fact, node: str, incarnation: int) -> None:
-        """``node`` is the id of the incarnation that did it, never used again."""
+        """Write a fact; ``node`` is the id of the incarnation, which is never used again."""
         with self._lock:
             self._at = self._clock.now() if fact.at is None else fact.at
             self._journal.write(event_of(fact, node, incarnation, label=self._label))
         log_fact(fact, self._cluster)
 
     def close(self) -> None:
-        """Bring the history to where it belongs, in two seconds at most."""
+        """Flush and close the history, within two seconds."""
         self._journal.close(CLOSE_TIMEOUT_S)
 
 
 def event_of(fact: Fact, node: str, incarnation: int, *, label: str) -> Event:
-    """A fact for the journal of the leader or worker that is called ``label``."""
+    """Return a fact for the journal of the leader or worker with the name ``label``."""
     detail: dict[str, Value] = dict(fact.detail)
     if fact.worker and (fact.worker != label or fact.kind in _OF_WORKERS):
         detail["worker"] = fact.worker
@@ -105,7 +105,7 @@ def event_of(fact: Fact, node: str, incarnation: int, *, label: str) -> Event:
 
 
 def log_fact(fact: Fact, cluster: str) -> None:
-    """One line, with ``action`` saying what happened."""
+    """Log one line with its ``action``."""
     fields = {name: value for name, value in fact.detail.items() if value not in (None, "")}
     if fact.application is not None:
         fields["application"] = str(fact.application)

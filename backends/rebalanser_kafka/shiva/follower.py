@@ -1,4 +1,4 @@
-"""A thread that follows one topic and hands on what it reads, one batch at a time."""
+"""A thread that follows one topic and passes on its records, one batch at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rebalanser_kafka.shiva.outage import Outage
 POLL_S: Final = 0.2
 CLOSE_TIMEOUT_S: Final = 5.0
 LOOK_S: Final = 5.0
-"""How long one look at where the log begins and ends may take."""
+"""Seconds for one request of the log's first and last offset."""
 
 _log = get_logger("rebalanser.shiva")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a follower read: records, and the position behind them. It reads on once ``taken`` is set."""
+    """Records of a follower, and the position after them. It reads on once ``taken`` is set."""
 
     topic: str
     records: Sequence[LogRecord]
@@ -41,13 +41,13 @@ class Lost:
 
 
 Give: TypeAlias = Callable[[Batch | Lost], None]
-"""Takes what a follower has, at once and from its thread; at most one batch of each waits to be taken."""
+"""Takes a follower's batches, at once and from its thread; at most one batch of each is pending."""
 
 
 class Follower:
     """Follows a topic of one partition in a thread of its own, until it is closed.
 
-    ``give`` gets a :class:`Batch` after the other and, as the last thing, :class:`Lost` if the topic cannot
+    ``give`` gets one :class:`Batch` after the other and, at the end, :class:`Lost` if the topic cannot
     be followed any more. A reader that was too slow for the topic's retention goes on with what is left.
     """
 
@@ -114,7 +114,7 @@ class Follower:
             continue
 
     def _reopen(self, error: LogTruncated) -> None:
-        """Go on at the log's first record, if that is behind what was read: its older ones are gone."""
+        """Go on at the log's first record, if the next one is gone."""
         position = self._reader.position
         try:
             first, end = self._reader.start_offset(LOOK_S), self._reader.end_offset(LOOK_S)

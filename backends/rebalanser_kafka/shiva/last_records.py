@@ -29,16 +29,16 @@ from rebalanser_kafka.shiva.wire import (
 )
 
 _TAILS: Final = (16, 256, 2 * CHANGE_KEYS + 16)
-"""How many offsets before the end are looked at first: a record and its transaction's end take two."""
+"""Number of offsets before the end that are read first: a record and its commit marker take two."""
 _CONTROL_TAIL: Final = 5000
-"""Number of offsets before the end of CONTROL in which the last record of each key is looked for first."""
+"""Number of offsets before the end of CONTROL that are first searched for the last record of each key."""
 _PINGS: Final = 2
-"""Pings that a status looks back for: each worker that lives has answered the last one or the one before."""
+"""Number of pings that a status reads back: a live worker has answered one of the last two."""
 _POLL_S: Final = 0.2
 
 
 def document_in(record: LogRecord) -> AssignmentDocument | DocumentChange | None:
-    """The document or change that a record holds; None if it holds none that can be read (SH-16)."""
+    """Return the document or change of a record; None if it has none that is readable (SH-16)."""
     if record.value is None:
         return None
     try:
@@ -49,7 +49,7 @@ def document_in(record: LogRecord) -> AssignmentDocument | DocumentChange | None
 
 
 def read_on(chain: DocumentChain, records: Iterable[LogRecord]) -> bool:
-    """Read records of ASSIGNEMENT as they come. True if they make a newer document."""
+    """Take in records of ASSIGNEMENT as they come; True if they make a newer document."""
     read = [chain.read(found) for found in map(document_in, records) if found is not None]
     return any(read)
 
@@ -57,8 +57,8 @@ def read_on(chain: DocumentChain, records: Iterable[LogRecord]) -> bool:
 def newest(records: Sequence[LogRecord]) -> DocumentChain:
     """Read the whole document of the greatest epoch and the changes after it (SH-24).
 
-    A deposed leader's late document does not count (SH-7). All is read where a leader that reads no changes
-    may have overlooked some.
+    A deposed leader's late document does not count (SH-7). All records are decoded if a leader that reads no
+    changes may have overlooked some.
     """
     beyond = Epoch(sys.maxsize, 0)
     found = [
@@ -86,10 +86,10 @@ def _is_change(record: LogRecord) -> bool:
 def last_document(
     connection: Connection, topic: str, timeout_s: float, *, overlooked: bool = False
 ) -> tuple[DocumentChain, int]:
-    """Read back from the end of ASSIGNEMENT: the last document, if any, and where the topic ended.
+    """Read back from the end of ASSIGNEMENT; return the last document, if any, and the topic's end.
 
-    What comes later is found by reading on from there (SH-24). With ``overlooked`` changes are looked for
-    that the last document's leader may have overlooked.
+    Read on from that end for later records (SH-24). With ``overlooked`` it also reads the changes that the
+    last document's leader may have overlooked.
 
     Raises:
         RegistryUnavailable: not within ``timeout_s`` seconds.
@@ -121,9 +121,9 @@ def _is_enough(chain: DocumentChain, overlooked: bool) -> bool:
 def last_of_each_key(
     connection: Connection, topic: str, timeout_s: float, pings: int = 0
 ) -> tuple[list[LogRecord], int]:
-    """Read the tail of CONTROL: the last record of each key in it, and where the topic ended.
+    """Read the tail of CONTROL; return the last record of each key in it, and the topic's end.
 
-    The tail has as many ``pings``, if the topic has.
+    The tail has at least ``pings`` pings, if the topic has.
 
     Raises:
         RegistryUnavailable: not within ``timeout_s`` seconds.
@@ -152,7 +152,7 @@ def _last_of_each_key(
 
 
 def last_pongs(connection: Connection, topic: str, timeout_s: float) -> tuple[tuple[Pong, ...], int]:
-    """Read the last pong of each worker on CONTROL, and where the topic ended; errors as above."""
+    """Read the last pong of each worker on CONTROL, and the topic's end; errors as above."""
     records, end = last_of_each_key(connection, topic, timeout_s)
     read = map(control_record, records)
     return tuple(record for record in read if isinstance(record, Pong)), end
@@ -161,7 +161,7 @@ def last_pongs(connection: Connection, topic: str, timeout_s: float) -> tuple[tu
 def last_heard(connection: Connection, topic: str, timeout_s: float) -> LastHeard:
     """Read the last ping and the last pong of each worker on CONTROL; errors as above.
 
-    A record's age is this host's time of day less the broker's when it took the record, and 0 at least.
+    A record's age is this host's time of day less the broker's time of the record, at least 0.
     """
     records, _ = last_of_each_key(connection, topic, timeout_s, _PINGS)
     return heard_in(records, time.time())

@@ -1,7 +1,7 @@
-"""A leader on Kafka: a candidate for COMMAND's partition, and a term for each time that it gets it.
+"""A leader on Kafka: a candidate for COMMAND's partition, and a term each time that it gets it.
 
-Threads: the candidate's own polls the consumer group and decides nothing; each term has one for the machine
-and its transactions, and one for each of the two topics that it follows.
+Threads: the candidate has one that polls the consumer group and decides nothing. Each term has one for the
+machine and its transactions, and one for each of the two topics that it follows.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from rebalanser_kafka.shiva.term import CLOSE_TIMEOUT_S, Term
 
 POLL_S: Final = 0.1
 RETRY_S: Final = 1.0
-"""How long after a term that ended by itself the next one is begun, while the partition is still held."""
+"""Seconds from a term that ended by itself to the next one, while the partition is still held."""
 MAX_POLL_INTERVAL_S: Final = 60.0
 """Seconds without a poll after which Kafka gives the partition to another leader."""
 LOOK_S: Final = 1.0
-"""Seconds that count between two looks at a term's thread, at most: a paused process does not hang."""
+"""Maximum seconds that count between two checks of a term's thread: a paused process does not hang."""
 HUNG_S: Final = 60.0
-"""Seconds, at least, that the thread of a term may stand still while this process holds the partition."""
+"""Minimum seconds that a term's thread may hang while this process holds the partition."""
 
 _log = get_logger("rebalanser.shiva")
 
 
 class KafkaLeader:
-    """Takes part in leading until it is stopped. Made by :meth:`KafkaCluster.run_leader`."""
+    """Leads whenever it gets the partition, until it is stopped. Made by :meth:`KafkaCluster.run_leader`."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class KafkaLeader:
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-leader-{leader}", daemon=True)
 
     def _joining(self) -> Consumer:
-        """The consumer by which it is of the group of leaders.
+        """Return its consumer in the group of leaders.
 
         Raises:
-            InvalidSettings: ``session_timeout_s`` is beyond what Kafka's client takes.
+            InvalidSettings: ``session_timeout_s`` is beyond the limits of Kafka's client.
         """
         session_ms = int(self._options.session_timeout_s * 1000)
         settings = {
@@ -114,20 +114,20 @@ class KafkaLeader:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the active leader, as far as it knows."""
+        """True if it is the active leader, as far as it knows."""
         term = self._term
         return term is not None and term.leads
 
     def begin(self) -> None:
-        """Begin to take part."""
+        """Join the group of leaders."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for a graceful stop, from any thread; returns at once."""
+        """Request a graceful stop, from any thread; returns at once."""
         self._stopping.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; whether it has. Raises what ended it, if that was not :meth:`stop`."""
+        """Wait until it has ended; True if it has. Raise the error that ended it, unless :meth:`stop` did."""
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if ended and self._failure is not None:
@@ -154,7 +154,7 @@ class KafkaLeader:
             self._close()
 
     def _finish_term(self) -> None:
-        """Let the term publish what it has not said yet, while this process is still of the group (SH-22)."""
+        """Let the term publish all that is pending before this process leaves the group (SH-22)."""
         term = self._term
         if term is None:
             return
@@ -198,8 +198,8 @@ class KafkaLeader:
     def _refuse_hung(self) -> None:
         """End this leader if the thread of its term hangs, so that another one gets the partition.
 
-        The thread, should it go on, is fenced by the next leader. Nothing is logged before the partition is
-        given back: it may be the log in which the thread hangs.
+        If the thread goes on, the next leader has fenced it. Nothing is logged before the partition is given
+        back: the thread may hang in the log.
 
         Raises:
             InternalError: it hangs.
@@ -219,7 +219,7 @@ class KafkaLeader:
         raise InternalError(f"{reason}: another leader takes over, and this one ends; start it again")
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Hold the partition, and read nothing by way of the group: each term reads COMMAND by itself."""
+        """Hold the partition without reading: each term reads COMMAND itself."""
         consumer.incremental_assign(partitions)
         self._groups.works("taking part in the group of leaders again")
         if partitions:
@@ -238,7 +238,7 @@ class KafkaLeader:
             _log.debug(f"after the partition was lost: {error}", action="partition_lost")
 
     def _begin_term(self) -> None:
-        """Each term is an incarnation in the history: no other one ever leads with its number."""
+        """Begin a term; each is an incarnation of its own in the history."""
         number = next(self._numbers)
 
         def tell(fact: Fact) -> None:
@@ -261,10 +261,10 @@ class KafkaLeader:
             self._close_term(self._term)
 
     def _close_term(self, term: Term) -> None:
-        """See a term off; one that failed for a reason that may pass is followed by another.
+        """Finish a term; start another one if the term failed for a reason that may pass.
 
-        Who was fenced may have been stopped for so long that the partition is another's by now: a new term at
-        once would fence that leader. Within a session this process has learned who holds it.
+        A fenced leader may have been paused, and another one may hold the partition: a new term at once would
+        fence that leader. Within a session this process learns who holds it.
         """
         term.close()
         self._term = None

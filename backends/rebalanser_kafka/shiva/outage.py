@@ -1,4 +1,4 @@
-"""What goes wrong for as long as a broker is away, in the log: a few lines, however often it is tried."""
+"""Rate-limits warnings while a broker is unreachable."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _log = get_logger("rebalanser.shiva")
 
 
 class Outage:
-    """Tells when something fails, at doubling gaps while it goes on failing, and when it works again.
+    """Logs a failure, again at doubling intervals while it lasts, and its end. Thread-safe.
 
-    One that comes and goes is told at these gaps too; they are short again after it was well for a minute.
-    May be used from every thread.
+    A failure that comes and goes is logged at these intervals, too; they are short again after a minute
+    without a failure.
 
-    Several sources may share one, with ``source`` naming each: where one fails already the next ones are not
-    told, and the end is told once all of them work again.
+    Several sources, each with a ``source``, may share one object: the failure of a further source is not
+    logged, and the end is logged once all of them work again.
     """
 
     _shared: ClassVar[WeakValueDictionary[tuple[object, ...], Outage]] = WeakValueDictionary()
@@ -31,7 +31,7 @@ class Outage:
 
     @classmethod
     def shared(cls, servers: str, action: str, fields: Mapping[str, str]) -> Outage:
-        """The one of this process for these brokers and lines, so that no two lines are equal."""
+        """Return the process's object for these brokers and lines, so that no line is logged twice."""
         key = (servers, action, *sorted(fields.items()))
         with cls._sharing:
             outage = cls._shared.get(key)
@@ -42,7 +42,7 @@ class Outage:
     def __init__(
         self, action: str, fields: Mapping[str, str], now: Callable[[], float] = time.monotonic
     ) -> None:
-        """``action`` and the fields are those of its lines; ``now`` tells monotonic seconds."""
+        """``action`` and the fields are those of its lines; ``now`` returns monotonic seconds."""
         self._action = action
         self._now = now
         self._fields = fields
@@ -53,17 +53,17 @@ class Outage:
         self._gap_s = FIRST_GAP_S
 
     def failed(self, reason: str, source: object = None) -> None:
-        """It does not work, for this reason; told if it is time."""
+        """Note a failure with its reason; log it if it is time."""
         if self._is_due(source):
             _log.warning(reason, action=self._action, **self._fields)
 
     def leave(self, source: object) -> None:
-        """A source is no more, whether or not it works; nothing is told."""
+        """Forget a source; nothing is logged."""
         with self._lock:
             self._failing.discard(source)
 
     def works(self, text: str, source: object = None) -> None:
-        """It works, which the text says; told if its failure was, and if no other source fails."""
+        """Note success; log the text if the failure was logged and no other source fails."""
         with self._lock:
             self._failing.discard(source)
             if self._failing:

@@ -1,4 +1,4 @@
-"""A worker's answers to those who ask what an application has printed there (SH-17)."""
+"""A worker's answers to requests for the output of its applications (SH-17)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_LINES: Final = 10_000
 MAX_BYTES: Final = 400_000
 """Maximum bytes of output in one answer: its record stays below Kafka's default limit."""
 MAX_FOLLOWED: Final = 8
-"""Requests that are followed at the same time, with a thread each."""
+"""Maximum requests with ``follow`` at the same time, with a thread each."""
 MAX_FOLLOW_S: Final = 60.0
 PAUSE_S: Final = 0.5
-"""Seconds between two answers to a request that is followed."""
+"""Seconds between two answers to a request with ``follow``."""
 FOLLOWED_BYTES: Final = 100_000
-"""Maximum bytes of each of them but the first: an application may print more than CONTROL should hold."""
+"""Maximum bytes of each such answer but the first: CONTROL could not hold all that is printed."""
 
 
 class _Over(Exception):
-    """Nobody follows any more."""
+    """The last request with ``follow`` has expired."""
 
 
 class Outputs:
@@ -49,7 +49,7 @@ class Outputs:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._until: dict[str, float] = {}
-        """By request that is followed, when (monotonic seconds) nobody waits for it any more."""
+        """Time (monotonic seconds) at which each request with ``follow`` expires."""
 
     def answer(self, request: OutputRequest) -> None:
         """Send the last lines once."""
@@ -64,7 +64,7 @@ class Outputs:
         self._send(answer)
 
     def follow(self, request: OutputRequest) -> None:
-        """Send the last lines and, from a thread, what is printed then. Extend what is followed already."""
+        """Send the last lines, then new lines from a thread; a repeated request is extended."""
         with self._lock:
             followed = request.request in self._until
             has_room = followed or len(self._until) < MAX_FOLLOWED
@@ -78,7 +78,7 @@ class Outputs:
             self._begin(request)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """End all requests with ``follow``."""
         self._closing.set()
 
     def _begin(self, request: OutputRequest) -> None:
@@ -130,7 +130,7 @@ class Outputs:
 
 
 class _Collected:
-    """Lines that wait to be sent: the last ones that fit, and how many did not."""
+    """Pending lines: the last ones that fit, and the number that did not."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[str, int]] = deque(maxlen=MAX_LINES)
@@ -138,7 +138,7 @@ class _Collected:
         self._omitted = 0
 
     def add(self, line: str, limit_bytes: int) -> None:
-        """Add one line, at the cost of earlier ones."""
+        """Add one line; drop the oldest lines that no longer fit."""
         if len(self._lines) == MAX_LINES:
             self._drop_first()
         size_bytes = len(json.dumps(line))
@@ -147,7 +147,7 @@ class _Collected:
         self._fit(limit_bytes)
 
     def take(self, limit_bytes: int, answer: OutputAnswer) -> OutputAnswer:
-        """Return the answer with what was collected, and begin anew."""
+        """Return the answer with the pending lines, and clear them."""
         self._fit(limit_bytes)
         lines = tuple(line for line, _ in self._lines)
         answer = replace(answer, lines=lines, omitted=self._omitted)

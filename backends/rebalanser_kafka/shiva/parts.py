@@ -1,4 +1,4 @@
-"""A worker's files: the threads that write them, and where their archives stand on COMMAND."""
+"""A worker's files: the threads that write them, and the offsets of their archives on COMMAND."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
 from rebalanser_kafka.shiva.wire import PartKey
 
 THREADS: Final = 4
-"""Applications whose files are worked on at a time."""
+"""Maximum applications whose files are written at a time."""
 MAX_WAITING: Final = 10_000
-"""Number of works that may wait before no more of COMMAND is read."""
+"""Maximum pending jobs; beyond it no more of COMMAND is read."""
 POLL_S: Final = 0.2
 PATIENCE_S: Final = 5.0
-"""Seconds without a record of COMMAND after which an archive is given up for the time being."""
+"""Seconds without a record of COMMAND after which reading an archive fails for now."""
 
 Work: TypeAlias = Callable[[], None]
 
@@ -30,9 +30,9 @@ _log = get_logger("rebalanser.shiva")
 
 
 class FileThreads:
-    """Carries out work on files: of each application in the order given, of several applications at a time.
+    """Runs jobs on files: those of an application in order, several applications at a time.
 
-    A slow or hung disk holds up the caller only once :data:`MAX_WAITING` works wait.
+    A slow or hung disk blocks the caller only once :data:`MAX_WAITING` jobs are pending.
     """
 
     def __init__(self, name: str, threads: int = THREADS, max_waiting: int = MAX_WAITING) -> None:
@@ -44,7 +44,7 @@ class FileThreads:
         self._when_room: list[Work] = []
 
     def submit(self, folder: str, work: Work) -> None:
-        """Carry out ``work`` after all earlier work on the same folder."""
+        """Run ``work`` after all earlier jobs on the same folder."""
         with self._lock:
             self._waiting += 1
             idle = folder not in self._queued
@@ -53,7 +53,7 @@ class FileThreads:
             self._begin(folder)
 
     def when_room(self, action: Work) -> None:
-        """Call ``action`` as soon as at most the limit of works wait: at once, or later."""
+        """Call ``action`` once no more jobs are pending than the limit: now or later."""
         with self._lock:
             has_room = self._waiting <= self._max_waiting
             if not has_room:
@@ -62,7 +62,7 @@ class FileThreads:
             action()
 
     def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
+        """Drop the jobs that have not begun, and wait for the others."""
         self._pool.shutdown(cancel_futures=True)
 
     def _begin(self, folder: str) -> None:
@@ -96,14 +96,14 @@ class PartsMissing(InvalidArchive):
 
 
 class PartIndex:
-    """Offsets of the parts of archives on COMMAND, as they were read last. For any thread."""
+    """Offsets of the parts of archives on COMMAND, as read last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._offsets: dict[tuple[ApplicationId, str], dict[int, int]] = {}
 
     def note(self, key: PartKey, offset: int | None) -> None:
-        """A part stands at this offset from now on; None for a tombstone, which takes it away."""
+        """Note the offset of a part; None for a tombstone, which removes it."""
         files = key.application, key.sha256
         with self._lock:
             if offset is not None:
@@ -115,7 +115,7 @@ class PartIndex:
                 self._offsets.pop(files, None)
 
     def offsets(self, application: ApplicationId, archive: Archive) -> dict[int, int]:
-        """The number of each part of an archive by the offset that it stands at.
+        """Return the number of each part of an archive by its offset.
 
         Raises:
             PartsMissing: a part is missing.
@@ -131,9 +131,9 @@ class PartIndex:
 
 
 class ArchiveReader:
-    """Reads archives from COMMAND where the index says that they stand, one after the other.
+    """Reads archives from COMMAND at the offsets of the index, one after the other. Thread-safe.
 
-    Requests that overlap share a reader; with the last of them it is closed. For any thread.
+    Requests that overlap share a reader, which the last of them closes.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class ArchiveReader:
         self._reader: LogReader | None = None
 
     def read(self, application: ApplicationId, archive: Archive) -> bytes:
-        """The whole archive; whether it is the right one is found by its sha256 when it is unpacked.
+        """Return the whole archive; unpacking checks its sha256.
 
         Raises:
             PartsMissing: a part is missing.
-            InvalidArchive: it is too large, or its parts have not the size that was announced.
+            InvalidArchive: it is too large, or its parts have another size than announced.
             RegistryUnavailable: nothing came for :data:`PATIENCE_S` seconds, or :meth:`close` was called.
         """
         check_archive_size(archive.size_bytes)
@@ -173,7 +173,7 @@ class ArchiveReader:
                     self._close_reader()
 
     def close(self) -> None:
-        """Give up what is being read."""
+        """Abort reading."""
         self._closing.set()
 
     def _close_reader(self) -> None:
@@ -201,7 +201,7 @@ class ArchiveReader:
         return b"".join(parts[number] for number in range(archive.parts))
 
     def _records(self, offsets: Sequence[int]) -> Iterator[LogRecord]:
-        """The records at these offsets, which grow, as far as they are there still."""
+        """Yield the records at these ascending offsets, as far as they still exist."""
         if not offsets:
             return
         if self._reader is None:

@@ -1,4 +1,4 @@
-"""Asking a broker again while it is not well: one that has just come back does not lead its topics yet."""
+"""Retries of reads while a broker is unavailable, or has just come back and leads no topic yet."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[float], T], timeout_s: float) -> T:
-    """What ``ask`` answers, given how many seconds are left; it must be of no effect.
+    """Return the answer of ``ask``, a read that gets the seconds left; retry while the broker is away.
 
     Raises:
-        RegistryUnavailable: the last that it raised within ``timeout_s`` seconds.
+        RegistryUnavailable: the last one that ``ask`` raised within ``timeout_s`` seconds.
     """
     deadline = time.monotonic() + timeout_s
     asking = tenacity.Retrying(

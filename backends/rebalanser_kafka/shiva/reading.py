@@ -1,4 +1,4 @@
-"""What was read from COMMAND and CONTROL, as events of the machines."""
+"""Decodes records of COMMAND and CONTROL to events of the machines."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from rebalanser_kafka.shiva.wire import (
 )
 
 FRAMING_BYTES = 160
-"""What a record takes beside key and value where it is alone in a transaction: the header of its batch, its
-own, and the batch with the transaction's end. Retention by size counts them too (SH-15)."""
+"""Bytes of a record beside key and value if it is alone in a transaction: the headers of its batch and its
+own, and the batch with the commit marker. Retention by size counts them too (SH-15)."""
 _SHOWN_BYTES = 200
 _OF_LEADERS = frozenset({ASSIGNEMENT_KEY.encode(), LEADER_KEY.encode()})
 _OUTPUT_KEYS = (b"output:", b"printed:")
@@ -55,12 +55,12 @@ OutputT = TypeVar("OutputT", OutputRequest, OutputAnswer)
 
 
 def standing(record: LogRecord) -> Standing:
-    """Where a record stands, and what it takes of the topic's size."""
+    """Return a record's offset and its share of the topic's size."""
     return Standing(record.offset, record.timestamp_ms, record.size_bytes + FRAMING_BYTES)
 
 
 def command_event(record: LogRecord) -> CommandEvent | None:
-    """Decode a record of COMMAND; None if it changes nothing, as a tombstone of anything but a part."""
+    """Decode a record of COMMAND; None if it changes nothing, such as a tombstone of no part."""
     at = standing(record)
     try:
         part = decode_part_key(record.key)
@@ -74,21 +74,21 @@ def command_event(record: LogRecord) -> CommandEvent | None:
 
 
 class ReplayedCommands:
-    """Makes events of COMMAND's records, and of documents decodes few until all is read that there was.
+    """Decodes records of COMMAND to events; of documents it decodes few while COMMAND is replayed.
 
-    A document waits, with the changes that follow it, until one of its term with a greater epoch replaces it,
-    or until any other document, an announcement or the end comes: they are then told before that. So a
-    machine judges as if it had read all (SH-7, SH-24).
+    A document is held back, with the changes that follow it, until a document of its term with a greater
+    epoch replaces it. If another document, an announcement or the end comes first, they are decoded and
+    precede that. So a machine decides as if it had read all (SH-7, SH-24).
     """
 
     def __init__(self) -> None:
         self._ended = False
         self._epoch: Epoch | None = None
         self._held: list[LogRecord] = []
-        """The document of that epoch and its changes."""
+        """Records held back: the document of that epoch and its changes."""
 
     def events(self, record: LogRecord) -> list[CommandEvent]:
-        """What the machine is told now: of this record, of those that waited, or nothing yet."""
+        """Yield the events that are due with this record: its own, those held back, or none."""
         if self._ended or record.value is None:
             return _events([record])
         if (record.key or b"").startswith(CHANGE_KEY.encode()):
@@ -108,7 +108,7 @@ class ReplayedCommands:
         return _events(held)
 
     def end(self) -> list[CommandEvent]:
-        """COMMAND has been read to the end that it had at first. What the machine is told before that."""
+        """End the replay; yield the events that were held back."""
         self._ended = True
         return _events(self._let_go())
 
@@ -122,12 +122,12 @@ def _events(records: list[LogRecord]) -> list[CommandEvent]:
 
 
 def output_request(record: LogRecord) -> OutputRequest | None:
-    """The request for output that a record of COMMAND is; None for any other."""
+    """Return the request for output of a record of COMMAND; None for other records."""
     return _output(record, OutputRequest)
 
 
 def output_answer(record: LogRecord) -> OutputAnswer | None:
-    """The answer to such a request that a record of CONTROL is; None for any other."""
+    """Return the answer to such a request of a record of CONTROL; None for other records."""
     return _output(record, OutputAnswer)
 
 
@@ -158,7 +158,7 @@ def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
 
 
 def unreadable(record: LogRecord, error: NotReadable, *, on_control: bool = False) -> Unreadable:
-    """A record that is set aside, with its key as far as it can be shown (SH-16)."""
+    """Return an event for a record that is set aside, with a readable form of its key (SH-16)."""
     key = (record.key or b"")[:_SHOWN_BYTES].decode(errors="backslashreplace")
     return Unreadable(standing(record), key, str(error), on_control)
 

@@ -1,4 +1,4 @@
-"""One term of a leader on Kafka: fences its predecessor, announces itself, and does what the machine says."""
+"""One term of a leader on Kafka: fences its predecessor, announces itself, and drives the machine."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ CLOSE_TIMEOUT_S: Final = 15.0
 STALE_RETRY_S: Final = 0.1
 SHORTEST_WRITE_S: Final = 5.0
 SESSIONS_OF_A_WRITE: Final = 2
-"""Sessions after which a leader that cannot write begins a new term, which has connections of its own.
+"""Number of sessions after which a leader that cannot write begins a new term, with new connections.
 
-Until then nobody leads: the group still has its member."""
+Until then no other leader takes over: the group still has its member."""
 _WRITTEN_AT_ONCE: Final = 1000
 _WRITTEN_AT_ONCE_BYTES: Final = 8_000_000
-"""A transaction has to be written within the timeout, and within what librdkafka buffers."""
+"""A transaction must be written within the timeout, and fit into librdkafka's buffer."""
 
 _log = logging.getLogger("rebalanser.shiva")
 
@@ -82,7 +82,7 @@ _Item: TypeAlias = Batch | Lost | Deposed | Stop
 
 
 class Term:
-    """Leads from when it begins until it is deposed, fails, or the machine steps down."""
+    """Leads until it is deposed, fails, or the machine steps down."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Term:
         self._membership = membership
         self._timeout_s = timeout_s
         self._write_s = max(SHORTEST_WRITE_S, SESSIONS_OF_A_WRITE * options.session_timeout_s)
-        """Limit of writing a ping, an announcement or a document, if the timeout is not shorter."""
+        """Maximum seconds for writing a ping, an announcement or a document; at most the timeout."""
         self._tell = tell
         self._clock = SystemClock()
         self._machine = Leader(leader, options)
@@ -113,25 +113,25 @@ class Term:
         self._replayed = ReplayedCommands()
         self._caught_up_at: int | None = None
         self._broker_ahead_ms: int | None = None
-        """By how much the broker's time of day is ahead of this clock's seconds, as the last record told."""
+        """Seconds by which the broker's time of day is ahead of this clock, by the last record."""
         self._control_position = 0
         self._stop_at: int | None = None
         """The position on CONTROL at which the machine is asked to stop."""
         self.progress = 0
-        """Grows with each request and effect of its thread, and each time that it waits for work."""
+        """Counter of the thread's requests, effects and waits for work."""
         self._over = threading.Event()
         self.failure: RebalanserError | None = None
-        """What ended it, if neither :meth:`depose` nor the machine did."""
+        """The error that ended it, if neither :meth:`depose` nor the machine did."""
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-term-{leader}", daemon=True)
 
     @property
     def leads(self) -> bool:
-        """Whether it has caught up with COMMAND and has not ended."""
+        """True if it has caught up with COMMAND and has not ended."""
         return not self._over.is_set() and self._machine.leads
 
     @property
     def ended(self) -> bool:
-        """Whether it does nothing any more."""
+        """True if it has ended."""
         return self._over.is_set()
 
     def begin(self) -> None:
@@ -147,7 +147,7 @@ class Term:
         self._items.put(Stop())
 
     def close(self) -> None:
-        """Wait, for a bounded time, until it has ended; what it still writes is fenced by the next one."""
+        """Wait, for a bounded time, until it has ended; the next term fences its late writes."""
         self._thread.join(CLOSE_TIMEOUT_S)
         if self.failure is not None:
             clear_frames(self.failure)
@@ -169,7 +169,7 @@ class Term:
             self._writer.close()
 
     def _take_over(self) -> None:
-        """In this order: fence, announce, read what nobody can replace any more, then follow."""
+        """Fence, announce, read what nobody can replace any more, then follow: in this order."""
         self._writer.init()
         command = self._topics.command
         announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
@@ -198,10 +198,10 @@ class Term:
             return reader.end_offset(self._timeout_s)
 
     def _refuse_foreign(self, document: AssignmentDocument) -> None:
-        """Refuse a document of a term that COMMAND cannot have given: no new term would ever be above it.
+        """Refuse a document of a term beyond COMMAND's end: no new term would be greater.
 
         Raises:
-            UnusableStore: COMMAND was made anew, and ASSIGNEMENT was not.
+            UnusableStore: COMMAND was created anew, and ASSIGNEMENT was not.
         """
         command, end = self._topics.command, self._end_of(self._topics.command)
         if document.epoch.term >= end:
@@ -212,7 +212,7 @@ class Term:
             )
 
     def _consumed(self, document: AssignmentDocument | None) -> GroupOffsets:
-        """The offset to commit: with it the broker checks that this process is still of the group.
+        """Return the offset to commit, with which the broker checks that this process is still in the group.
 
         Raises:
             Fenced: it does not hold COMMAND's partition any more.
@@ -228,9 +228,9 @@ class Term:
     ) -> list[int]:
         """Write records together with the offset consumed.
 
-        Another candidate that comes or goes begins a new generation of the group. A transaction of the last
-        one is refused, and is tried again as soon as the thread that polls the group has learned of the new
-        one. That is safe: a later leader first fences this one's writer, and reads only then.
+        A candidate that joins or leaves begins a new generation of the group. The broker refuses a
+        transaction of the old generation; it is retried once the thread that polls the group knows the new
+        one. That is safe: a later leader fences this one's writer before it reads.
         """
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(StaleMembership),
@@ -323,7 +323,7 @@ class Term:
                 self._handle(event)
 
     def _handle(self, event: LeaderEvent) -> None:
-        """Give the machine an event, and carry out what it says; what came of that is its next event."""
+        """Give the machine an event, and carry out its effects; their results are its next events."""
         events = [event]
         while events and not self._over.is_set():
             for effect in self._machine.handle(events.pop(0), self._clock.now(), self._wall_ms()):
@@ -336,7 +336,7 @@ class Term:
                     events.append(answer)
 
     def _wall_ms(self) -> int:
-        """The time of day by the broker's clock, which retention goes by: this host's may be days off."""
+        """Return the time of day by the broker's clock, as retention uses: this host's may be days off."""
         if self._broker_ahead_ms is None:
             return int(self._clock.wall() * 1000)
         return int(self._clock.now() * 1000) + self._broker_ahead_ms
@@ -365,10 +365,9 @@ class Term:
     def _written(
         self, write: Callable[[], list[int]], answer: Callable[[list[int]], LeaderEvent | None]
     ) -> LeaderEvent | None:
-        """Write in one transaction; whatever else than success comes of it ends the term.
+        """Write in one transaction; anything but success ends the term.
 
-        A new term begins by fencing this one and reads what was written, so that an outcome that is not
-        known is found out and not assumed.
+        A new term fences this one first, then reads what was written, so an unknown outcome becomes known.
         """
         self.progress += 1
         try:
@@ -385,7 +384,7 @@ class Term:
         return self._written(write, lambda offsets: Published(offsets[0]))
 
     def _keep(self, commands: Sequence[KeptCommand]) -> LeaderEvent | None:
-        """Write start commands again, with their parts as they stand on COMMAND (SH-15)."""
+        """Write start commands again, with their parts as they are on COMMAND (SH-15)."""
         parts = self._parts_of(commands)
         records: list[NewRecord] = []
         places: dict[ApplicationId, int] = {}
@@ -413,9 +412,9 @@ class Term:
         return self._written(partial(self._write_in_turn, records), kept)
 
     def _write_in_turn(self, records: Sequence[NewRecord]) -> list[int]:
-        """Write in as many transactions as it takes, each small enough to be written in time.
+        """Write in several transactions, each small enough to be written in time.
 
-        That a command stands behind all of its parts is what counts: parts alone have no effect.
+        A command must follow all of its parts; parts alone have no effect.
         """
         offsets: list[int] = []
         for batch in _batches(records):
@@ -423,7 +422,7 @@ class Term:
         return offsets
 
     def _parts_of(self, commands: Sequence[KeptCommand]) -> dict[PartKey, bytes]:
-        """The bytes of all parts of these commands' archives that are still on COMMAND."""
+        """Return all parts of these commands' archives that are still on COMMAND."""
         wanted = {
             self._parts[key]: key
             for start in (command.start for command in commands)

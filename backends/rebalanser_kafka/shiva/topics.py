@@ -1,4 +1,4 @@
-"""Shiva's three topics as they should be (SH-1)."""
+"""Shiva's three topics and their settings (SH-1)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rebalanser_kafka.topics import (
 
 _DAY_MS: Final = 24 * 3600 * 1000
 MAX_MESSAGE_BYTES: Final = 8 * 2**20
-"""A document of 10,000 applications takes some 850 kB; Kafka's own default would end there."""
+"""Maximum bytes of a record: a document of 10,000 applications takes 850 kB, near Kafka's own default."""
 _COMMON: Final = MappingProxyType(
     {
         "cleanup.policy": "compact,delete",
         "max.message.bytes": str(MAX_MESSAGE_BYTES),
-        "message.timestamp.type": "LogAppendTime",  # a writer's wrong clock must not end a record's time here
-        "segment.bytes": str(10_000_000),  # what is being written is neither compacted nor deleted
+        "message.timestamp.type": "LogAppendTime",  # retention must not depend on a writer's wrong clock
+        "segment.bytes": str(10_000_000),  # the active segment is neither compacted nor deleted
     }
 )
 _MUST_MATCH: Final = frozenset({PARTITIONS})
@@ -40,9 +40,9 @@ _log = get_logger("rebalanser.shiva")
 
 
 def specs(names: TopicNames) -> list[TopicSpec]:
-    """The topics with their retention; that each has one partition is what the protocol rests on."""
+    """Return the topics with their retention; the protocol requires one partition each."""
     retention: tuple[tuple[str, int, int, dict[str, str]], ...] = (
-        # A stop that is compacted away while nobody leads is lost, if the start behind it is then refused.
+        # A stop that is compacted away while nobody leads is lost if the start after it is then refused.
         (names.command, 15 * _DAY_MS, 100_000_000, {"min.compaction.lag.ms": str(_DAY_MS)}),
         (names.control, _DAY_MS, 100_000_000, {}),
         (names.assignement, 3 * 365 * _DAY_MS, 20_000_000, {}),
@@ -64,11 +64,11 @@ def specs(names: TopicNames) -> list[TopicSpec]:
 
 
 def ensure(connection: Connection, names: TopicNames, timeout_s: float) -> None:
-    """Make the topics that are missing, and say in what others differ.
+    """Create missing topics, and log the differences of the others.
 
     Raises:
         InvalidSettings: a topic has several partitions; the message says what to do.
-        AccessDenied: a topic is missing and this user may not make it.
+        AccessDenied: a topic is missing and this user may not create it.
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
     """
     for found in by_topic(ensure_topics(connection, specs(names), timeout_s)):
@@ -83,11 +83,11 @@ def ensure(connection: Connection, names: TopicNames, timeout_s: float) -> None:
 
 
 def require_one_partition(connection: Connection, names: TopicNames, timeout_s: float) -> None:
-    """Refuse topics that no leader could use, instead of waiting for one; nothing is made.
+    """Refuse topics that no leader could use, instead of waiting for a leader; creates nothing.
 
     Raises:
         InvalidSettings: a topic has several partitions; the message says what to do.
-        AccessDenied: this user may not look at a topic.
+        AccessDenied: this user may not describe a topic.
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
     """
     topics = (names.command, names.control, names.assignement)
@@ -100,14 +100,14 @@ def require_one_partition(connection: Connection, names: TopicNames, timeout_s: 
 
 @dataclass(frozen=True, slots=True)
 class CommandTopic:
-    """What COMMAND holds and takes, as it is; -1 is as good as for ever."""
+    """Limits of COMMAND as it is; a retention of -1 counts as for ever."""
 
     retention_ms: int
     retention_bytes: int
     max_message_bytes: int
 
     def retained(self, options: LeaderOptions) -> LeaderOptions:
-        """The options with the retention that COMMAND really has (SH-15)."""
+        """Return the options with the retention that COMMAND really has (SH-15)."""
         return replace(
             options,
             retention_s=options.retention_s if self.retention_ms < 0 else self.retention_ms / 1000,
@@ -116,7 +116,7 @@ class CommandTopic:
 
 
 def found(connection: Connection, command: str, timeout_s: float) -> CommandTopic:
-    """COMMAND as it is; it was made before.
+    """Return the limits of COMMAND, which must exist.
 
     Raises:
         RegistryRefused: it was removed meanwhile.
@@ -130,7 +130,7 @@ def found(connection: Connection, command: str, timeout_s: float) -> CommandTopi
 
 
 def exists(connection: Connection, topic: str, timeout_s: float) -> bool:
-    """Whether there is such a topic; it is not made.
+    """True if the topic exists; it is not created.
 
     Raises:
         RegistryUnavailable: no answer within ``timeout_s`` seconds.

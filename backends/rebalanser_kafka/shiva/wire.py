@@ -1,8 +1,8 @@
 """Shiva's records as keys and values of Kafka records.
 
-A value is JSON with its ``kind`` and ``format``; from 1 KiB on it is compressed (zlib), which a first byte
-other than ``{`` says. A part of an archive is its bare bytes. Whatever else stands under a key is
-:class:`NotReadable`, with a reason for people.
+A value is JSON with its ``kind`` and ``format``. From 1 KiB on it is compressed (zlib): its first byte is not
+``{``. A part of an archive is its bare bytes. Any other value raises :class:`NotReadable`, with a reason for
+people.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from rebalanser.shiva.types import ApplicationId, Archive, Epoch
 
 FORMAT: Final = 1
 MAX_VALUE_BYTES: Final = 64 * 2**20
-"""A value that unpacks to more is not read."""
+"""Maximum bytes of an unpacked value."""
 MAX_PARTS: Final = 100_000
-"""An archive of more parts is not read, nor a part of a number of more digits."""
+"""Maximum parts of an archive, which also limits the digits of a part's number."""
 _COMPRESSED_FROM_BYTES: Final = 1024
 _COMPRESSION: Final = 1
-"""The quickest: a document of 10,000 applications is made several times a second."""
+"""The fastest level: a document of 10,000 applications is encoded several times a second."""
 _COMPRESSION_OF_CHANGES: Final = 6
 _SHOWN_CHARS: Final = 200
 _PART: Final = re.compile(r"part:([^:]+):([0-9a-f]{64}):([0-9]{1,5})")
@@ -54,18 +54,18 @@ _EPOCH: Final = re.compile(
 
 ASSIGNEMENT_KEY: Final = "assignement"
 CHANGE_KEY: Final = "change:"
-"""How the keys of changes begin."""
+"""Prefix of the keys of changes."""
 LEADER_KEY: Final = "leader"
 PING_KEY: Final = "ping"
 
 
 class NotReadable(ValueError):
-    """The record is none of Shiva's; the message says why (SH-16)."""
+    """The record is not one of Shiva's; the message says why (SH-16)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartKey:
-    """Which part of which archive of an application a record holds."""
+    """A part of an archive of an application."""
 
     application: ApplicationId
     sha256: str
@@ -113,7 +113,7 @@ _ADAPTERS: Final = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 
 
 def key_of(record: Written) -> str:
-    """The key that a record stands under (SH-2)."""
+    """Return the key of a record (SH-2)."""
     match record:
         case StartCommand(application=application) | StopCommand(application=application):
             return f"cmd:{application}"
@@ -136,12 +136,12 @@ def key_of(record: Written) -> str:
 
 
 def kept_key(application: ApplicationId) -> str:
-    """The key that a kept start command of the application stands under (SH-15)."""
+    """Return the key of a kept start command of the application (SH-15)."""
     return f"keep:{application}"
 
 
 def _plain(value: object) -> object:
-    """What the JSON library does not know, as what it knows."""
+    """Convert types that the JSON library lacks."""
     if isinstance(value, ApplicationId):
         return str(value)
     if is_dataclass(value):
@@ -160,7 +160,7 @@ def _with_text_keys(value: object) -> object:
 
 
 def encode(record: Written) -> bytes:
-    """A record's value."""
+    """Return a record's value."""
     content = {"kind": _NAMES[type(record)], "format": FORMAT, "record": record}
     text = json.dumps(content, default=_plain, separators=(",", ":"), allow_nan=False).encode()
     level = _COMPRESSION_OF_CHANGES if isinstance(record, DocumentChange) else _COMPRESSION
@@ -168,10 +168,10 @@ def encode(record: Written) -> bytes:
 
 
 def decode_part_key(key: bytes | None) -> PartKey | None:
-    """Which part of an archive stands under the key; None for a key of another kind.
+    """Return the part of an archive that has the key; None for a key of another kind.
 
     Raises:
-        NotReadable: it begins as such a key does, and is none.
+        NotReadable: it begins as such a key, and is none.
     """
     if key is None or not key.startswith(b"part:"):
         return None
@@ -182,10 +182,10 @@ def decode_part_key(key: bytes | None) -> PartKey | None:
 
 
 def decode(key: bytes | None, value: bytes) -> Written:
-    """The record that a key and a value hold.
+    """Decode a record from its key and value.
 
     Raises:
-        NotReadable: they hold none, or one of a later format.
+        NotReadable: they are no record, or one of a later format.
     """
     name = _text(key or b"")
     kind, record = _envelope(value)
@@ -203,9 +203,9 @@ def decode(key: bytes | None, value: bytes) -> Written:
 
 
 def peek_epoch(value: bytes) -> Epoch | None:
-    """The epoch of a document that begins as :func:`encode` writes one; None for anything else.
+    """Return the epoch of a document as :func:`encode` writes it, without decoding the rest; else None.
 
-    To decode a whole document of 2,000 applications takes 20 ms of processor time.
+    Decoding a whole document of 2,000 applications takes 20 ms of processor time.
     """
     begins = value[:_PEEKED_BYTES]
     if not begins.startswith(b"{"):
@@ -218,7 +218,7 @@ def peek_epoch(value: bytes) -> Epoch | None:
 
 
 def _check_archive(archive: Archive) -> None:
-    """Refuse an archive that no client packs: leaders and workers go through its parts one by one (SH-16)."""
+    """Refuse an archive that no client packs: leaders and workers iterate over its parts (SH-16)."""
     if not _SHA256.fullmatch(archive.sha256):
         raise NotReadable(f"the archive's sha256 is {archive.sha256[:_SHOWN_CHARS]!r}")
     if archive.size_bytes < 0:
@@ -248,7 +248,7 @@ def _unpacked(value: bytes) -> bytes:
 
 
 def _with_applications(record: Any) -> Any:
-    """The record with application ids instead of their texts, wherever it has some."""
+    """Return the record with application ids in place of their texts."""
     if not isinstance(record, dict):
         raise NotReadable("the record is no JSON object")
     if "application" in record:

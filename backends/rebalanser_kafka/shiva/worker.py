@@ -1,11 +1,11 @@
-"""A worker on Kafka: follows COMMAND and CONTROL, and carries out what the state machine decides.
+"""A worker on Kafka: follows COMMAND and CONTROL, and carries out the effects of the state machine.
 
 Threads: the loop owns the state machine and never blocks. One thread follows each of the two topics. A few
 fetch, store and remove files, in order within each application. Each process reports its end from its own
 thread.
 
-Of the archives on COMMAND the loop notes the offsets alone. What an assignment names this worker for is read
-once more, from there, when it is to be stored (SH-4).
+Of archives on COMMAND the loop notes only the offsets. A thread reads an archive from there once an
+assignment names this worker for its application (SH-4).
 """
 
 from __future__ import annotations
@@ -89,27 +89,27 @@ from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record, out
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 OUTPUTS: Final = ""
-"""Stands for the output of applications among the folders that files are worked on in."""
+"""Name for the folder of outputs, among those of applications, in jobs on files."""
 LOOK_AT_CLOCK_S: Final = 0.5
 LOOK_S: Final = 2.0
-"""How long the broker may take to say where a topic ends."""
+"""Seconds for a request of a topic's end."""
 LAST_PONG_S: Final = 2.0
-"""How long a worker that stops waits for its last pong to be acknowledged."""
+"""Seconds that a worker that stops waits for the acknowledgement of its last pong."""
 PONG_TIMEOUT_S: Final = 30.0
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""Bytes that are fetched at a time of an archive, so that little of what follows it comes along."""
+"""Bytes of an archive that are fetched at a time: little beyond its end is fetched."""
 FETCH_AGAIN_S: Final = 1.0
-"""Seconds until an archive that the broker did not give is asked for again."""
+"""Seconds until reading an archive is retried after the broker failed."""
 
 _log = get_logger("rebalanser.shiva")
 
 
 @dataclass(frozen=True, slots=True)
 class _Lacking:
-    """An archive could not be fetched; from ``again_at`` on (monotonic seconds) it is tried again.
+    """An archive that could not be fetched; it is retried from ``again_at`` on (monotonic seconds).
 
-    Where cleaning took parts, as the leader had written them once more, those lie before ``end``. It is None
-    where the broker did not answer.
+    If compaction removed parts because the leader had written them again, the new ones are before ``end``. It
+    is None if the broker did not answer.
     """
 
     store: StoreFiles
@@ -134,9 +134,9 @@ class KafkaWorker:
         timeout_s: float,
         history: HistorySink | None = None,
     ) -> None:
-        """Lock and clean the folder, and look where COMMAND ends now.
+        """Lock and clean the folder, and read COMMAND's present end.
 
-        In the history its process is named by the folder's lineage and incarnation, which never come again.
+        Its process has the folder's lineage and incarnation in the history, which are never used again.
 
         Raises:
             UnusableFolder: another worker uses the folder, or it cannot be written.
@@ -161,9 +161,9 @@ class KafkaWorker:
         self._files = FileThreads(f"rebalanser-files-{worker}")
         self._mentioned: set[ApplicationId] = set()
         self._stopped_at: dict[ApplicationId, int] = {}
-        """Where the last stop stands that was read while COMMAND is replayed."""
+        """Offset of the last stop read while COMMAND is replayed."""
         self._keeping: set[ApplicationId] = set()
-        """Stopped while this worker was away, with their data to be kept."""
+        """Applications stopped while this worker was away, whose data is kept."""
         self._replayed = ReplayedCommands()
         self._position = 0
         self._lacking: list[_Lacking] = []
@@ -179,15 +179,15 @@ class KafkaWorker:
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-worker-{worker}", daemon=True)
 
     def begin(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for a graceful stop, from any thread; returns at once."""
+        """Request a graceful stop, from any thread; returns at once."""
         self._items.put(Stop())
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; whether it has. Raises what ended it, if that was not :meth:`stop`."""
+        """Wait until it has ended; True if it has. Raise the error that ended it, unless :meth:`stop` did."""
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if ended and self._failure is not None:
@@ -209,7 +209,7 @@ class KafkaWorker:
             self._close()
 
     def _close(self) -> None:
-        """Whatever ended it, nothing of it goes on: the processes first, the folder's lock last."""
+        """End everything, whatever the reason: the processes first, the folder's lock last."""
         with contextlib.ExitStack() as closing:
             closing.callback(self._facts.close)
             closing.callback(self._data.close)
@@ -223,7 +223,7 @@ class KafkaWorker:
             closing.callback(self._processes.close)
 
     def _tell_exits(self) -> None:
-        """What still ran has ended with the worker; the machine is told of it no more."""
+        """Report processes that ended with the worker, as the machine gets no more events."""
         for fact in self._machine.exits("the worker ended, and everything that it ran"):
             self._tell(fact)
 
@@ -268,11 +268,11 @@ class KafkaWorker:
         self._files.when_room(batch.taken.set)
 
     def _in_files(self, application: ApplicationId, work: Callable[[], None]) -> None:
-        """Carry out work on an application's files behind what came before it."""
+        """Run a job on an application's files after its earlier ones."""
         self._files.submit(folder_name(str(application)), work)
 
     def _store_lacking(self) -> None:
-        """Try again what could not be fetched, once all is read that its parts may stand in."""
+        """Retry archives that could not be fetched, once COMMAND was read as far as their parts can be."""
         lacking, self._lacking = self._lacking, []
         now = self._clock.now()
         for each in lacking:
@@ -315,9 +315,9 @@ class KafkaWorker:
             )
 
     def _note_mentioned(self, event: CommandEvent) -> None:
-        """Note what COMMAND still speaks of: files of anything else are leftovers of an earlier time.
+        """Note the applications that COMMAND still has: all other files are leftovers.
 
-        A document may be told late: what it mentions counts as of where it stands.
+        A document may come late: its applications count as of its offset.
         """
         match event:
             case StartRead(record=KeptCommand(start=start)) | StartRead(record=StartCommand() as start):
@@ -445,7 +445,7 @@ class KafkaWorker:
         )
 
     def _store(self, store: StoreFiles, *, last_try: bool = False) -> None:
-        """In a thread for files: the files that are there from before are as good as new ones."""
+        """Store files, in a thread for files; those that are there already are used."""
         application, command, sha256 = store.application, store.command, store.archive.sha256
         try:
             manifest = self._data.stored_manifest(application, sha256)
@@ -480,7 +480,7 @@ class KafkaWorker:
         return LogReader(self._connection, self._topics.command, offset, read_ahead_bytes=READ_AHEAD_BYTES)
 
     def _lacking_of(self, store: StoreFiles) -> _Lacking:
-        """Try again once COMMAND is read to where it ends now, or soon if the broker does not say."""
+        """Retry once COMMAND was read to its present end, or soon if the broker does not answer."""
         try:
             with LogReader(self._connection, self._topics.command, "earliest") as reader:
                 return _Lacking(store, reader.end_offset(LOOK_S), self._clock.now())
