@@ -1,4 +1,4 @@
-"""Sources of a process's claims: an index in the engine, or the partitions that it owns.
+"""Sources of a process's claims: an index in the engine, or the partitions that the process owns.
 
 =====================  ======================================================  ==============================
 source                 claims are handed out by                                engines
@@ -39,7 +39,7 @@ class ClaimSource(ABC):
         self._context = context
         self._reported: set[str] = set()
         self.pause: Pause | None = None
-        """The pause of the queue, as far as this process knows; None while there is none (SK-23)."""
+        """Pause of the queue, as far as this process knows; None if there is none (SK-23)."""
 
     @abstractmethod
     def claim(
@@ -47,12 +47,12 @@ class ClaimSource(ABC):
     ) -> list[Claimed]:
         """Claim the best tasks of these functions, None being all, at most ``limit`` of them (SK-5).
 
-        ``worker`` is the label of the claimant if it is not this process. For the last ``ahead`` claims no
-        thread is free: none of them is of a task with a rate limit, as one that is given back counts too.
+        ``worker`` is the label of the claimant if it is not this process. The last ``ahead`` claims have no
+        free thread yet. They are never of tasks with a rate limit, as a claim that is given back counts too.
         While the queue is paused nothing is claimed (SK-23).
 
         Raises:
-            RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
+            RebalanserError: the engine was away or takes no writes, and no claim is known. Unknown claims end
                 with their time.
         """
 
@@ -91,7 +91,7 @@ class ClaimSource(ABC):
 
     @abstractmethod
     def retire(self) -> None:
-        """Offer no more room, and give back claims for this process that :meth:`claim` did not return."""
+        """Withdraw the room, and give back claims for this process that :meth:`claim` did not return."""
 
     @abstractmethod
     def claim_for_others(self) -> None:
@@ -114,7 +114,7 @@ class ClaimSource(ABC):
         return {**known, **engine.payloads(context.queue, missing, context.timeout_s)}
 
     def _learn_pause(self, content: bytes | None) -> None:
-        """Take the stored pause of the queue, None if there is none, and log a change."""
+        """Set the stored pause of the queue, None for none, and log a change."""
         before, self.pause = self.pause, None if content is None else Pause.of(content)
         if self.pause is not None and self.pause != before:
             _log.warning(
@@ -155,10 +155,10 @@ IndexRequest: TypeAlias = ClaimBest | ReadQueuePause
 
 
 class IndexRequests:
-    """Requests of one process for claims from an engine's index, and what their answers say. Pure.
+    """Requests of one process for claims from an engine's index, and their answers. Pure.
 
-    ``prefix`` begins the name of each holder, and no other process has it. ``now`` and ``wall`` are the
-    clocks of the process, ``term`` returns the time of a claim from now on. ``buffer_s`` is waited beyond a
+    ``prefix`` begins the name of each holder; it is unique to the process. ``now`` and ``wall`` are the
+    clocks of the process, and ``term`` returns the term of a claim made now. ``buffer_s`` is added to a
     claim's time (SK-8).
     """
 
@@ -185,13 +185,13 @@ class IndexRequests:
         self._buffer_s = buffer_s
         self._count = itertools.count()
         self._unused: list[str] = []
-        """Holders that no claim has, whatever the outcome of the requests that had them."""
+        """Holders that no claim has, whatever the outcome of earlier requests."""
         self._wakeup: float | None = -math.inf
 
     def claim(
         self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
     ) -> Generator[IndexRequest, Any, list[Claimed]]:
-        """Claim as :meth:`ClaimSource.claim` does; all of the claims are made, or none."""
+        """Claim as :meth:`ClaimSource.claim` does, all or none."""
         if limit <= 0:
             yield from self.read_pause()
             return []
@@ -225,7 +225,7 @@ class IndexRequests:
         return claimed
 
     def read_pause(self) -> Generator[IndexRequest, Any, None]:
-        """Bring the pause up to date."""
+        """Read the pause again."""
         self.pause = yield ReadQueuePause()
 
     def next_wakeup(self, names: Collection[str] | None) -> float | None:
@@ -234,9 +234,9 @@ class IndexRequests:
         return max(self._wakeup, self._now()) if has_names and self._wakeup is not None else None
 
     def _new_holders(self, number: int) -> list[str]:
-        """Return names that no claim has: most looks find nothing and leave theirs for the next one.
+        """Return names that no claim has; a request that finds nothing leaves its names to the next one.
 
-        Those of a request that has failed are not used again, as its outcome may be unknown.
+        The names of a failed request are not used again, as its outcome may be unknown.
         """
         while len(self._unused) < number:
             self._unused.append(f"{self._prefix}-{next(self._count):x}")
@@ -245,9 +245,9 @@ class IndexRequests:
 
 
 class IndexClaims(ClaimSource):
-    """Claims from the engine's index: no process owns anything, and the store decides who gets a task.
+    """Claims from the engine's index: no process owns a partition, and the store decides who gets a task.
 
-    ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
+    ``worker`` is a label for people, ``buffer_s`` is added to a claim's time (SK-8), ``wake`` is called
     whenever there may be something to claim, from :meth:`open` on. :class:`IndexRequests` decides.
     """
 
@@ -277,7 +277,7 @@ class IndexClaims(ClaimSource):
     def claim(
         self, limit: int, names: Collection[str] | None, worker: str | None = None, ahead: int = 0
     ) -> list[Claimed]:
-        """See :meth:`ClaimSource.claim`; all of the claims are made, or none."""
+        """See :meth:`ClaimSource.claim`; claims all or none."""
         claimed = self._run(self._requests.claim(limit, names, worker, ahead))
         self._check_clocks(claimed)
         return claimed

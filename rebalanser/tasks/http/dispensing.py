@@ -1,6 +1,6 @@
-"""Decisions of a server that hands out claims to waiting clients, in FIFO order (SK-16, SK-20). Pure.
+"""Decides how a server hands out claims to waiting clients, in FIFO order (SK-16, SK-20). Pure.
 
-:class:`Dispensing` has the clients that wait. Its scripts yield requests, which the dispenser carries out in
+:class:`Dispensing` has the waiting clients. Its scripts yield requests, which the dispenser carries out in
 its thread, and the simulator in simulated time.
 """
 
@@ -108,7 +108,7 @@ class RefuseClient:
 
 @dataclass(frozen=True, slots=True)
 class ReportClaims:
-    """Report that claiming has failed, or works if ``error`` is None; the answer is the pause in seconds."""
+    """Report that claiming has failed, or works (``error`` None); the answer is the pause in seconds."""
 
     error: Exception | None
 
@@ -137,7 +137,7 @@ class EndOverClaims:
 
 @dataclass(frozen=True, slots=True)
 class NextClaim:
-    """Return when there may be a task of these functions to claim; None if only news can bring it."""
+    """Ask when these functions may have a task to claim; the answer is None if only news can bring it."""
 
     names: Collection[str] | None
 
@@ -162,7 +162,7 @@ DispenserScript: TypeAlias = Generator[DispenserRequest, Any, ResultT]
 
 
 class Dispensing:
-    """The clients that wait for claims, and what to do next for each.
+    """The clients that wait for claims, and the next step for each.
 
     ``now`` returns seconds of the server's monotonic clock. Not thread-safe: one script runs at a time, and
     other methods may be called while it waits for an answer.
@@ -170,7 +170,7 @@ class Dispensing:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.clients: list[WaitingClient] = []
-        """Clients that wait, the first first."""
+        """Waiting clients in FIFO order."""
         self.stopping = False
         self._now = now
         self._claims_fail_for_s: float | None = None
@@ -180,7 +180,7 @@ class Dispensing:
         """Let a client wait for at most ``limit`` claims, for ``wait_s`` seconds.
 
         Raises:
-            RetryLater: the server stops.
+            RetryLater: the server is stopping.
         """
         if self.stopping:
             raise RetryLater("the server stops; ask another")
@@ -192,7 +192,7 @@ class Dispensing:
     def forget(self, client: WaitingClient) -> list[Claimed]:
         """Forget a client that has hung up; return the claims to give back.
 
-        Those that are made for it now are given back as they come.
+        Claims that are being made for it are given back as they arrive.
         """
         client.has_hung_up = True
         if client in self.clients:
@@ -208,7 +208,7 @@ class Dispensing:
         """Serve the clients; return the seconds until the next step, unless woken, or None for ever.
 
         Raises:
-            RebalanserError: the store was away or takes nothing, and no client could be why.
+            RebalanserError: the store is away or takes no writes; no client is the cause.
         """
         yield from self._serve_all()
         yield from self._answer_late()
@@ -226,7 +226,7 @@ class Dispensing:
         unserved: list[WaitingClient] = []
         try:
             while self.clients and not self.stopping:
-                client = self.clients.pop(0)  # out of the line: it is not answered twice
+                client = self.clients.pop(0)  # removed, so that it is not answered twice
                 unserved.append(client)
                 if (yield from self._serve(client)):
                     unserved.pop()
@@ -239,7 +239,7 @@ class Dispensing:
         """Answer a client with claims or an error; False if there is nothing for it to claim."""
         try:
             dispensed = yield from self._claim(client)
-        except Exception as error:  # the client waits for an answer, whatever the error is
+        except Exception as error:  # the client needs an answer after any error
             self._claims_fail_for_s = yield ReportClaims(error)
             yield RefuseClient(client, error)
             return True
@@ -268,7 +268,7 @@ class Dispensing:
     def with_payloads(
         self, client: WaitingClient, claimed: Sequence[Claimed]
     ) -> DispenserScript[tuple[list[DispensedClaim], list[tuple[Claimed, RebalanserError | None]]]]:
-        """Return claims with their payloads, and those not handed out: with an error, or over the limit."""
+        """Return claims with their payloads, and those not handed out: failed, or over the limit."""
         dispensed: list[DispensedClaim] = []
         undelivered: list[tuple[Claimed, RebalanserError | None]] = []
         room = MAX_RESULTS_BYTES
@@ -300,14 +300,14 @@ class Dispensing:
         return payload
 
     def _hand_out(self, client: WaitingClient, dispensed: Sequence[DispensedClaim]) -> DispenserScript[None]:
-        """Answer a client; give its claims back if it has hung up, before or as it is answered."""
-        client.handed_out = dispensed  # before the answer: it may hang up at any moment from now on
+        """Answer a client; give its claims back if it has hung up, also during the answer."""
+        client.handed_out = dispensed  # before the answer, as the client may hang up during it
         if not (yield AnswerClient(client, dispensed)) or client.has_hung_up:
             for each in self._take_back(client):
                 yield ReleaseClaim(each)
 
     def _take_back(self, client: WaitingClient) -> list[Claimed]:
-        """Return the claims that a client got, once."""
+        """Return the claims that a client got, only once."""
         handed_out, client.handed_out = client.handed_out, ()
         return [each.claimed for each in handed_out]
 
@@ -320,7 +320,7 @@ class Dispensing:
             yield from self._hand_out(each, [])
 
     def _try_claiming(self) -> DispenserScript[None]:
-        """Make a request to the store: the trouble of claims ends with its cause, even if no client comes."""
+        """Probe the store, so that the trouble of claims ends with its cause even if no client comes."""
         try:
             yield TryClaiming()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Claims in the partitions that a process owns: the best tasks first, and the store decides (SK-5, SK-6).
+"""Claims in the partitions that a process owns, the best tasks first; the store decides (SK-5, SK-6).
 
 Pure: :class:`OwnedIndex` decides. :mod:`~rebalanser.tasks.index.partitions` and the simulator run its
 scripts.
@@ -38,7 +38,7 @@ MAX_CLAIMS: Final = 256
 PAGE: Final = 999
 """Maximum number of tasks, or of dependencies, that are read at once.
 
-With one more, to know if there is another page, these are two ranges of a store of keys and values.
+One more is read to detect another page: that makes two ranges of a key-value store.
 """
 ASIDE_S: Final = 60.0
 """Seconds before a task whose claim can't be written is offered again."""
@@ -97,7 +97,7 @@ class PendingClaim(PendingMove):
         """The payload, if the answer had it."""
 
     def set_start(self, start: RateStart | None) -> None:
-        """Set the start of a rate limit that the claim counts as (SK-23)."""
+        """Set the rate limit's start for which the claim counts (SK-23)."""
         self._start = start
 
     def answered(self, answer: Answer) -> None:
@@ -279,7 +279,7 @@ class OwnedIndex:
         self._aside: dict[TaskId, float] = {}
         """Tasks whose claims can't be written, with the time at which each is offered again."""
         self._unused: set[Names] = set()
-        """Sets of functions whose slots ahead the last claims left, as the best task has a rate limit."""
+        """Sets of functions whose slots ahead were left unused, as the best task has a rate limit."""
         self._lost = False
 
     def __len__(self) -> int:
@@ -458,13 +458,13 @@ class OwnedIndex:
     ) -> Script[list[Claimed]]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
-        Of any function if ``names`` is None. ``worker`` is the label of the claimant if it is not this
-        process. For the last ``ahead`` claims no thread is free: none of them is of a task with a rate limit
-        (SK-23). Ready tasks beyond ``limit`` are claimed for other processes. A claim that can't be written
-        does not prevent others, and its task is offered again later.
+        ``names`` None is all functions. ``worker`` is the label of the claimant if it is not this process.
+        The last ``ahead`` claims have no free thread yet, and are never of tasks with a rate limit (SK-23).
+        Ready tasks beyond ``limit`` are claimed for other processes. A claim that can't be written does not
+        prevent others, and its task is offered again later.
 
         Raises:
-            RebalanserError: the engine was away or takes nothing, and no claim is known.
+            RebalanserError: the engine was away or takes no writes, and no claim is known.
         """
         self._unused.clear()
         yield from self.catch_up()

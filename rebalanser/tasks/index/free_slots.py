@@ -12,10 +12,9 @@ slot is old, too little of that time is left: the worker renews the claim first,
 sent the renewal.
 
 **Slots ahead.** While its slots are used, a worker with quick bodies publishes more slots than it has idle
-threads, as it claims tasks ahead. That saves a round trip to the store per task. Such slots are marked, and
-are used only if no thread is known to be idle, and for no task with a rate limit: each claim counts for that,
-also one that is given back as a body is slow. Once a thread is idle for a while, a slot of it takes the place
-of one ahead.
+threads, as it claims tasks ahead. That saves a round trip to the store per task. Such slots are marked. They
+are used only if no thread is known to be idle, and for no task with a rate limit: a claim that is given back
+because a body is slow would count, too. Once a thread is idle for a while, its slot replaces one ahead.
 
 **Several sets of functions.** A server offers room for each set of functions that its clients wait for. Each
 set has its own slots, so that no client waits for the functions of another one.
@@ -53,7 +52,7 @@ Names: TypeAlias = frozenset[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Number of ``idle`` threads, and of ``tasks`` to take: more than that if the worker claims ahead."""
+    """Number of ``idle`` threads, and of ``tasks`` to take, which is greater if the worker claims ahead."""
 
     idle: int
     tasks: int
@@ -61,7 +60,7 @@ class Room:
 
 NO_ROOM: Final = Room(0, 0)
 Rooms: TypeAlias = Mapping[Names, Room]
-"""The room for tasks, by the functions that can run there."""
+"""Room for tasks, by the functions that can run there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ class _Share:
     lacks_since: float | None = None
     exceeds_since: float | None = None
     idles_since: float | None = None
-    """Time since which a thread is idle and has only a slot ahead; None if none is."""
+    """Time since which an idle thread has only a slot ahead; None if none has."""
     held: int = 0
     """Number of slots that are offered, or were used just now."""
     ahead: int = 0
@@ -234,7 +233,7 @@ class _Share:
         return now < self.used_at + AHEAD_FOR_S
 
     def excess(self, now: float) -> int:
-        """Return how many slots are too many, below 0 if there are too few."""
+        """Return the number of slots that are too many; below 0 if there are too few."""
         return self.held - (self.room.tasks if self.is_wanted(now) else self.room.idle)
 
     def unserved(self) -> int:
@@ -242,7 +241,7 @@ class _Share:
         return max(0, self.room.idle - self.held + self.ahead)
 
     def note(self, now: float) -> None:
-        """Note since when there are too many slots, too few, or slots ahead in the place of others."""
+        """Note since when there are too many or too few slots, or slots ahead in place of others."""
         excess = self.excess(now)
         if excess < 0 and self.lacks_since is None:
             self.lacks_since = now
@@ -260,7 +259,7 @@ class _Share:
 
 @dataclass(slots=True)
 class OwnSlots:
-    """The slots of one worker process: those it offers, and those it should.
+    """The slots of one worker process: those it offers, and those it should offer.
 
     Times are in seconds of one monotonic clock. ``offered`` has the published slots by their holders,
     ``arrived`` the used slots that the worker has not taken yet.
@@ -274,7 +273,7 @@ class OwnSlots:
     _seen_order: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_USED_SLOTS))
 
     def offer(self, rooms: Rooms, now: float) -> None:
-        """Offer room for the tasks of these sets of functions, and of no others."""
+        """Offer room for tasks of these sets of functions only."""
         bounded = _bounded(rooms)
         for names, share in [*self._shares.items()]:
             share.room = bounded.get(names, NO_ROOM)
@@ -397,7 +396,7 @@ class OwnSlots:
         return self._shares.setdefault(names, _Share())
 
     def _shares_of(self, arrival: Arrival) -> list[_Share]:
-        """Return the shares whose room a claim takes: all, if its slot is not known."""
+        """Return the shares whose room a claim takes; all if its slot is unknown."""
         if arrival.offered is None:
             return list(self._shares.values())
         return [self._share(arrival.offered.names)]
@@ -435,7 +434,7 @@ class OwnSlots:
 
 
 def _bounded(rooms: Rooms) -> Rooms:
-    """Return the room for which slots are published: :data:`MAX_OFFERED` in all, one at least of each set."""
+    """Return the room to publish slots for: :data:`MAX_OFFERED` in all, but at least one for each set."""
     bounded: dict[Names, Room] = {}
     left = MAX_OFFERED
     for sets, (names, room) in enumerate(sorted(rooms.items(), key=lambda item: item[1].tasks)):

@@ -270,7 +270,7 @@ class Owner:
                 self._doubtful[task] = None
 
     def offer_limited(self) -> None:
-        """Offer limited tasks from now on: all of the partition was read since it was taken over."""
+        """Offer limited tasks from now on, as the whole partition has been read since the take-over."""
         self._ready.open()
 
     def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:

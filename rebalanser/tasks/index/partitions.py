@@ -38,7 +38,7 @@ from rebalanser.tasks.writes.script import (
 )
 
 TAKE_OVER: Final = "take-over"
-"""Name of the trouble while partitions can't be taken over."""
+"""Name of the trouble if partitions can't be taken over."""
 READS: Final = "reads"
 """Name of the loop that reads partitions that were taken over."""
 _log = get_logger()
@@ -83,7 +83,7 @@ class PausableClaims:
     def __init__(self) -> None:
         self.pause: Pause | None = None
         self._changed = True
-        """True if the pause may be another than the one that is known."""
+        """True if the pause may have changed."""
 
     def changed(self) -> None:
         """Read the pause again before the next claim. For any thread."""
@@ -98,7 +98,7 @@ class PausableClaims:
         if self.pause is not None:
             yield TakeArrived(0, None, keeps=False)
             return []
-        # A client is one of several: what it does not take may be for the next one.
+        # A client is one of several: claims that it does not take may be for the next one.
         arrived: list[Claimed] = yield TakeArrived(limit, names, keeps=worker is not None)
         if arrived:
             return arrived
@@ -118,7 +118,7 @@ class PausableClaims:
         return rooms if self.pause is None else {}
 
     def next_wakeup(self, now: float, next_task: Callable[[], float | None]) -> float | None:
-        """Return when there may be something to claim; ``next_task()`` is when that is without a pause."""
+        """Return when there may be something to claim; ``next_task()`` returns it without the pause."""
         if self._changed:
             return now
         return next_task() if self.pause is None else None
@@ -159,17 +159,17 @@ class Partitions(ClaimSource):
         self._pauses_watch: Watch | None = None
         self._taken = threading.Condition(self._lock)
         self._unread: dict[int, int] = {}
-        """Partitions that are not read yet, with their tokens."""
+        """Partitions that have not been read yet, with their tokens."""
         self._is_closed = False
         self._reads = Loop(READS, self._read_next, context.errors)
 
     def take(self, owned: Sequence[Owned]) -> None:
         """Take over partitions: from now on no earlier owner can claim in them.
 
-        Their tasks are read by another thread, in pages, and claimed meanwhile. So a process that owns a deep
-        partition can give it up at once to one that joins.
+        Another thread reads their tasks in pages, while they can be claimed. So a process can give a deep
+        partition up at once to one that joins.
 
-        A failure is a trouble until the node, which leaves the group and rejoins it, owns its share.
+        A failure is a trouble until the node has left the group, joined it again, and owns its share.
 
         Raises:
             RetryLater: the engine was away, or a partition has a newer owner already.
@@ -200,9 +200,9 @@ class Partitions(ClaimSource):
         self._wake()
 
     def _read_next(self) -> bool:
-        """Read the next partition that was taken over; False once there is none any more.
+        """Read the next partition that was taken over; False if there is none.
 
-        The loop repeats a read that failed, after the others. One that was given up is read no further.
+        The loop repeats a failed read after the others. The read of a partition that was given up ends.
         """
         with self._lock:
             self._taken.wait_for(lambda: self._unread or self._is_closed)
@@ -276,7 +276,7 @@ class Partitions(ClaimSource):
         self._slots.offer({} if owns_all else self._claims.rooms(rooms))
 
     def retire(self) -> None:
-        """Offer no more room, and give back the claims for this process that :meth:`claim` did not return."""
+        """Withdraw the room, and give back the claims for this process that :meth:`claim` did not return."""
         if self._slots is not None:
             try:
                 self._slots.retire()
@@ -304,14 +304,14 @@ class Partitions(ClaimSource):
     ) -> list[Claimed]:
         """Claim the best tasks of all partitions, at most ``limit``, that are of these functions (SK-5).
 
-        Of any function if ``names`` is None. ``worker`` is the label of the claimant if it is not this
-        process. For the last ``ahead`` claims no thread is free. Claims that others have made for the
-        offered room come first, and alone. Ready tasks beyond ``limit`` are claimed for other processes.
+        ``names`` None is all functions. ``worker`` is the label of the claimant if it is not this process.
+        The last ``ahead`` claims have no free thread yet. If other owners have made claims for the offered
+        room, only those are returned. Ready tasks beyond ``limit`` are claimed for other processes.
 
         A claim that can't be written does not prevent others, and its task is offered again later.
 
         Raises:
-            RebalanserError: the engine was away or takes nothing, and no claim is known. Unknown claims end
+            RebalanserError: the engine was away or takes no writes, and no claim is known. Unknown claims end
                 with their time.
         """
         return run_script(self._claims.claim(limit, names, worker, ahead), self._perform_claim)
@@ -402,7 +402,7 @@ class Partitions(ClaimSource):
             self._report()
 
     def _perform_read(self, partition: int, token: int, request: Request) -> object:
-        """Make one request of the read of a partition; ends the read of one that was given up."""
+        """Make one request of a partition's read; raise if the partition was given up."""
         with self._lock:
             if self._unread.get(partition) != token:
                 raise _GivenUp

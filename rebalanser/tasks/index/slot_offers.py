@@ -1,7 +1,7 @@
-"""Offers this process's free slots in the store, and follows those of other processes (SK-20).
+"""Publishes this process's free slots, and follows those of other processes (SK-20).
 
-:class:`SlotDecisions` decides. It is pure, and the simulator runs it too. One thread publishes, withdraws and
-keeps the slots. The claims that others make for them arrive by the watch.
+:class:`SlotDecisions` decides; it is pure, and the simulator runs it too. One thread publishes, withdraws and
+keeps the slots. Claims that owners make for them arrive by the watch.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WithdrawSlots:
 
 @dataclass(frozen=True, slots=True)
 class WakeClaimant:
-    """Look for claims: one has arrived, or there is one more slot to claim for."""
+    """Wake the thread that claims: a claim has arrived, or there is one more slot to claim for."""
 
 
 SlotRequest: TypeAlias = (
@@ -154,7 +154,7 @@ class SlotDecisions:
         """Time at which the next step begins, in seconds of ``now``."""
 
     def offer(self, rooms: Rooms) -> bool:
-        """Offer room for tasks, and none but this; True if the next step comes sooner.
+        """Offer this room for tasks only; True if the next step comes sooner.
 
         See :meth:`~rebalanser.tasks.index.free_slots.OwnSlots.offer`.
         """
@@ -252,7 +252,7 @@ class SlotDecisions:
         """Withdraw all slots, and give back claims for them that were not taken."""
         if self.lease is not None:
             yield from self._withdraw(None)
-        used = [each.slot for each in self.own.arrived]  # what was used before a lease ended, too
+        used = [each.slot for each in self.own.arrived]  # also those used before a lease ended
         self.own.take_arrived(len(used))
         if used:
             mine = yield from self._current_claims(used)
@@ -431,9 +431,9 @@ class SlotOffers:
         return run_script(script, self._perform, self._lock)
 
     def retire(self) -> None:
-        """Offer no more slots, and give back claims for them that were not taken.
+        """Withdraw the slots, and give back claims for them that were not taken.
 
-        It takes little longer than slots last, also while the engine is away.
+        It takes little longer than slots last, even while the engine is away.
 
         Raises:
             RebalanserError: the engine was away: the slots end with their lease, claims for them in time.
@@ -508,7 +508,7 @@ class SlotOffers:
     def _receive(self, news: Sequence[SlotNews] | Lost) -> None:
         try:
             self._learn(news)
-        except Exception as error:  # to a watch nothing may be raised
+        except Exception as error:  # a callback of a watch may not raise
             self._context.errors.ignored("a watch", error)
             self.offering.lost = True
             self._changed.set()
