@@ -112,6 +112,7 @@ class Leader:
         self._announced = _NOTHING_READ
         self._version = 0
         self._assignement_lost = True
+        self._document_missing = False
         self._chain = DocumentChain()
         """The documents on COMMAND, as read so far."""
         self._inherited_s = 0.0
@@ -246,6 +247,7 @@ class Leader:
         self._took_over_at = self._now
         self._board.next = Epoch(self._term, 1)
         self._report(FactKind.TOOK_OVER, revision=self._term, term=self._term)
+        self._document_missing = event.document_missing
         if event.document is not None:
             self._give_way_to(event.document.epoch.term)
             self._publisher.document = event.document
@@ -363,7 +365,8 @@ class Leader:
         self._require_term()
         if self._caught_up:
             return
-        if self._assignement_lost and self._chain.missed:
+        nowhere = self._document_missing and self._chain.document is None
+        if self._assignement_lost and (self._chain.missed or nowhere):
             self._step_down("changes of the last document are missing: where applications run is not known")
             return
         self._caught_up = True

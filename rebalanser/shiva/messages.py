@@ -163,6 +163,8 @@ class TookOver:
     term: int
     document: AssignmentDocument | None
     pongs: tuple[Pong, ...] = ()
+    document_missing: bool = False
+    """True if ASSIGNEMENT has changes of a document that it does not have (SH-24)."""
 
 
 @dataclass(frozen=True, slots=True)

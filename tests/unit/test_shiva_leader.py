@@ -1557,6 +1557,20 @@ class TestChanges:
         assert heir.all(PublishDocument) == []
         assert "are missing" in heir.all(StepDown)[-1].reason
 
+    @pytest.mark.parametrize("on_command", [False, True])
+    def test_a_leader_that_finds_changes_and_nowhere_their_document_does_not_lead(
+        self, on_command: bool
+    ) -> None:
+        """COMMAND forgets after days what ASSIGNEMENT has for years."""
+        rig = self.lead()
+        heir = Rig(offset=GIVEN_TERM + 50)
+        heir.feed(TookOver(GIVEN_TERM + 50, None, document_missing=True))
+        if on_command:
+            heir.feed(DocumentRead(Standing(GIVEN_TERM + 10, 1, 10), rig.document))
+        heir.feed(CaughtUp())
+        assert heir.leader.leads is on_command
+        assert (heir.all(StepDown) == []) is on_command
+
 
 @pytest.mark.rule("SH-24")
 def test_restarts_of_what_runs_are_no_change(rig: Rig) -> None:

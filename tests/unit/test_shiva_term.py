@@ -29,7 +29,7 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnusableStore,
 )
-from rebalanser.shiva.changes import change_between
+from rebalanser.shiva.changes import DocumentChain, change_between
 from rebalanser.shiva.messages import (
     Deposed,
     DropRecords,
@@ -45,6 +45,7 @@ from rebalanser.shiva.messages import (
     Report,
     SendPing,
     Stop,
+    TookOver,
     Wakeup,
 )
 from rebalanser.shiva.options import LeaderOptions
@@ -82,6 +83,9 @@ class Writer:
         self.limits_s: list[float] = []
         self.failure: RebalanserError | None = None
         self._failed = False
+
+    def init(self) -> None:
+        """Fence nobody."""
 
     def transaction(
         self, records: Sequence[NewRecord], offsets: object = None, *, limit_s: float = math.inf
@@ -336,3 +340,22 @@ def test_a_document_of_a_term_that_command_cannot_have_given_is_refused(
         return
     with pytest.raises(UnusableStore, match="c-command has been made anew"):
         term._refuse_foreign(DOCUMENT)
+
+
+@pytest.mark.rule("SH-9", "SH-24")
+@pytest.mark.parametrize("read", [True, False], ids=["read", "missing"])
+def test_a_leader_is_told_whether_the_last_document_was_there(
+    monkeypatch: pytest.MonkeyPatch, read: bool
+) -> None:
+    chain = DocumentChain()
+    if read:
+        chain.read(DOCUMENT)
+    chain.read(change_between(DOCUMENT, NEXT))
+    monkeypatch.setattr(module, "last_document", lambda *_args, **_options: (chain, 9))
+    monkeypatch.setattr(module, "last_pongs", lambda *_args: ((), 3))
+    monkeypatch.setattr(module, "Follower", mock.Mock())
+    machine = Machine()
+    term = term_of(machine, Writer())
+    monkeypatch.setattr(term, "_refuse_foreign", lambda _document: None)
+    term._take_over()
+    assert machine.heard == [TookOver(0, NEXT if read else None, (), document_missing=not read)]

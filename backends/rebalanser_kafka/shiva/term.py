@@ -185,7 +185,7 @@ class Term:
         pongs, answers_from = last_pongs(self._connection, self._topics.control, self._timeout_s)
         self._control_position = answers_from
         self._caught_up_at = term + 1
-        self._handle(TookOver(term, document, pongs))
+        self._handle(TookOver(term, document, pongs, chain.missed))
         self._followers = [
             Follower(self._connection, self._topics.control, answers_from, self._items.put),
             Follower(self._connection, command, "earliest", self._items.put),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from rebalanser.shiva.changes import DocumentChain
 from rebalanser.shiva.leader import Leader
 from rebalanser.shiva.messages import (
     CaughtUp,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from rebalanser.testing.shiva_simulation.world import World
 
 _REJOINS_AFTER_S = 0.4
-TakenOver: TypeAlias = tuple[AssignmentDocument | None, tuple[Pong, ...], int, int]
-"""The last document, the last pongs, and where COMMAND and CONTROL end."""
+TakenOver: TypeAlias = tuple[DocumentChain, tuple[Pong, ...], int, int]
+"""What ASSIGNEMENT says, the last pongs, and where COMMAND and CONTROL end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +138,21 @@ class LeaderProcess(Process):
 
         def last_document() -> TakenOver:
             chain = self.world.last_document()
-            document = None if chain.missed else chain.document
             last = {record.key: record.value for record in broker.control.read(0)[0]}
             pongs = tuple(value for value in last.values() if isinstance(value, Pong))
-            return document, pongs, broker.command.stable_end, broker.control.end
+            return chain, pongs, broker.command.stable_end, broker.control.end
 
         def read(answer: TakenOver) -> None:
             unless_over(lambda: self._take_over(*answer))
 
         self.request(broker.begin_producer, fenced, failed)
 
-    def _take_over(
-        self, document: AssignmentDocument | None, pongs: tuple[Pong, ...], end: int, control_end: int
-    ) -> None:
+    def _take_over(self, chain: DocumentChain, pongs: tuple[Pong, ...], end: int, control_end: int) -> None:
         self.machine = self.world.make_leader(self.host.plan.name)
         self.world.oracle.took_over(self)
         self._stop_at, self._control_position = None, control_end
-        self.take(TookOver(self.term, document, pongs))
+        document = None if chain.missed else chain.document
+        self.take(TookOver(self.term, document, pongs, chain.missed))
         broker = self.world.broker
         told = [False]
 
