@@ -33,7 +33,7 @@ from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.ids import is_task_id
-from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
+from rebalanser.tasks.model import AfterFailure, EnqueueAnswer
 from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
 from rebalanser.tasks.queue import Queue
@@ -292,7 +292,7 @@ def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
     face = Face.of(registry, json)
     with opened(face, queue) as tasks:
         found = tasks.count()
-    counts = {status.value: found.get(status, 0) for status in Status}
+    counts = {status.value: number for status, number in found.items()}
     face.answer(
         {"queue": queue, "counts": counts}, *(f"{status}: {number:,}" for status, number in counts.items())
     )

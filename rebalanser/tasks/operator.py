@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
@@ -160,9 +160,10 @@ class Operator(OpenQueue):
             if (limit := each.head.limit) in running
         }
 
-    def count(self) -> Mapping[Status, int]:
-        """Count the tasks in each status (SK-12)."""
-        return self.context.engine.count(self.name, self._timeout_s)
+    def count(self) -> dict[Status, int]:
+        """Count the tasks in each status, also those that no task is in (SK-12)."""
+        counted = self.context.engine.count(self.name, self._timeout_s)
+        return {status: counted.get(status, 0) for status in Status}
 
     def status(self) -> QueueStatus:
         """Read the counts by status, the age of the oldest task that waits for a worker, and the workers.
@@ -174,12 +175,11 @@ class Operator(OpenQueue):
         """
         engine, wall = self.context.engine, self._clock.wall()
         since = engine.ready_since(self.name, wall, self._timeout_s)
-        counted = self.count()
         workers = workers_of(engine.workers(self.name, self._timeout_s))
         retained = self.retained()
         return QueueStatus(
             queue=self.name,
-            counts={status: counted.get(status, 0) for status in Status},
+            counts=self.count(),
             oldest_ready_s=None if since is None else wall - since,
             workers=tuple(sorted(workers, key=lambda each: (each.worker, each.started))),
             pauses=self.pauses(),

@@ -134,7 +134,7 @@ def test_content_that_is_not_what_it_says_is_refused(queue: Queue, payload: str,
     reply = client_of(queue).send("POST", TASKS, f'{{"name": "send", "payload": {payload}}}')
     assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
     assert reason in reply.json["detail"]
-    assert queue.count() == {}
+    assert not any(queue.count().values())
 
 
 @pytest.mark.rule("SK-16")
@@ -846,7 +846,7 @@ def test_tasks_over_http_are_enqueued_all_or_none(queue: Queue) -> None:
         assert reply.json["detail"].startswith("body.tasks.1")
     reply = client.send("POST", BATCHES, json.dumps({"together": True, "tasks": [task] * 101}))
     assert (reply.status, reply.json["detail"][:18]) == (422, "more than 100 task")
-    assert queue.count() == {}
+    assert not any(queue.count().values())
 
 
 @pytest.mark.rule("SK-5", "SK-16")
