@@ -718,9 +718,9 @@ class Leader:
     def _remove_stalled(self, overslept: bool) -> None:
         """Warn of workers that answer but do not follow, and remove those that have stalled for too long.
 
-        They must follow what was published before the last round began. A worker may lack the whole document, too,
-        that was published for it: another one comes in each round until it is removed, and the one that removes
-        it is whole.
+        They must follow what was published before the last round began. A worker may also lack the whole
+        document that was published for it: another one comes in each round until it is removed, and the one
+        that removes it is whole.
         """
         found = self._members.find_behind(self._required, self._now, overslept)
         if found or self._members.stand_still(self._now):

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeGuard, get_type_hints
@@ -490,6 +490,17 @@ class TaskBody:
             raise InvalidTask(
                 f"{self.name}: the result does not fit its type: {problems_of(error)}"
             ) from error
+
+    def write_result(self, value: object) -> bytes:
+        """Return a result as JSON, in the way of the return type if only that knows how to write it."""
+        try:
+            return to_json(value)
+        except Exception:
+            if self._returned is None or isinstance(value, Iterator):  # which has lost its first items
+                raise
+            with suppress(Exception):  # the first error says more of the value
+                return self._returned.dump_json(self._returned.validate_python(value, strict=False))
+            raise
 
     def refuse_result(self, result: bytes | None) -> None:
         """Refuse a result that does not fit the function's return type, by which :meth:`value` parses it.

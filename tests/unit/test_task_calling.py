@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, cast
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import AfterValidator
@@ -240,6 +241,28 @@ def test_a_result_that_does_not_fit_the_return_type_fails_the_body() -> None:
     outcome = returned(5, body_of(broken, "broken"))
     assert isinstance(outcome, Raised)
     assert "broken: the result can't be checked: RuntimeError(" in str(outcome.error)
+
+
+def test_a_result_is_written_by_the_return_type_if_only_that_knows_how() -> None:
+    """An argument of such a type could be passed, and a body that returned it was dead after its work."""
+    home = ZoneInfo("Europe/Rome")
+
+    def zone(claim: Claim) -> ZoneInfo: ...  # type: ignore[empty-body]
+
+    def zones(claim: Claim) -> list[ZoneInfo]: ...  # type: ignore[empty-body]
+
+    assert returned(home, body_of(zone)) == Returned(b'"Europe/Rome"')
+    assert body_of(zones).value(b'["Europe/Rome"]') == [home]
+    assert returned([home], body_of(zones)) == Returned(b'["Europe/Rome"]')
+    for value, body in (
+        (home, None),
+        (home, body_of(count)),
+        (object(), body_of(zone)),
+        (iter([home, home]), body_of(zones)),
+    ):
+        outcome = returned(value, body)
+        assert isinstance(outcome, Raised)
+        assert "Unable to serialize unknown type" in str(outcome.error)
 
 
 @pytest.mark.rule("SK-15")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -185,7 +185,9 @@ def returned(value: object, body: TaskBody | None = None) -> Returned | Raised:
 
     A value that is no valid JSON, or that does not fit the return type of ``body``, fails the task.
     """
-    outcome = Returned(None) if value is None else _written(value)
+    outcome = (
+        Returned(None) if value is None else _written(value, to_json if body is None else body.write_result)
+    )
     if body is None or isinstance(outcome, Raised):
         return outcome
     try:
@@ -197,10 +199,10 @@ def returned(value: object, body: TaskBody | None = None) -> Returned | Raised:
     return outcome
 
 
-def _written(value: object) -> Returned | Raised:
+def _written(value: object, write: Callable[[object], bytes]) -> Returned | Raised:
     """Write a result as JSON."""
     try:
-        result = to_json(value)
+        result = write(value)
     except Exception as error:  # whatever a class does when it is serialized
         return raised(GiveUp(f"the result is no JSON: {summary_of(error)}"))
     try:
