@@ -363,6 +363,8 @@ _FIELD: Final = "argument_{}"
 """Field of a parameter, by its position: pydantic takes no field named ``_x`` or ``json``."""
 _OF_OTHER_VERSIONS: Final = frozenset({"missing", "extra_forbidden"})
 """Types of errors of arguments that another version of the function may accept."""
+_MASKED: Final = b'"**********"'
+"""Text that pydantic writes for a secret, such as ``SecretStr``."""
 _MAX_MODELS: Final = 16
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -454,6 +456,9 @@ class TaskBody:
         try:
             written = to_json(given, inf_nan_mode="null")
         except ValueError:  # of a type that only its parameter knows how to write
+            read = [name for name, value in given.items() if isinstance(value, Iterator)]
+            if read:
+                raise InvalidTask(f"{read[0]} can be read once only: give a list") from None
             written = None
         if written is None:
             values = model.model_validate(given, strict=False)
@@ -464,6 +469,12 @@ class TaskBody:
         if payload != written:
             # Else only the worker would find out that the payload can't be read.
             model.model_validate_json(payload)
+        if _MASKED in payload and model.model_validate_json(payload) != model.model_validate(
+            given, strict=False
+        ):
+            raise InvalidTask(
+                "a secret is never stored: the body would get '**********'; give a name by which it finds it"
+            )
         return payload
 
     def call(self, claim: Claim, arguments: Mapping[str, Any]) -> Any:

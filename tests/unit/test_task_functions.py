@@ -14,12 +14,13 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, assert_type
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mypy import api
-from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretStr, ValidationError
 from pydantic_core import from_json
 
 from rebalanser.errors import (
@@ -234,6 +235,34 @@ def test_what_would_not_come_back_from_json_is_refused_at_once(weight: float) ->
 
     with pytest.raises(InvalidTask, match="weigh: weight: must be a valid number"):
         body(weigh, "weigh").payload((weight,), {})
+
+
+class Account(BaseModel):
+    name: str
+    password: SecretStr
+
+
+def test_a_secret_is_refused_as_its_text_would_not_be_stored() -> None:
+    """The body got asterisks in its place."""
+
+    def log_in(claim: Claim, account: Account, note: str = "") -> None: ...
+
+    account = Account(name="a", password=SecretStr("b"))
+    with pytest.raises(InvalidTask, match="log_in: a secret is never stored"):
+        body(log_in, "log_in").payload((account,), {})
+    asterisks = Account(name="a", password=SecretStr("*" * 10))
+    payload = body(log_in, "log_in").payload((asterisks, "*" * 10), {})
+    assert body(log_in, "log_in").arguments(payload) == {"account": asterisks, "note": "*" * 10}
+
+
+def test_an_iterator_loses_no_item_to_the_attempt_to_write_it() -> None:
+    def visit(claim: Claim, zones: list[ZoneInfo], counts: list[int]) -> None: ...
+
+    visiting = body(visit, "visit")
+    rome, utc = ZoneInfo("Europe/Rome"), ZoneInfo("UTC")
+    assert visiting.payload(([rome, utc], [1, 2]), {}) == b'{"zones":["Europe/Rome","UTC"],"counts":[1,2]}'
+    with pytest.raises(InvalidTask, match="visit: zones can be read once only: give a list"):
+        visiting.payload((iter([rome, utc]), [1]), {})
 
 
 @pytest.mark.rule("SK-21")
