@@ -214,6 +214,19 @@ def test_a_problem_says_what_to_send_instead(
 
 
 @pytest.mark.rule("SK-16")
+def test_what_a_path_would_ignore_is_refused(queue: Queue) -> None:
+    """`{"count": 2}` got one id, and of two names one was listed."""
+    client = client_of(queue)
+    reply = client.send("POST", "/v1/queues/work/ids", '{"count": 2}')
+    assert (reply.status, reply.json["type"]) == (422, "/problems/invalid")
+    assert reply.json["detail"] == "body.count: this path takes no body; its parameters: count"
+    for nothing in ("{}", "null", "", "no JSON"):
+        assert client.send("POST", "/v1/queues/work/ids", nothing).status == 201
+    reply = client.send("GET", f"{TASKS}?name=a&name=b&name=c&status=dead&status=waiting")
+    assert (reply.status, reply.json["detail"]) == (422, "query.name: it is given 3 times: give it once")
+
+
+@pytest.mark.rule("SK-16")
 @pytest.mark.rule("SK-19")
 def test_a_parameter_that_a_path_does_not_have_is_refused_by_its_name(queue: Queue) -> None:
     """A list of all tasks was the answer to a misspelt choice of some."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -14,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
@@ -82,7 +85,7 @@ class QueueRoutes:
         return APIRouter(
             prefix=PREFIX,
             tags=[tag],
-            dependencies=[Depends(self.require_queue), Depends(refuse_unknown_query)],
+            dependencies=[Depends(self.require_queue), Depends(refuse_ignored)],
             responses=_described(problems.UNKNOWN, problems.INVALID, problems.TOO_LARGE, *kinds),
         )
 
@@ -313,16 +316,36 @@ class QueueRoutes:
         return dispensed.result() if is_there else []
 
 
-async def refuse_unknown_query(request: Request) -> None:
-    """Refuse parameters that the path does not have: a misspelt one would choose other tasks."""
-    known = [each.alias for each in request.scope["route"].dependant.query_params]
+async def refuse_ignored(request: Request) -> None:
+    """Refuse what would be ignored: parameters and fields that the path does not have, and repeated ones.
+
+    A request with a misspelt parameter would choose other tasks.
+    """
+    path = request.scope["route"].dependant
+    known = [each.alias for each in path.query_params]
     there = f"there are: {', '.join(known)}" if known else "this path takes none"
-    unknown = dict.fromkeys(name for name in request.query_params if name not in known)
-    if unknown:
-        message = f"there is no such parameter; {there}"
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    problems = {
+        ("query", name): f"there is no such parameter; {there}"
+        if name not in known
+        else f"it is given {number} times: give it once"
+        for name, number in given.items()
+        if name not in known or (number > 1 and name not in _REPEATED)
+    }
+    if not path.body_params and await request.body():
+        with suppress(ValueError):
+            fields = from_json(await request.body())
+            if isinstance(fields, dict):
+                message = f"this path takes no body; its parameters: {', '.join(known) or 'none'}"
+                problems |= dict.fromkeys((("body", name) for name in fields), message)
+    if problems:
         raise RequestValidationError(
-            [{"type": "unknown_query", "loc": ("query", name), "msg": message} for name in unknown]
+            [{"type": "ignored", "loc": place, "msg": message} for place, message in problems.items()]
         )
+
+
+_REPEATED: Final = frozenset({"status"})
+"""Parameters that may be given more than once."""
 
 
 async def _hung_up(request: Request) -> None:
