@@ -1,6 +1,6 @@
-"""Servers that hand out claims over HTTP, and their clients: whom a server serves is decided by the product.
+"""Servers that hand out claims over HTTP, and their clients. The product decides which client is served.
 
-Clients hang up at any moment, also as they are answered; answers are late or lost.
+Clients hang up at any moment, also during an answer; answers are late or lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 PATIENCE_S: Final = 0.8
-"""Seconds beyond its own wait for which a client waits for an answer."""
+"""Seconds beyond the long poll's time for which a client waits for an answer."""
 
 
 class Connection:
@@ -57,10 +57,10 @@ class Connection:
         self.client = client
         self.reply = reply
         self.waiting: WaitingClient | None = None
-        """The client in the server's line, once it has come."""
+        """The waiting client at the server, once the request has arrived."""
 
     def handed_out(self) -> Sequence[DispensedClaim]:
-        """The claims that the client was answered with, unless it has hung up."""
+        """The claims in the answer, unless the client has hung up."""
         waiting = self.waiting
         if waiting is None or waiting.has_hung_up or not waiting.future.done():
             return ()
@@ -68,25 +68,25 @@ class Connection:
 
 
 class ServerProcess(ClaimingProcess):
-    """A server: one thread that claims for clients, the first first."""
+    """A server: one thread that claims for clients, in FIFO order."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._dispensing = Dispensing(lambda: self.now)
         self._pause_s: float | None = 0.0
         self._in_hand: dict[str, Claimed] = {}
-        """Claims that were made for clients and have neither been sent to one nor ended, by holder."""
+        """Claims made for clients that were neither sent to one nor ended, by holder."""
         self._connections: list[Connection] = []
         """Requests of clients that have not been answered."""
         self._first: tuple[WaitingClient | None, float] = (None, 0.0)
-        """The first client that waits, and the true time since which it is: its room is offered."""
+        """The first waiting client, whose room is offered, and the true time since which it is the first."""
         self._has_ended = Signal(self)
         self._offers_end = Signal(self)
         self._source = source_of(self, self._offers_end)
         self.spawn(self.loop("dispenser", self._step, self._has_ended))
 
     def ask(self, connection: Connection, limit: int, wait_s: float, names: Collection[str] | None) -> None:
-        """A client requests claims."""
+        """Take in a client's request for claims."""
         try:
             waiting = self._dispensing.add(connection.client.name, limit, wait_s, names)
         except RetryLater:
@@ -99,7 +99,7 @@ class ServerProcess(ClaimingProcess):
         self.wake()
 
     def hang_up(self, connection: Connection) -> None:
-        """The server notices that a connection has ended."""
+        """Notice that a connection has ended."""
         waiting = connection.waiting
         if waiting is None or connection not in self._connections:
             return
@@ -115,7 +115,7 @@ class ServerProcess(ClaimingProcess):
             raise Violation("SK-20", f"{self.name} keeps what a client got that has hung up")
 
     def stop(self) -> None:
-        """Hand out no more claims, answer all who wait, and leave."""
+        """Hand out no more claims, answer all waiting clients, and leave."""
         if not self.stopping:
             self.world.oracle.counts["graceful stops"] += 1
             self.stopping = self._dispensing.stopping = True
@@ -131,17 +131,17 @@ class ServerProcess(ClaimingProcess):
         yield self._offers_end.wait(SLOT_LEASE_S)
         try:
             yield from self._source.retire()
-        except Exception:  # the slots end by themselves, and so do the claims
+        except Exception:  # slots and claims end by themselves
             self.world.oracle.counts["slots left to their lease"] += 1
         yield self.sleep(1.0)
         self.world.replace(self)
 
     def owes_answer(self, connection: Connection) -> bool:
-        """True if a client waits for an answer, which it could get."""
+        """True if a client waits for an answer that it could get."""
         return connection in self._connections and self.alive and not self.stopping
 
     def waits_since(self, name: str) -> float:
-        """True time since which a client of this function is the first that waits; else infinity."""
+        """Return the true time since which a client of this function is the first; infinity if none is."""
         first, since = self._first
         if first is None or first not in self._dispensing.clients[:1] or self.stopping:
             return math.inf
@@ -178,7 +178,7 @@ class ServerProcess(ClaimingProcess):
         return True
 
     def _judge(self) -> None:
-        """Judge that each claim is a client's or was given back, and that no client is forgotten."""
+        """Judge that each claim went to a client or was given back, and that no client is forgotten."""
         handed_out = {each.claimed.held.holder for one in self._connections for each in one.handed_out()}
         if not self._in_hand.keys() <= handed_out:
             raise Violation("SK-20", f"{self.name} keeps a claim that no client has")
@@ -230,7 +230,7 @@ class ServerProcess(ClaimingProcess):
         return None
 
     def _claim(self, client: WaitingClient) -> Script:
-        """Claim for a client: for none that has hung up, and in the order in which they came."""
+        """Claim for a client; judge that it has not hung up and that the order is FIFO."""
         if client.has_hung_up:
             raise Violation("SK-20", f"{self.name} claims for {client.worker}, which has hung up")
         first = min(self._dispensing.clients, key=lambda each: each.requested_at, default=client)
@@ -242,7 +242,7 @@ class ServerProcess(ClaimingProcess):
         return claimed
 
     def _filled(self, payload: bytes) -> Script:
-        """Fill a payload: some need results that are read, of which a few are not what they should be."""
+        """Fill a payload: some need results, a few of which are invalid."""
         if self.world.random.random() < 0.1:
             yield from self.asked(lambda: None)
         if self.world.random.random() < 0.02:
@@ -269,7 +269,7 @@ class ServerProcess(ClaimingProcess):
 
 
 class HttpClient(Process):
-    """A worker in another language: it polls servers for claims, and hangs up now and then."""
+    """A worker in another language: it polls servers for claims, and sometimes hangs up."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
@@ -286,11 +286,11 @@ class HttpClient(Process):
         return self._at_work > 0
 
     def term(self) -> Term:
-        """A claim's time, from now on."""
+        """Return the term of a claim made now."""
         return Term(TTL_S, self.host.clock, self.now + TTL_S)
 
     def kill(self) -> None:
-        """End it: its connection ends with it."""
+        """End the process, and its connection."""
         super().kill()
         if self._hangs_up is not None:
             self._hangs_up()
@@ -317,7 +317,7 @@ class HttpClient(Process):
         self._at_work -= 1
 
     def _ask(self, server: ServerProcess) -> Wish:
-        """Request claims of a server; what comes is the claims, none if it has waited for too long."""
+        """Request claims from a server; the answer has the claims, none if it came too late."""
         world = self.world
         random = world.random
         wait_s = random.choice((0.0, 0.3, 1.0))
@@ -357,7 +357,7 @@ class HttpClient(Process):
         return finish
 
     def _replied(self, finish: Resume, dispensed: Sequence[DispensedClaim]) -> None:
-        """An answer is under way: it may be slow, or lost without the server's knowing."""
+        """Deliver an answer, which may be slow, or lost unnoticed by the server."""
         world, random = self.world, self.world.random
         is_struck = random.random() < world.network.fault_ratio
         if not is_struck or random.random() < 0.5:

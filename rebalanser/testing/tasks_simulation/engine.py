@@ -1,6 +1,6 @@
 """The simulated engine: the writes and reads of the contract, in memory, one at a time.
 
-Every guard of the contract is a small method, so that a test can take one out and see what notices.
+Every guard of the contract is a small method, so that a test can remove it and see which check notices.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class SimulatedEngine:
         self.slots: dict[str, FreeSlot | UsedSlot] = {}
         self.slot_followers: list[SlotFollower] = []
         self.leases: dict[int, int] = {}
-        """Leases of slots, each with how many times it was kept; -1 once it has ended."""
+        """Leases of slots, each with its number of renewals; -1 once it has ended."""
         self._lease_of: dict[str, int] = {}
         self.over: dict[TaskId, int] = {}
-        """The revisions of claims that the index knows to be over, by task."""
+        """Revisions of the claims that the index knows to be over, by task."""
         self._holders: set[str] = set()
         self._last_of_key: dict[tuple[str, str], TaskId] = {}
 
     def apply(self, write: Write, author: ClaimKey | None) -> Answer:
-        """Carry out one write; ``author`` is the claim in whose name it is asked, for the oracle alone."""
+        """Carry out one write; ``author`` is the claim that requests it, for the oracle only."""
         self.oracle.arrives(write)
         answer = self._apply(write, author)
         if isinstance(answer, Applied):
@@ -75,7 +75,7 @@ class SimulatedEngine:
         return answer
 
     def decided(self, before: Stored, state: State) -> Stored:
-        """Write what the index has decided about a task; the task as it is then."""
+        """Write the index's decision about a task; return the task as it is then."""
         self.revision += 1
         after = replace(before, state=state, revision=self.revision)
         self.oracle.moved(before, after, None, None)
@@ -105,11 +105,11 @@ class SimulatedEngine:
                 return self._collect(write)
 
     def read(self, ids: Iterable[TaskId]) -> Mapping[TaskId, Stored]:
-        """Read tasks; the result has those that exist."""
+        """Read tasks; return those that exist."""
         return {task: self.tasks[task] for task in ids if task in self.tasks}
 
     def page(self, partition: int | None, after: TaskId, limit: int, *, is_open: bool) -> Sequence[Stored]:
-        """Some tasks in the order of their ids."""
+        """Return a page of tasks in the order of their ids."""
         found = (
             stored
             for task, stored in sorted(self.tasks.items())
@@ -120,15 +120,15 @@ class SimulatedEngine:
         return [stored for stored, _ in zip(found, range(limit), strict=False)]
 
     def update_at(self, task: TaskId, claim: int, sequence: int) -> bytes | None:
-        """What stands in a log, None for nothing."""
+        """Return an entry of a log; None if there is none."""
         return self.logs.get(task, {}).get((claim, sequence))
 
     def read_rates(self, limits: Iterable[LimitId]) -> Mapping[LimitId, RateMark]:
-        """Read the marks of rate limits; the result has those that exist."""
+        """Read the marks of rate limits; return those that exist."""
         return {limit: self.rates[limit] for limit in limits if limit in self.rates}
 
     def put_pause(self, schedule: str, pause: bytes | None) -> None:
-        """Put a pause, of the queue where the name is empty; None deletes it."""
+        """Put a pause, of the queue if the name is empty; None deletes it."""
         if pause is None:
             self.pauses.pop(schedule, None)
         else:
@@ -146,7 +146,7 @@ class SimulatedEngine:
             self._put_slot(replace(slot, revision=self.revision))
 
     def withdraw(self, holders: Iterable[str]) -> list[UsedSlot]:
-        """Delete those slots that are free; those that are used."""
+        """Delete the free slots; return the used ones."""
         found = [self.slots[holder] for holder in holders if holder in self.slots]
         for each in found:
             if isinstance(each, FreeSlot):
@@ -160,7 +160,7 @@ class SimulatedEngine:
                 self._delete_slot(each)
 
     def grant(self, ttl_s: float, after: Callable[[float, Callable[[], None]], None]) -> int:
-        """Make a lease for slots; ``after`` calls something so many seconds later."""
+        """Grant a lease for slots; ``after`` calls a function some seconds later."""
         lease = len(self.leases) + 1
         self.keep(lease, ttl_s, after, is_new=True)
         return lease
@@ -201,7 +201,7 @@ class SimulatedEngine:
         return True
 
     def withdraw_of(self, process: str, holders: Iterable[str] | None) -> list[UsedSlot]:
-        """Delete the free slots of a process, by holder or all; those that are used."""
+        """Delete the free slots of a process, by holder or all; return the used ones."""
         mine = [holder for holder, each in self.slots.items() if each.process == process]
         return self.withdraw(mine if holders is None else holders)
 
@@ -243,7 +243,7 @@ class SimulatedEngine:
         return next((each for each in answers if not isinstance(each, Applied)), answers[-1])
 
     def _refusal(self, write: EnqueueAll) -> Answer | None:
-        """What keeps the first of these tasks from being added; None if all can be."""
+        """Return why the first of these tasks that can't be added is refused; None if all can be added."""
         coming: set[TaskId] = set()
         for each in write.enqueues:
             taken = self._taken(each.task.head.id)
@@ -347,7 +347,7 @@ class SimulatedEngine:
         return self.tasks.get(task)
 
     def _duplicate(self, head: Head) -> TaskId | None:
-        """The task that keeps a new one with its unique key out."""
+        """Return the task by whose unique key a new one is a duplicate."""
         last = self._last_of_key.get((head.name, head.unique_key))
         if not head.unique_key or last not in self.tasks:
             return None

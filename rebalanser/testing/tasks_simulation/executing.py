@@ -1,6 +1,6 @@
-"""Workers with several threads: what they claim, begin, renew and end is decided by the product.
+"""Workers with several threads. The product decides which tasks they claim, begin, renew and end.
 
-Each loop of a worker has the product's policy for errors: it must go on, whatever the store does (SK-19).
+Each loop of a worker has the product's policy for errors: it must survive any error of the store (SK-19).
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 LATE_S: Final = 0.05
-"""Seconds by which a thread that is free may be late."""
+"""Maximum delay of a free thread, in seconds."""
 GRACE_S: Final = 1.0
 ROUNDED_S: Final = 1e-6
 _STEP_S: Final = 0.001
-"""Seconds that a look at claims takes."""
+"""Duration of a check of the claims, in seconds."""
 _PIECE_S: Final = 0.1
-"""Seconds between two looks of a body at its claim."""
+"""Seconds between two checks of a body's claim by the body."""
 
 
 class Signal:
-    """An event that scripts of a process wait for."""
+    """An event that a process's scripts wait for."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -90,14 +90,14 @@ class Signal:
         self._resumes: list[Resume] = []
 
     def set(self) -> None:
-        """Set it, and let those go on who wait."""
+        """Set it, and resume the waiting scripts."""
         self._is_set = True
         resumes, self._resumes = self._resumes, []
         for resume in resumes:
             self._process.world.after(0.0, partial(resume, None))
 
     def wait(self, seconds: float | None) -> Wish:
-        """Go on once it is set, or so many seconds of the process's clock are over; it is cleared then."""
+        """Resume once it is set or the time has passed on the process's clock; then clear it."""
 
         def wish(resume: Resume) -> None:
             def go_on(_: Any) -> None:
@@ -116,22 +116,22 @@ class Signal:
 
 
 class StopRequest:
-    """Asks a body to stop."""
+    """A request for a body to stop."""
 
     def __init__(self) -> None:
         self._is_set = False
 
     def set(self) -> None:
-        """Ask it."""
+        """Request the stop."""
         self._is_set = True
 
     def is_set(self) -> bool:
-        """True if it was asked."""
+        """True if the stop was requested."""
         return self._is_set
 
 
 class PoolClaim:
-    """A claim in the hands of a worker."""
+    """A claim held by a worker."""
 
     def __init__(self, worker: PoolWorker, claimed: Claimed) -> None:
         self.worker = worker
@@ -141,21 +141,21 @@ class PoolClaim:
 
     @property
     def task(self) -> TaskId:
-        """What it is of."""
+        """The claimed task."""
         return self.life.stored.head.id
 
     @property
     def deadline(self) -> float:
-        """When its time is up; 0 once it has ended."""
+        """End of its time; 0 once it has ended."""
         return 0.0 if self.is_over else self.life.deadline
 
     @property
     def is_over(self) -> bool:
-        """True if it has ended, as far as its worker knows."""
+        """True if it has ended, as far as the worker knows."""
         return self.life.ended is not None
 
     def still_mine(self) -> bool:
-        """True if it lasts by its worker's clock."""
+        """True if it is current by the worker's clock."""
         return self.life.lasts(self.worker.now)
 
     def lose(self, reason: Reason) -> None:
@@ -164,19 +164,19 @@ class PoolClaim:
         self.stop_requested.set()
 
     def learn_status(self, change: Change) -> None:
-        """Take a change of its task."""
+        """Take in a change of its task."""
         if self.life.is_ended_by(change.status, change.revision):
             self.lose(Reason.ENDED)
 
     def settle(self, rule: Callable[[Stored], Decision]) -> PendingMove:
-        """End it by a rule, as soon as the store takes that."""
+        """End it by a rule, once the store accepts the write."""
         self.lose(Reason.ENDED)
         pending = PendingMove(self.life.stored, rule, lasting=True)
         self.worker.writer.submit_all([pending], self.life.held)
         return pending
 
     def give_back(self) -> None:
-        """End it; the try is not counted."""
+        """Give it back; the try is not counted."""
         if not self.is_over:
             held = self.life.held
             self.settle(lambda stored: rules.release(stored.state, held))
@@ -216,11 +216,11 @@ class ClaimingProcess(Process):
         self._woken = Signal(self)
 
     def term(self) -> Term:
-        """A claim's time, from now on."""
+        """Return the term of a claim made now."""
         return Term(TTL_S, self.host.clock, self.now + TTL_S)
 
     def new_holder(self) -> str:
-        """A name that no claim has."""
+        """Return a name that no claim has."""
         self._holders += 1
         return f"{self.name}-{self._holders}"
 
@@ -229,15 +229,15 @@ class ClaimingProcess(Process):
         self._woken.set()
 
     def drop_changes(self, until: float) -> None:
-        """The watch breaks; once it is back it says that it has lost changes."""
+        """Break the watch; once it is back it reports that changes were lost."""
         self.drops_until = until
 
     def asked(self, serve: Callable[[], Any]) -> Script:
-        """Have something done at the engine; raises what its client does."""
+        """Call the engine; raise as its client does."""
         return (yield from self.answered(self.world.network.request(self, serve)))
 
     def answered(self, wish: Wish) -> Script:
-        """Wait for an answer of the engine; raises what its client does."""
+        """Wait for an answer of the engine; raise as its client does."""
         if self.world.now < self.bug_until:
             self.world.oracle.counts["bugs"] += 1
             raise KeyError("a bug")
@@ -247,12 +247,12 @@ class ClaimingProcess(Process):
         return answer
 
     def take(self, claimed: Claimed) -> None:
-        """Take a claim."""
+        """Take in a claim."""
         self.world.oracle.granted(claimed.stored.head.id, claimed.held)
         judge_time(self, claimed.stored, claimed.sent_at)
 
     def payloads(self, claimed: Sequence[Claimed]) -> Script:
-        """The payloads of claimed tasks: those that came with the claims, and the others, read now."""
+        """Return the payloads of claimed tasks: those that came with the claims, and the others, read now."""
         known = {each.stored.head.id: each.payload for each in claimed if each.payload is not None}
         ids, stored = [each.stored.head.id for each in claimed], self.world.engine.payloads
         missing = [each for each in ids if each not in known]
@@ -262,7 +262,7 @@ class ClaimingProcess(Process):
         return {**known, **read}
 
     def loop(self, name: str, step: Callable[[], Script], end: Signal | None = None) -> Script:
-        """Take steps, whatever they raise, until one was the last."""
+        """Repeat steps, whatever they raise, until one returns that it was the last."""
         while True:
             try:
                 goes_on = yield from step()
@@ -297,7 +297,7 @@ class PoolWorker(ClaimingProcess):
             self._look_sooner,
         )
         self.idle_since = world.now
-        """True time since which a thread is idle and no claim has come; infinity if none is."""
+        """True time since which a thread is idle without a new claim; infinity if none is."""
         self._idle_s: float | None = 0.0
         self._sooner = Signal(self)
         self._ready: deque[tuple[Try[PoolClaim], bytes]] = deque()
@@ -329,7 +329,7 @@ class PoolWorker(ClaimingProcess):
         return claim.worker == self.name and claim.holder not in self.execution.tries
 
     def stop(self) -> None:
-        """Stop in order: give back what has not begun, then what has not ended, and leave."""
+        """Stop gracefully: give back tries that have not begun, then those that have not ended, and leave."""
         if not self.execution.stopping:
             self.world.oracle.counts["graceful stops"] += 1
             self.execution.stopping = self.stopping = True
@@ -346,7 +346,7 @@ class PoolWorker(ClaimingProcess):
         yield self._offers_end.wait(SLOT_LEASE_S)
         try:
             yield from self._source.retire()
-        except Exception:  # the slots end by themselves, and so do the claims
+        except Exception:  # slots and claims end by themselves
             self.world.oracle.counts["slots left to their lease"] += 1
         yield self.sleep(1.0)
         self.world.replace(self)
@@ -369,9 +369,9 @@ class PoolWorker(ClaimingProcess):
         return True
 
     def _judge_ahead(self, paused_at: float | None) -> None:
-        """Judge that a worker that has looked while the queue is paused holds nothing ahead (SK-23).
+        """Judge that a worker that looked for tasks during a pause holds no claims ahead (SK-23).
 
-        ``paused_at`` is since when it was paused as the look began. From an index each look reads the pause.
+        ``paused_at`` is the start of the pause when the look began. An index reads the pause on each look.
         """
         is_told = self.world.scenario.has_index and None is not paused_at == self.world.oracle.paused_at
         if not (is_told or self._source.is_paused):
@@ -381,7 +381,7 @@ class PoolWorker(ClaimingProcess):
             raise Violation("SK-23", f"{self.name} has looked, and keeps what has not begun in a pause")
 
     def _judge_held(self) -> None:
-        """Judge that each claim that was taken is held or ended, also where its payload could not be read."""
+        """Judge that each claim taken is held or ended, even if its payload could not be read."""
         held = [each.claim for each in self.execution.tries.values()]
         if self.alive and not all(each.is_over or each in held for each in self._last_held):
             raise Violation("SK-17", f"{self.name} has forgotten a claim that it took")
@@ -419,10 +419,10 @@ class PoolWorker(ClaimingProcess):
         return None
 
     def _look_on(self, request: WorkRequest) -> Script:
-        """Finish a look for tasks; the seconds until there may be others."""
+        """Finish a look for tasks; return the seconds until there may be more."""
         match request:
             case OfferRoom(idle=idle, room=room):
-                # Half of it for the functions that are known here and half of it for any.
+                # Half of it for the functions that are known here, half of it for any.
                 half = Room(idle // 2, room // 2)
                 self._source.offer({NAMES: Room(idle - half.idle, room - half.tasks), None: half})
             case ReportUnknown():
@@ -458,7 +458,7 @@ class PoolWorker(ClaimingProcess):
             yield self._ended.wait(ends - self.now)
 
     def _run(self) -> Script:
-        """Run bodies, one after another: a thread."""
+        """A thread: run bodies, one after another."""
         while True:
             while not self._ready:
                 yield self._more.wait(None)
@@ -469,7 +469,7 @@ class PoolWorker(ClaimingProcess):
                 self._end(held)
 
     def judge_paused(self) -> None:
-        """Judge a worker whose queue is paused for long: it holds and offers nothing ahead (SK-23)."""
+        """Judge that long after a pause began a worker holds no claims ahead and offers no room (SK-23)."""
         self.world.oracle.counts["looks while paused"] += 1
         if any(each.began_at is None and not each.claim.is_over for each in self.execution.tries.values()):
             raise Violation("SK-23", f"{self.name} keeps what has not begun, and the queue is paused")
@@ -478,7 +478,7 @@ class PoolWorker(ClaimingProcess):
             raise Violation("SK-23", f"{self.name} offers room, and the queue is paused")
 
     def _judge_begin(self, held: Try[PoolClaim]) -> None:
-        """Judge that what waited for a thread for long was given back before (SK-20)."""
+        """Judge that a claim does not wait for a thread for long, but is given back (SK-20)."""
         waited_s = self.now - held.handed_out_at
         self.world.oracle.counts["begun"] += 1
         paused_at = self.world.oracle.paused_at
@@ -509,11 +509,11 @@ class PoolWorker(ClaimingProcess):
         self.finish(held)
 
     def begins(self, held: Try[PoolClaim]) -> bool:
-        """True if a body may run whose turn it is."""
+        """True if the next body may run."""
         return self.execution.may_run(held)
 
     def body_s(self, _task: TaskId) -> float:
-        """Seconds that a body takes."""
+        """Return the duration of a body, in seconds."""
         random = self.world.random
         return random.choice((0.3, 1.5, 5.0)) if self._is_slow and random.random() < 0.3 else 0.01
 
@@ -528,7 +528,7 @@ class PoolWorker(ClaimingProcess):
             held.claim.complete(self.world.content(b"result"))
 
     def _judge_may_run(self, claim: PoolClaim) -> None:
-        """Judge that a claim lasts whose body begins, by the clock and the reported changes (SK-7, SK-8)."""
+        """Judge that the claim of a beginning body is current, by clock and changes (SK-7, SK-8)."""
         change = self._latest.get(claim.task)
         is_over = change is not None and _ends(change, claim)
         if is_over or self.now >= claim.life.deadline:
@@ -543,7 +543,7 @@ class PoolWorker(ClaimingProcess):
             raise Violation("SK-15", f"{self.name} lets a body run on after its timeout")
 
     def _judge_claim(self, claim: PoolClaim) -> None:
-        """Judge an access of a body, and that it was asked to stop once its claim's time was up (SK-8)."""
+        """Judge a body's access, and that it was asked to stop once its claim's time had passed (SK-8)."""
         world, life = self.world, claim.life
         judge_time(self, life.stored, life.deadline - TTL_S)
         is_late = life.ended is None and self.now > life.deadline + LATE_S
@@ -610,7 +610,7 @@ class PoolWorker(ClaimingProcess):
             self.failures.ended("renewals of claims")
 
     def _follow(self, stored: Stored) -> None:
-        """A change is told, unless the watch is broken."""
+        """Report a change, unless the watch is broken."""
         world = self.world
         if not self.alive:
             return
@@ -643,13 +643,13 @@ class PoolWorker(ClaimingProcess):
 
 
 def _ends(change: Change, claim: PoolClaim) -> bool:
-    """True if a change says that a claim has ended, which may be its worker's own doing."""
+    """True if a change ends a claim, perhaps by a write of its own worker."""
     is_open_claim = change.status in (Status.CLAIMED, Status.COMPLETED)
     return change.revision > claim.made_at and not is_open_claim
 
 
 def _author_of(pending: Any) -> ClaimKey:
-    """The claim that an ask is about, for the oracle."""
+    """Return the claim of a pending write, for the oracle."""
     claim = pending._stored.state.claim  # noqa: SLF001
     return ClaimKey(claim.number, claim.holder)
 
@@ -665,14 +665,14 @@ def judge_time(process: Process, stored: Stored, counted_from: float) -> None:
 def judge_ahead(process: Process, claimed: Sequence[Claimed]) -> None:
     """Judge that no task with a rate limit is claimed from an index for a busy thread (SK-23).
 
-    Of claims that owners make, the slot says if it is ahead.
+    For claims by owners, the slot shows if it is ahead.
     """
     if process.world.scenario.has_index and any(each.stored.head.rate_limit for each in claimed):
         raise Violation("SK-23", f"{process.name} has claimed a task with a rate limit ahead")
 
 
 def source_of(process: ClaimingProcess, end: Signal) -> SlotSource | IndexSource:
-    """The source of a process's claims; ``end`` is set once it offers nothing more."""
+    """Source of a process's claims; ``end`` is set once it has withdrawn its offers."""
     if process.world.scenario.has_index:
         end.set()
         return IndexSource(process)
@@ -682,7 +682,7 @@ def source_of(process: ClaimingProcess, end: Signal) -> SlotSource | IndexSource
 
 
 class SlotSource:
-    """A process's source of claims: owners of partitions claim for its free slots."""
+    """Claims by owners of partitions, for a process's free slots."""
 
     def __init__(self, worker: ClaimingProcess) -> None:
         self.worker = worker
@@ -698,13 +698,13 @@ class SlotSource:
         )
         self.claims = PausableClaims()
         self._refused: Sequence[str] = []
-        """The holders of slots that were refused, or ended with their lease, in this step."""
+        """Holders of slots that were refused, or ended with their lease, in this step."""
         self._due_s: float | None = 0.0
         worker.world.engine.pause_followers.append(self._follow_pause)
         worker.world.engine.slot_followers.append(self._follow)
 
     def step(self) -> Script:
-        """Publish, withdraw and keep what is due."""
+        """Publish, withdraw and keep slots as due."""
         yield self.changed.wait(self._due_s)
         if self.worker.stopping:
             return False
@@ -732,17 +732,17 @@ class SlotSource:
         limit: int,
         names: Collection[str] | None,
         worker: str | None = None,
-        ahead: int = 0,  # noqa: ARG002 - a slot says itself if it is ahead
+        ahead: int = 0,  # noqa: ARG002 - the slot itself has it
     ) -> Script:
-        """Take what others have claimed."""
+        """Take the claims that owners have made."""
         return (yield from driven(self.claims.claim(limit, names, worker), self._perform_claim))
 
     def claim_for_others(self) -> Script:
-        """Bring the pause up to date: this process owns nothing that it could claim for others."""
+        """Read the pause; this process owns no partition, so it claims nothing for others."""
         yield from self.claim(0, ())
 
     def next_s(self, names: Collection[str] | None) -> float | None:  # noqa: ARG002 - it owns nothing
-        """Seconds until there may be something to claim; None if only news can bring it."""
+        """Return the seconds until there may be a task to claim; None if only news can bring it."""
         at = self.claims.next_wakeup(self.worker.now, lambda: None)
         return None if at is None else at - self.worker.now
 
@@ -751,15 +751,15 @@ class SlotSource:
         yield from ()
 
     def hurry(self) -> None:
-        """Offer nothing more, soon."""
+        """Wake the loop that withdraws the offers."""
         self.changed.set()
 
     def retire(self) -> Script:
-        """Withdraw all room, and give back what has arrived."""
+        """Withdraw all room, and give back the claims that have arrived."""
         yield from driven(self.offering.retire(), self.perform)
 
     def _perform_claim(self, request: ClaimRequest) -> Script:
-        """Make a request of the claims of a process that owns nothing."""
+        """Make a request of a script of claims, for a process without partitions."""
         match request:
             case ReadPause():
                 return (yield from self.worker.world.read_pause(self.worker))
@@ -775,11 +775,11 @@ class SlotSource:
             self.changed.set()
 
     def lost(self) -> None:
-        """Changes may have been missed."""
+        """Note that changes may have been missed."""
         self._learn(Lost(0))
 
     def perform(self, request: SlotRequest) -> Generator[Wish, Any, Any]:
-        """Make a request of the offering."""
+        """Make a request of a script of slot offers."""
         worker = self.worker
         engine, network = worker.world.engine, worker.world.network
         match request:

@@ -1,6 +1,6 @@
 """Claims from the engine's index, as SQLite has it: no process owns a partition (SK-5, SK-13, SK-20).
 
-Each process has an engine object of its own, which remembers when it first saw what counts on other clocks.
+Each process has its own engine object, which notes when it first saw claims and marks of other clocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class IndexedEngine:
-    """The engine object of one process: it looks without a lock, then claims in one transaction."""
+    """The engine object of one process: it reads without a lock, then claims in one transaction."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
@@ -38,9 +38,9 @@ class IndexedEngine:
         self._next_room: float | None = None
 
     def claim(self, query: ClaimQuery, write: Callable[[Callable[[], ClaimAnswer]], object]) -> object:
-        """Look for ready tasks; claim the best by ``write``, which may refuse it; what comes of it.
+        """Look for ready tasks, claim the best by ``write``, which may refuse, and return the answer.
 
-        A look that finds nothing writes nothing, so that a store that takes no writes answers it.
+        A look that finds nothing writes nothing, so it succeeds while the store takes no writes.
         """
         engine, clock = self._engine, query.term.clock
         pause = engine.pauses.get(QUEUE_PAUSE)
@@ -61,7 +61,7 @@ class IndexedEngine:
         return {each.head.name for each in self._open() if self._is_free(each)}
 
     def _open(self) -> list[Stored]:
-        """The tasks that wait, or whose claim is known to be over."""
+        """Return the tasks that wait, or whose claim is known to be over."""
         return [
             each
             for each in self._engine.tasks.values()
@@ -70,7 +70,7 @@ class IndexedEngine:
         ]
 
     def _running(self) -> list[Stored]:
-        """The claimed tasks that are not known to be over."""
+        """Return the claimed tasks whose claim is not known to be over."""
         return [
             each
             for each in self._engine.tasks.values()
@@ -82,7 +82,7 @@ class IndexedEngine:
         return self._engine.over.get(stored.head.id) == stored.revision
 
     def _foreign_over(self, clock: str, now: float, buffer_s: float) -> list[Stored]:
-        """The claims that count on other clocks and are over, as far as this process knows."""
+        """Return the claims of other clocks that are over, as far as this process knows."""
         if self._foreign.skips(now):
             return []
         found = {each.head.id: each for each in self._running() if _claim_of(each).term.clock != clock}
@@ -90,7 +90,7 @@ class IndexedEngine:
         return [found[task] for task in self._foreign.learn(claims, now, buffer_s)]
 
     def _is_free(self, stored: Stored) -> bool:
-        """True if nothing but time and limits keeps a task from being claimed, or from failing."""
+        """True if only time and limits prevent that a task is claimed, or becomes dead."""
         head, state = stored.head, stored.state
         if state.claim is not None or self._failed(head) is not None:
             return True
@@ -109,7 +109,7 @@ class IndexedEngine:
         return None
 
     def _is_wanted(self, stored: Stored, query: ClaimQuery, now: float) -> bool:
-        """True if a task can be claimed now, or becomes dead on the way."""
+        """True if a task can be claimed now, or becomes dead instead."""
         head, state = stored.head, stored.state
         is_due = state.status is Status.CLAIMED or state.due <= query.wall
         is_named = query.names is None or head.name in query.names
@@ -118,7 +118,7 @@ class IndexedEngine:
         return self._has_place(stored) and self._has_rate(head, query.term.clock, now)
 
     def _has_place(self, stored: Stored) -> bool:
-        """True if fewer tasks of its limit are claimed than that allows; its own claim is replaced."""
+        """True if its limit has room; its own claim does not count, as it is replaced."""
         head = stored.head
         if not head.max_running or stored.state.status is Status.CLAIMED:
             return True
@@ -126,7 +126,7 @@ class IndexedEngine:
         return sum(each.head.limit == head.limit for each in claimed) < head.max_running
 
     def _has_rate(self, head: Head, clock: str, now: float) -> bool:
-        """True if its rate limit lets it start; else the time is noted at which it may (SK-23)."""
+        """True if its rate limit allows a start now; else note the time of the next one (SK-23)."""
         if not head.rate_limit:
             return True
         rate = rate_of(head.rate_limit)
@@ -206,7 +206,7 @@ def _rank(stored: Stored) -> tuple[int, TaskId]:
 
 
 class IndexSource:
-    """A process's source of claims: the engine's index; what to ask and when is decided by the product."""
+    """Claims from the engine's index; the product decides what to request, and when."""
 
     def __init__(self, process: ClaimingProcess) -> None:
         self.process = process
@@ -221,7 +221,7 @@ class IndexSource:
         )
         self._engine = IndexedEngine(process.world.engine)
         self._told: tuple[bytes | None] | None = None
-        """The pause as the store has told it to the last claim; None before it has."""
+        """The pause in the answer to the last claim; None before one."""
         process.world.engine.followers.append(self._follow)
         process.world.engine.pause_followers.append(self._wake_later)
 
@@ -258,12 +258,12 @@ class IndexSource:
                 return self._told[0]
 
     def next_s(self, names: Collection[str] | None) -> float | None:
-        """Seconds until there may be something to claim; None if only a commit can bring it."""
+        """Return the seconds until there may be a task to claim; None if only a commit can bring it."""
         at = self.requests.next_wakeup(names)
         return None if at is None else at - self.process.now
 
     def report_unknown(self) -> Script:
-        """Read the functions of ready tasks, unless the last claim has told that there are none."""
+        """Read the functions of ready tasks, unless the last claim found none."""
         if self.requests.others_ready:
             yield from self.process.asked(self._engine.ready_names)
 
@@ -278,14 +278,14 @@ class IndexSource:
         yield from ()
 
     def lost(self) -> None:
-        """Look again, as a commit may have been missed."""
+        """Look for tasks again, as a commit may have been missed."""
         self.process.wake()
 
     def _follow(self, _: Stored) -> None:
         self._wake_later()
 
     def _wake_later(self) -> None:
-        """A commit is told, late while the watch is broken."""
+        """Report a commit, late while the watch is broken."""
         process, world = self.process, self.process.world
         if process.alive:
             late_s = max(world.scenario.latency_s, process.drops_until - world.now)

@@ -1,4 +1,4 @@
-"""Requests, and what can befall them on their way."""
+"""Requests and their faults."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LATEST_S: Final = 2.5
 
 
 class Unanswered:
-    """What a sender gets in place of an answer."""
+    """Outcomes in place of an answer."""
 
     def __init__(self, name: str, error: RebalanserError) -> None:
         self.name = name
         self.error = error
-        """What the engine's client raises."""
+        """The error that the engine's client raises."""
 
     def __str__(self) -> str:
         return self.name
@@ -49,7 +49,7 @@ class Reply:
 
 
 def once(resume: Resume) -> Resume:
-    """Resume with what comes first; all that comes later is too late."""
+    """Resume with the first outcome; later ones are dropped."""
     is_answered = False
 
     def finish(answer: Any) -> None:
@@ -69,11 +69,11 @@ REFUSALS: Final = {
     Fault.READ_ONLY: Unanswered("that the store is read-only: no effect", UnusableStore("read-only")),
     Fault.LOCKED: Unanswered("that the store is locked: no effect", RegistryUnavailable("locked")),
 }
-"""What the engine answers writes by while it takes none."""
+"""The engine's answer to writes while it takes none."""
 
 
 class Network:
-    """Between processes and the engine, and from process to process."""
+    """The network between processes, and to the engine."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -84,7 +84,7 @@ class Network:
         self._kinds = [fault for fault in OF_REQUESTS if fault in world.scenario.faults]
 
     def write(self, process: Process, write: Write) -> Wish:
-        """Have the engine apply a write; what comes is its answer, or an :class:`Unanswered`."""
+        """Send a write to the engine; resume with its answer, or an :class:`Unanswered`."""
 
         def serve() -> Any:
             answers = self._applied(process, [write], [None])
@@ -95,9 +95,9 @@ class Network:
     def apply(
         self, process: Process, writes: Sequence[Write], authors: Sequence[ClaimKey | None] | None = None
     ) -> Wish:
-        """Have the engine apply writes in their order; the answer is theirs, or an :class:`Unanswered`.
+        """Send writes to the engine, in order; resume with their answers, or an :class:`Unanswered`.
 
-        ``authors`` are the claims in whose name they are asked, for the oracle alone. Each write is a
+        ``authors`` are the claims that request them, for the oracle only. Each write is a
         transaction of its own: an engine that restarts meanwhile has applied the first of them.
         """
         return self.request(process, lambda: self._applied(process, writes, authors or [None] * len(writes)))
@@ -121,7 +121,7 @@ class Network:
         return answers
 
     def claim(self, process: Process, serve: Callable[[Callable[[Callable[[], Any]], Any]], Any]) -> Wish:
-        """Have the engine claim from its index; ``serve`` is given how it writes: all of it, or nothing."""
+        """Claim from the engine's index; ``serve`` gets a function that writes all claims or none."""
 
         def write(carry_out: Callable[[], Any]) -> Any:
             if self.world.now < self.refuses_until:
@@ -135,15 +135,15 @@ class Network:
         return self.request(process, lambda: serve(write))
 
     def refuse(self, fault: Fault, until: float) -> None:
-        """Take no writes until then, for this reason."""
+        """Refuse writes until then, for this reason."""
         self.refusal, self.refuses_until = REFUSALS[fault], until
 
     def read(self, process: Process, ids: list[TaskId]) -> Wish:
-        """Read tasks; what comes is a mapping, LOST or AWAY."""
+        """Read tasks; resume with a mapping, LOST or AWAY."""
         return self.request(process, lambda: self.world.engine.read(ids))
 
     def request(self, process: Process, serve: Callable[[], Any]) -> Wish:
-        """Have ``serve`` done at the engine."""
+        """Run ``serve`` at the engine."""
 
         def guarded() -> Any:
             return AWAY if self.world.now < self.engine_away_until else serve()
@@ -158,7 +158,7 @@ class Network:
             before: list[Any] = []
 
             def arrive(reply: Reply | None) -> None:
-                # The second of two copies is answered as the first: what is refused once has no effect.
+                # The second of two copies gets the answer of the first: a refused write has no effect.
                 if not before or not isinstance(before[0], Unanswered):
                     answer = serve()
                     if before and isinstance(answer, Unanswered):
@@ -176,7 +176,7 @@ class Network:
         return wish
 
     def _arrivals(self) -> list[tuple[float, Reply | None]]:
-        """When a request arrives, if it does, and what becomes of the reply."""
+        """Return when a request arrives, if it does, and the fate of the reply."""
         random = self.world.random
         soon_s, late_s = self.world.delay(), random.uniform(TIMEOUT_S, _LATEST_S)
         prompt = Reply()

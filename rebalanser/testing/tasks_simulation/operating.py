@@ -29,26 +29,26 @@ _PAGE = 8
 
 
 class Operator(Process):
-    """Somebody with a command line."""
+    """An operator with a command line."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._writer = Writer(self)
 
     def cancel(self, task: TaskId) -> None:
-        """Want a task no more."""
+        """Cancel a task."""
         self.spawn(self._ask(task, lambda stored: rules.cancel(stored.state)))
 
     def requeue(self, task: TaskId) -> None:
-        """Try a task again."""
+        """Requeue a task."""
         self.spawn(self._ask(task, lambda stored: rules.requeue(stored.state)))
 
     def pause(self, seconds: float, schedule: str = QUEUE_PAUSE) -> None:
-        """Pause the queue or a schedule for so long, or until somebody else resumes it."""
+        """Pause the queue or a schedule for some time, or until another operator resumes it."""
         self.spawn(self._pause(seconds, schedule))
 
     def resume(self) -> None:
-        """Resume the queue and schedules, again as long as one is paused by a request that was late."""
+        """Resume the queue and schedules; repeat while a late request pauses one."""
         self.spawn(self._resume())
 
     def _pause(self, seconds: float, schedule: str) -> Script:
@@ -68,7 +68,7 @@ class Operator(Process):
             yield self.sleep(0.2)
 
     def requeue_for_ever(self) -> None:
-        """From now on try again whatever could have succeeded."""
+        """Requeue, from now on, all tasks that could have succeeded."""
         self.spawn(self._requeue_for_ever())
 
     def _ask(self, task: TaskId, rule: Any) -> Script:
@@ -87,7 +87,7 @@ class Operator(Process):
 
 
 class Collector(Process):
-    """A worker's retention: deletes what is closed once its time is over, what is connected at once."""
+    """A worker's retention: deletes closed tasks once their time has passed, connected ones together."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
@@ -103,7 +103,7 @@ class Collector(Process):
             self._marks = self._marks.with_mark(Mark(self.now, revision), RETENTION.longest_s)
             components = Components()
             yield from self._read_into(components)
-            # So long it takes to move them to a file.
+            # The time to move them to a file.
             yield self.sleep(self.world.random.uniform(0.0, 0.5))
             for component in components.collectable():
                 yield self.world.network.write(self, Collect(QUEUE, component))

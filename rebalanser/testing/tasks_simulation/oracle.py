@@ -1,10 +1,10 @@
-"""The oracle: what must never be, judged by what really takes effect in the store, and by true time.
+"""The oracle: judges what takes effect in the store against the rules, by true time.
 
-It does not ask anybody what he believes. It sees each write that takes effect, who asked for it, what was
-handed to whom, and each access of a body to the world outside.
+It does not rely on the state of any actor. It sees each write that takes effect, its sender, each claim that
+is handed out, and each access of a body to the world outside.
 
-**Access within the claim's time** (SK-8). A body that looks at its own clock, finds its claim to last and
-accesses something at that very instant is never later than the next claim, unless an operator ended its own.
+**Access within the claim's time** (SK-8). A body that checks its own clock, finds its claim current and
+accesses something at that instant is never later than the next claim, unless an operator ended its own.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ class Oracle:
     """True time, in seconds."""
     counts: Counter[str] = field(default_factory=Counter)
     completed: dict[TaskId, int] = field(default_factory=dict)
-    """The tasks that were ever completed, and at which revision."""
+    """Tasks that were ever completed, with the revision."""
     closed_gone: set[TaskId] = field(default_factory=set)
-    """The tasks that were deleted when they were dead or cancelled."""
+    """Tasks that were deleted when they were dead or cancelled."""
     hopeless: set[TaskId] = field(default_factory=set)
-    """Tasks that wait for ever: what they depend on was collected before they were enqueued."""
+    """Tasks that wait for ever, as a dependency was collected before they were enqueued."""
     _closed_at: dict[TaskId, float] = field(default_factory=dict)
-    """True time at which a task was closed that is."""
+    """True time at which each closed task was closed."""
     paused_at: float | None = None
-    """True time since which the queue is paused; None if it is not."""
+    """True time at which the queue's pause began; None if it is not paused."""
     _running: dict[LimitId, set[TaskId]] = field(default_factory=dict)
-    """The claimed tasks of each limit."""
+    """Claimed tasks of each limit."""
     _requested_at: dict[tuple[TaskId, str], float] = field(default_factory=dict)
-    """True time at which a claim was last requested, by its task and holder: a slot may be tried again."""
+    """True time of the last request of a claim, by task and holder: a slot may be tried again."""
     _full_at: dict[LimitId, float] = field(default_factory=dict)
     """True time at which a rate limit allows its whole burst again."""
     _gone: set[TaskId] = field(default_factory=set)
-    """The tasks that were deleted."""
+    """Tasks that were deleted."""
     _last_of_key: dict[tuple[str, str], Head] = field(default_factory=dict)
-    """The last task that was enqueued with a unique key."""
+    """The last task enqueued with each unique key."""
     _failed_until: dict[TaskId, float] = field(default_factory=dict)
-    """The revision at which a task was no more dead or cancelled that has been so; infinity while it is."""
+    """Revision at which a dead or cancelled task was requeued; infinity while it is dead or cancelled."""
     _contents: dict[TaskId, Task] = field(default_factory=dict)
     _holders: dict[tuple[TaskId, int], str] = field(default_factory=dict)
     _granted: set[tuple[TaskId, int]] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
-    """The holders of claims that the engine's index has made."""
+    """Holders of claims that the engine's index has made."""
     _slots_over: set[str] = field(default_factory=set)
-    """The holders of slots that were used, withdrawn, or ended with their worker."""
+    """Holders of slots that were used, withdrawn, or ended with their worker."""
     _updates: dict[tuple[TaskId, int], list[bytes]] = field(default_factory=dict)
     _taken_from: dict[tuple[TaskId, int], float] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
@@ -82,23 +82,23 @@ class Oracle:
     _refused: set[TaskId] = field(default_factory=set)
     _taken: set[Forwarded] = field(default_factory=set)
     _applied: dict[int, Write] = field(default_factory=dict)
-    """By their identity, the writes that took effect."""
+    """The writes that took effect, by their identity."""
     _denied: dict[int, Write] = field(default_factory=dict)
-    """By their identity, the writes that are said to have no effect."""
+    """The writes that were reported to have no effect, by their identity."""
     _copied: set[int] = field(default_factory=set)
 
     def arrives(self, write: Write) -> None:
-        """A write arrives at the engine; a second copy of one that took effect is answered as refused."""
+        """Note that a write arrives at the engine; a second copy of an applied one is answered as refused."""
         if id(write) in self._applied:
             self._copied.add(id(write))
 
     def applied(self, write: Write) -> None:
-        """A write takes effect."""
+        """Note that a write takes effect."""
         self._applied[id(write)] = write
         self._is_honest(write)
 
     def denied(self, write: Write) -> None:
-        """Whoever asked for a write is told that it has no effect."""
+        """Note that a write's sender gets the answer that it has no effect."""
         self._denied[id(write)] = write
         self._is_honest(write)
 
@@ -110,9 +110,9 @@ class Oracle:
     def enqueued(
         self, task: Task, revision: int, unknown: tuple[TaskId, ...], entry: Forwarded | None
     ) -> None:
-        """A task begins to exist; it depends on ``unknown`` ones, of which some may have been collected.
+        """Note a new task; of its ``unknown`` dependencies some may have been collected.
 
-        ``entry`` is the one of an outbox that makes it, also if such a task was collected before.
+        ``entry`` is the entry of an outbox that makes it, even if the task was collected before.
         """
         if entry in self._taken:
             raise Violation("SK-4", f"{entry} has made {_short(task.head.id)} before, and makes it again")
@@ -128,7 +128,7 @@ class Oracle:
         self._judge_unique(task.head)
 
     def _count_running(self, after: Stored) -> None:
-        """Count the claimed tasks of a limit, of which there may not be more than it says (SK-23)."""
+        """Judge that no more tasks of a limit are claimed than it allows (SK-23)."""
         head = after.head
         if not head.max_running:
             return
@@ -142,11 +142,11 @@ class Oracle:
             raise Violation("SK-23", f"{_told(after)} is claimed as number {len(running)} of its limit")
 
     def requested(self, claims: Iterable[tuple[TaskId, str]]) -> None:
-        """Take the tasks and holders of claims that are requested now."""
+        """Note the tasks and holders of claims that are requested now."""
         self._requested_at.update(dict.fromkeys(claims, self.now()))
 
     def used(self, task: TaskId, holder: str) -> None:
-        """The engine's index is about to claim a task for this holder, of which no claim may be (SK-6)."""
+        """Note that the engine's index claims a task for this holder, which no claim may have yet (SK-6)."""
         if holder in self._used:
             raise Violation("SK-6", f"the holder {holder} gets a second claim, of {_short(task)}")
         self._used.add(holder)
@@ -168,7 +168,7 @@ class Oracle:
         self._full_at[head.limit] = full_at + every_s
 
     def _judge_unique(self, head: Head) -> None:
-        """Judge that no open task keeps a new one out by its unique key, nor one within its time (SK-23)."""
+        """Judge that a new task is no duplicate of an open task, or of one within its time (SK-23)."""
         if not head.unique_key:
             return
         key = (head.name, head.unique_key)
@@ -186,23 +186,23 @@ class Oracle:
         return task in self._contents
 
     def tasks(self) -> Iterable[TaskId]:
-        """All that were ever enqueued."""
+        """Return all tasks that were ever enqueued."""
         return self._contents
 
     def task(self, task: TaskId) -> Task:
-        """A task that was enqueued."""
+        """Return a task as it was enqueued."""
         return self._contents[task]
 
     def is_same(self, task: Task) -> bool:
-        """True if this is what was enqueued by this id."""
+        """True if this task was enqueued with this id."""
         return self._contents.get(task.head.id) == task
 
     def spooled(self, task: TaskId) -> None:
-        """A producer has put a task into its outbox."""
+        """Note that a producer has put a task into its outbox."""
         self._spooled.add(task)
 
     def told_together(self, tasks: Sequence[TaskId], error: Exception | None) -> None:
-        """A producer is told that new tasks exist, or that none of them was made (SK-3)."""
+        """Judge an answer to a producer: the new tasks exist, or none of them was made (SK-3)."""
         made = [task for task in tasks if task in self._contents]
         self.counts["told of tasks together"] += 1
         if error is None and len(made) < len(tasks):
@@ -211,22 +211,22 @@ class Oracle:
             raise Violation("SK-3", f"{len(made)} of {len(tasks)} tasks are there, all or none should be")
 
     def refused(self, task: TaskId) -> None:
-        """A spooled task is not made, as one is missing that it depends on."""
+        """Note that a spooled task is refused, as a dependency is missing."""
         self._refused.add(task)
 
     def are_spooled_made(self) -> None:
-        """At the end: whatever was spooled was made, unless it was refused (SK-4)."""
+        """Judge at the end that each spooled task was made, unless it was refused (SK-4)."""
         lost = self._spooled - self._refused - self._contents.keys()
         if lost:
             raise Violation("SK-4", f"{_short(min(lost))} was spooled, and never made")
 
     def taken_over(self, epoch: Epoch) -> None:
-        """An owner takes over a partition."""
+        """Note that an owner takes over a partition."""
         self.counts["take-overs"] += 1
         self._epochs[epoch.partition] = max(epoch.token, self._epochs.get(epoch.partition, 0))
 
     def moved(self, before: Stored, after: Stored, write: Move | None, author: ClaimKey | None) -> None:
-        """A task's state changes; without a write the engine's index decides."""
+        """Judge a change of a task's state; without a write the engine's index made it."""
         if after.state.status not in OPEN and after.state.status is not before.state.status:
             self._closed_at[after.head.id] = self.now()
         elif after.state.status in OPEN:
@@ -251,7 +251,7 @@ class Oracle:
         self._logged(before, after, None if write is None else write.update)
 
     def granted(self, task: TaskId, held: ClaimKey) -> None:
-        """A worker is told that it has a claim."""
+        """Judge a claim that a worker gets."""
         self.counts["granted"] += 1
         key = (task, held.number)
         if key in self._granted:
@@ -261,14 +261,14 @@ class Oracle:
             raise Violation("SK-6", f"claim {held.number} of {_short(task)} is granted, and another's")
 
     def updated(self, task: TaskId, held: ClaimKey, sequence: int, content: bytes) -> None:
-        """A body is told that an update is written."""
+        """Judge the answer to a body that an update is written."""
         if self._updates.get((task, held.number), [])[sequence : sequence + 1] != [content]:
             raise Violation(
                 "SK-9", f"update {sequence} of claim {held.number} of {_short(task)} is not there"
             )
 
     def paused(self, *, is_paused: bool) -> None:
-        """The queue is paused from now on, or is not any more."""
+        """Note that the queue is paused or resumed."""
         self.counts["pauses"] += is_paused
         if not is_paused:
             self.paused_at = None
@@ -276,18 +276,18 @@ class Oracle:
             self.paused_at = self.now()
 
     def slot_used(self, holder: str, stored: Stored) -> None:
-        """A task is claimed for a free slot."""
+        """Judge a claim of a task for a free slot."""
         self.counts["claims for slots"] += 1
         if holder in self._slots_over:
             raise Violation("SK-20", f"{_told(stored)} is claimed for the slot {holder}, which is not free")
         self._slots_over.add(holder)
 
     def slot_ended(self, holder: str) -> None:
-        """A slot is withdrawn, or ends with its worker's lease."""
+        """Note that a slot is withdrawn, or ends with its worker's lease."""
         self._slots_over.add(holder)
 
     def accesses(self, task: TaskId, held: ClaimKey, *, in_time: bool) -> None:
-        """A body accesses the world outside; ``in_time`` says that its claim lasts by its own clock."""
+        """Judge a body's access to the world outside; ``in_time`` if its clock finds the claim current."""
         self.counts["accesses"] += 1
         since = self._taken_from.get((task, held.number))
         if since is None:
@@ -300,18 +300,18 @@ class Oracle:
             )
 
     def chose(self, chosen: Stored, better: Stored | None) -> None:
-        """An owner is about to claim a task, knowing a better one that could be claimed as well."""
+        """Judge an owner that claims a task although it knows a better one that could be claimed."""
         self.counts["chosen"] += 1
         if better is not None:
             raise Violation("SK-5", f"{_told(chosen)} is chosen, {_told(better)} comes first")
 
     def read(self, before: Stored | None, after: Stored) -> None:
-        """What an owner knows of a task before and after it learnt something."""
+        """Judge an owner's knowledge of a task before and after news."""
         if before is not None and after.revision < before.revision:
             raise Violation("SK-11", f"{_told(after)} is taken for newer than {_told(before)}")
 
     def collected(self, tasks: list[Stored], stored: Iterable[Stored]) -> None:
-        """Tasks cease to exist; ``stored`` are all that there are before."""
+        """Judge that tasks are deleted; ``stored`` has all tasks before."""
         self.counts["collected"] += len(tasks)
         ids = {each.head.id for each in tasks}
         for each in tasks:
@@ -350,7 +350,7 @@ class Oracle:
         missing = [needed for needed in after.head.after if needed not in self.completed]
         if missing and after.head.after_failure is AfterFailure.RUN:
             self.counts["runs after a failure"] += not number
-            # One that was claimed before has run after it already.
+            # A task that was claimed before has run after it already.
             missing = [] if number else [each for each in missing if not self._has_failed(each, before)]
         if missing:
             raise Violation("SK-5", f"{_told(after)} is claimed before {_short(missing[0])} is settled")
@@ -366,7 +366,7 @@ class Oracle:
             self._taken_from[after.head.id, number - 1] = self.now()
 
     def _fails(self, before: Stored, after: Stored) -> None:
-        """A task becomes dead that was never claimed."""
+        """Judge that a task becomes dead that was never claimed."""
         self.counts["fails with a dependency"] += 1
         head = before.head
         if head.after_failure is not AfterFailure.FAIL or before.state.status is not Status.WAITING:
@@ -375,7 +375,7 @@ class Oracle:
             raise Violation("SK-5", f"{_told(after)} is dead, and nothing that it depends on has failed")
 
     def _has_failed(self, needed: TaskId, dependent: Stored) -> bool:
-        """True if a task was dead or cancelled at any time since its dependent waits as it does."""
+        """True if a task was dead or cancelled at any time since its dependent began to wait."""
         return self._failed_until.get(needed, -1.0) > dependent.revision
 
     def _is_of_author(self, before: Stored, author: ClaimKey | None, rule: str) -> None:
@@ -401,7 +401,7 @@ class Oracle:
     def are_logs_whole(
         self, tasks: Iterable[TaskId], read: Callable[[TaskId, int, int], bytes | None]
     ) -> None:
-        """At the end: each update that was ever written is still there, of earlier claims too (SK-9)."""
+        """Judge at the end that each update ever written is still there, also of earlier claims (SK-9)."""
         known = set(tasks)
         for (task, claim), log in self._updates.items():
             for sequence, content in enumerate(log):
@@ -419,7 +419,7 @@ def _updates(stored: Stored) -> int:
 
 
 def _short(task: TaskId) -> str:
-    """An id of a simulated world in few digits: its milliseconds, counter and process."""
+    """Return a short form of an id of a simulated world: its milliseconds, counter and process."""
     return f"{int(task[:16], 16)}.{int(task[16:24], 16)}.{int(task[36:], 16)}"
 
 

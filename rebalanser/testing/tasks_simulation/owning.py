@@ -1,4 +1,4 @@
-"""Owners: processes that own partitions, and hand out claims in them; their index is the product's."""
+"""Owners: processes that own partitions and hand out claims in them, with the product's index."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Reply = Callable[[Claimed], None]
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """A worker that asks for one claim, and waits until true time ``deadline``."""
+    """A worker that requests one claim, and waits until true time ``deadline``."""
 
     worker: str
     reply: Reply
@@ -58,7 +58,7 @@ class _Client:
 
 
 class Tenancy:
-    """One partition in the hands of one process, by one fencing token, until it is told that it is over."""
+    """One partition held by one process, by one fencing token, until the process learns that it is over."""
 
     def __init__(self, process: OwnerProcess, partition: int, token: int) -> None:
         self.process = process
@@ -69,17 +69,17 @@ class Tenancy:
 
     @property
     def is_serving(self) -> bool:
-        """True if it would hand out a claim, be it rightly or not."""
+        """True if it would hand out a claim, rightly or not."""
         return self.process.alive and self.process.holds(self)
 
     def end(self) -> None:
-        """It is told that the partition is another's."""
+        """Learn that another process owns the partition."""
         self.is_over = True
         self.process.give_up(self)
 
 
 class OwnerProcess(Process):
-    """A process that owns partitions: it claims for workers that ask, and for free slots."""
+    """A process that owns partitions: it claims for workers that request it, and for free slots."""
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
@@ -100,26 +100,26 @@ class OwnerProcess(Process):
         self.spawn(self._run())
 
     def take(self, tenancy: Tenancy) -> None:
-        """The group gives it a partition."""
+        """Own a partition that the group assigns."""
         self.spawn(self._take(tenancy))
 
     def give_up(self, tenancy: Tenancy) -> None:
-        """The group has taken a partition from it."""
+        """Give up a partition that the group has reassigned."""
         if self.holds(tenancy):
             self.index.remove(tenancy.partition)
 
     def holds(self, tenancy: Tenancy) -> bool:
-        """True if it claims in a partition by this very tenancy's token."""
+        """True if it claims in a partition by the token of this tenancy."""
         is_last = self._tokens.get(tenancy.partition) == tenancy.token
         return is_last and tenancy.partition in self.index
 
     def ask(self, worker: str, reply: Reply) -> None:
-        """Somebody wants a claim."""
+        """Take in a request for a claim."""
         self._clients.append(_Client(worker, reply, self.world.now + _ASKER_WAITS_S))
         self._wake()
 
     def drop_changes(self, until: float) -> None:
-        """The watch breaks; once it is back it says that it has lost changes."""
+        """Break the watch; once it is back it reports that changes were lost."""
         self._drops_until = until
 
     def _term(self) -> Term:
@@ -134,7 +134,7 @@ class OwnerProcess(Process):
         while not tenancy.is_over:
             try:
                 yield from self._writer.written(PendingTakeOver(TakeOver(QUEUE, epoch)))
-            except RebalanserError:  # the engine was away, or somebody newer owns it
+            except RebalanserError:  # the engine was away, or a newer owner has it
                 yield self.sleep(_FAILURE_PAUSE_S)
             else:
                 break
@@ -159,7 +159,7 @@ class OwnerProcess(Process):
                 yield self._pause
 
     def _serve(self) -> Script:
-        """Claim for those who ask, the first first, then for free slots."""
+        """Claim for requests in FIFO order, then for free slots."""
         if self._offering.lost:
             yield from driven(self._offering.step(), self._perform_of_slots)
         while self._clients:
@@ -180,7 +180,7 @@ class OwnerProcess(Process):
         return (yield from driven(self._claims.claim(limit, names, worker), self._perform_claim))
 
     def _perform_claim(self, request: ClaimRequest) -> Script:
-        """Make a request of the claims of a process that offers no room."""
+        """Make a request of a script of claims, for a process that offers no room."""
         match request:
             case ReadPause():
                 return (yield from self.world.read_pause(self))
@@ -190,7 +190,7 @@ class OwnerProcess(Process):
                 return (yield from self._driven(self.index.claim(limit, names, worker, ahead)))
 
     def _perform_of_slots(self, request: SlotRequest) -> Script:
-        """Make a request of an offering that has no room of its own."""
+        """Make a request of a script of slot offers, for a process that offers no room."""
         engine = self.world.engine
         match request:
             case ReadSlots():
@@ -214,7 +214,7 @@ class OwnerProcess(Process):
         return result
 
     def _perform(self, request: Request) -> Script:
-        """Make a request of the index; of those that are written judge what was chosen."""
+        """Make a request of the index; judge the choice of the claims that are written."""
         network, engine = self.world.network, self.world.engine
         self._look_at_news()
         match request:
@@ -249,7 +249,7 @@ class OwnerProcess(Process):
         return answer
 
     def _follow(self, stored: Stored) -> None:
-        """A change is told: in the order of changes, sometimes twice, unless the watch is broken."""
+        """Report a change: in the order of changes, sometimes twice, unless the watch is broken."""
         world = self.world
         if not self.alive:
             return
@@ -263,7 +263,7 @@ class OwnerProcess(Process):
             world.after(late_s, lambda: self.received(lambda: self._told(stored)))
 
     def _follow_slot(self, news: SlotNews) -> None:
-        """A change of a slot is told, as one of a task is."""
+        """Report a change of a slot, as one of a task."""
         world = self.world
         if not self.alive:
             return
@@ -281,7 +281,7 @@ class OwnerProcess(Process):
             self._wake()
 
     def _follow_pause(self) -> None:
-        """A change of the pause is told, late while the watch is broken."""
+        """Report a change of the pause, late while the watch is broken."""
         world = self.world
         late_s = max(world.scenario.latency_s, self._drops_until - world.now, self.cut_until - world.now)
         world.after(late_s, lambda: self.received(self._pause_told))
@@ -314,7 +314,7 @@ class OwnerProcess(Process):
             self._wake()
 
     def _judge(self, pending_writes: Sequence[PendingClaim]) -> None:
-        """True if each is the best that is known here (SK-5)."""
+        """True if each task is the best one known here (SK-5)."""
         position_of = {pending.task: position for position, pending in enumerate(pending_writes)}
         known = [
             stored
@@ -344,7 +344,7 @@ class OwnerProcess(Process):
         )
 
     def _pause(self, resume: Resume) -> None:
-        """Go on when there is news, somebody asks, or a time has come."""
+        """Resume on news, on a request, or when a time has come."""
         self._resume = resume
         names = None if self._clients else ()
         at = self._claims.next_wakeup(self.now, lambda: self.index.next_wakeup(names))
@@ -368,7 +368,7 @@ def _rank(stored: Stored) -> tuple[int, TaskId]:
 
 
 def _limit_lets(better: Stored, chosen: Stored) -> bool:
-    """False if a task may be held back by its limit: of one limit the best comes first, if none is over."""
+    """False if its limit may hold a task back: of one limit the best comes first, if no claim is over."""
     head, other = better.head, chosen.head
     is_same = head.limit == other.limit
     return not head.is_limited or (is_same and chosen.state.status is Status.WAITING)

@@ -1,6 +1,6 @@
 """Hosts with their clocks, and processes that are stopped, cut off and killed.
 
-What a process does is a generator that yields *wishes*: a wish is given the function that resumes it.
+A process is a generator that yields *wishes*: functions that get the function that resumes it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Host:
 
     @property
     def clock(self) -> str:
-        """The name of the monotonic clock."""
+        """Name of the monotonic clock."""
         return f"boot-{self.number}"
 
 
 class ProcessClock:
-    """A :class:`~rebalanser.runtime.clock.Clock` that shows what a process reads."""
+    """A :class:`~rebalanser.runtime.clock.Clock` as a process reads it."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -62,12 +62,12 @@ class Process:
 
     @property
     def now(self) -> float:
-        """What its monotonic clock shows, in seconds."""
+        """Time of its monotonic clock, in seconds."""
         return self.host.origin_s + self.world.now * self.host.rate
 
     @property
     def wall(self) -> float:
-        """What its wall clock shows, in seconds since the world began."""
+        """Time of its wall clock, in seconds since the world began."""
         return self.world.now + self.host.skew_s
 
     @property
@@ -76,16 +76,16 @@ class Process:
         return self.world.now < self.cut_until
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self.alive = False
         self.world.say(self.name, "is killed")
 
     def spawn(self, script: Script) -> None:
-        """Let it do this beside all else."""
+        """Run a script beside its others."""
         self._go(script, None)
 
     def received(self, then: Callable[[], None]) -> None:
-        """Do this now, or once the process runs again; never if it is killed before."""
+        """Call a function now, or once the process runs again; never if it is killed before."""
         if not self.alive:
             return
         if self.world.now < self.resumes_at:
@@ -94,7 +94,7 @@ class Process:
             then()
 
     def sleep(self, seconds: float) -> Wish:
-        """Wish to go on later."""
+        """Wish to resume later."""
 
         def wish(resume: Resume) -> None:
             self.world.scheduler.at(self.world.now + seconds, lambda: resume(None))

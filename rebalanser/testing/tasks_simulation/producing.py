@@ -1,7 +1,7 @@
-"""Producers: what they enqueue is first spooled, then forwarded until the engine has answered (SK-4).
+"""Producers spool tasks, then forward them until the engine has answered (SK-4).
 
-As in the product, entries are numbered and forwarded strictly in their order, some at once; the engine counts
-each, so that one that is sent again is known. One that is refused for good is noted on the producer's disk,
+As in the product, entries are numbered and forwarded strictly in order, some at once. The engine counts each,
+so it recognises one that is sent again. An entry that is refused for good is noted on the producer's disk,
 then skipped in the engine, and only then forgotten.
 """
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 _EPOCH_MS = 1_700_000_000_000
 EPOCH_S: Final = _EPOCH_MS / 1000
-"""Seconds since 1970 at which a world begins."""
+"""Start of a world, in seconds since 1970."""
 _TIMEOUT_S: Final = 0.5
-"""Seconds that bodies of some tasks may take."""
+"""Time limit of the bodies of some tasks, in seconds."""
 _BATCH: Final = 3
-"""Entries that are sent at once."""
+"""Maximum entries that are sent at once."""
 
 
 @dataclass
@@ -57,13 +57,13 @@ class Entry:
 
     @property
     def forwarded(self) -> Forwarded:
-        """The place in its outbox."""
+        """Its number in the outbox."""
         assert self.write.forwarded is not None
         return self.write.forwarded
 
 
 class Outbox:
-    """What survives a producer: what it has spooled, and above what its ids must be."""
+    """State that survives a producer: its spooled tasks, and the lower bound of its ids."""
 
     def __init__(self, number: int, to_make: int) -> None:
         self.number = number
@@ -80,7 +80,7 @@ class Outbox:
         self.spooled.append(Entry(replace(enqueue, forwarded=place)))
 
     def is_coming(self, task: TaskId, counted: Mapping[str, Tally]) -> bool:
-        """True if a task is to be enqueued by an entry that the engine has not counted yet."""
+        """True if an entry that the engine has not counted yet enqueues the task."""
         last = counted.get(self.name, Tally()).number
         return any(
             entry.write.task.head.id == task and entry.forwarded.number > last for entry in self.spooled
@@ -88,13 +88,13 @@ class Outbox:
 
 
 class Producer(Process):
-    """A process that makes tasks as long as its outbox says so, and forwards them."""
+    """A process that makes the tasks planned for its outbox, and forwards them."""
 
     def __init__(self, world: World, name: str, host: Host, outbox: Outbox) -> None:
         super().__init__(world, name, host)
         self.outbox = outbox
         self.enqueueing = 0
-        """Times that several tasks are being enqueued at once."""
+        """Number of calls under way that enqueue several tasks."""
         self._flakes = Generator(
             lambda: _EPOCH_MS + int(1000 * self.wall), host.number, outbox.number, outbox.floor
         )
@@ -107,7 +107,7 @@ class Producer(Process):
         self.spawn(self._make())
 
     def make_together(self) -> None:
-        """Enqueue some tasks at once, without an outbox; the later ones depend on those before."""
+        """Enqueue some tasks at once, without an outbox; later ones depend on earlier ones."""
         tasks: list[Enqueue] = []
         for _ in range(self.world.random.randint(2, 4)):
             after = tuple(each.task.head.id for each in tasks[-1:])
@@ -118,7 +118,7 @@ class Producer(Process):
         self.spawn(self._enqueue_parts(tasks, some))
 
     def _enqueue_parts(self, tasks: Sequence[Enqueue], some: int) -> Script:
-        """Enqueue the first of these tasks, then all of them, until it is known that they exist."""
+        """Enqueue the first of these tasks, then all of them, until they are known to exist."""
         self.enqueueing += 1
         if some:
             yield from self._enqueue_together(tasks[:some], 0)
@@ -126,7 +126,7 @@ class Producer(Process):
         self.enqueueing -= 1
 
     def _enqueue_together(self, tasks: Sequence[Enqueue], known: int) -> Script:
-        """Enqueue tasks until it is known that they exist; the first ``known`` ones do."""
+        """Enqueue tasks until they are known to exist, as the first ``known`` ones are."""
         writer = Writer(self)
         error: Exception | None = None
         while True:
@@ -174,7 +174,7 @@ class Producer(Process):
                 outbox.spool(enqueue)
 
     def _made(self) -> list[Enqueue]:
-        """A task to enqueue; now and then with another that comes after, twice, or with other content."""
+        """Return a task to enqueue; sometimes with a dependent one, twice, or with other content."""
         random = self.world.random
         after, waits_for_unknown, later = self._after(), False, []
         if random.random() < 0.2:
@@ -195,7 +195,7 @@ class Producer(Process):
         return [enqueue, *later]
 
     def _limited(self, enqueue: Enqueue) -> Enqueue:
-        """The same task, as one of which few are claimed at once, or not too often."""
+        """Return the same task with a limit or a rate limit."""
         key = self.world.random.choice("abcd")
         most = {"a": 1, "b": 2, "c": 0, "d": 1}[key]
         rate = {"c": "4/s burst 3", "d": "2/s"}.get(key, "")
@@ -204,7 +204,7 @@ class Producer(Process):
         return replace(enqueue, task=replace(enqueue.task, head=head), partition=partition)
 
     def _unique(self) -> Enqueue:
-        """A task with a unique key, on which no other depends: it may be a duplicate and not be made."""
+        """Return a task with a unique key, which no other depends on: as a duplicate it is not made."""
         random = self.world.random
         enqueue = self._enqueue(self._next_id(), ())
         head = replace(
@@ -253,7 +253,7 @@ class Producer(Process):
                 yield from self._send()
 
     def _send(self) -> Script:
-        """Send the next entries, up to one that is refused already."""
+        """Send the next entries, up to one that is known to be refused."""
         entries: list[Entry] = []
         for entry in self.outbox.spooled[:_BATCH]:
             if entry.is_refused:
@@ -266,7 +266,7 @@ class Producer(Process):
             self._settle(entries, answers)
 
     def _settle(self, entries: Sequence[Entry], answers: Sequence[Answer]) -> None:
-        """Take note of the answers, up to the first that is not good; what follows it was not taken."""
+        """Take in the answers, up to the first error; later entries were not applied."""
         for position, (entry, answer) in enumerate(zip(entries, answers, strict=True)):
             if isinstance(answer, Applied | Taken):
                 self._taken(entry)
@@ -280,7 +280,7 @@ class Producer(Process):
             return
 
     def _skip(self, entry: Entry) -> Script:
-        """Have an entry counted that makes no task."""
+        """Skip an entry in the engine, which counts it without a task."""
         answer = yield self.world.network.write(self, Skip(QUEUE, entry.forwarded))
         if isinstance(answer, Unanswered):
             yield self.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Runs: chaos, healing, and the demand that all that can be completed soon is."""
+"""Runs: chaos, healing, and the check that all tasks are soon completed that can be."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rebalanser.testing.tasks_simulation.working import PLAIN
 from rebalanser.testing.tasks_simulation.world import CALMS_S, World
 
 SETTLES_WITHIN_S = 90.0
-"""How long after healing all is complete: some dozen tasks, of which some are claimed by nobody any more."""
+"""Seconds after healing until all is complete: some dozen tasks, some with an abandoned claim."""
 _LOOK_EVERY_S = 0.5
 IDLE_S = 0.3
 """Maximum seconds that a task is ready while a worker is idle, once all is quiet."""
@@ -29,17 +29,17 @@ _STRIKES = tuple(fault for fault in Fault if fault not in set(OF_REQUESTS) | {Fa
 
 @dataclass
 class Report(RunReport[Fault, str]):
-    """What one run or many of them did and found; the facts are counted by what the oracle saw."""
+    """Result of one run or of many, with the facts that the oracle has counted."""
 
 
 def replay_command(seed: int, profile: Profile = ANYTHING) -> str:
-    """The one command that shows a seed's run again."""
+    """Command that repeats a seed's run with its trace."""
     return command_to_replay("rebalanser.testing.tasks_simulation", seed, profile.name)
 
 
 def run_seed(seed: int, profile: Profile = ANYTHING, write: Write | None = None) -> Report:
-    """Run one seed. Same seed, same run: in another process, with another hash seed, on another day."""
-    random = Random(f"tasks/{profile.name}/{seed}")  # noqa: S311 - to be repeated, not to be secret
+    """Run one seed. Equal seeds run equally, also in another process and with another hash seed."""
+    random = Random(f"tasks/{profile.name}/{seed}")  # noqa: S311 - repeatable, not secret
     report = Report(seeds=1)
     trace = Trace(write)
     world = World(profile.draw(random), random, trace)
@@ -75,7 +75,7 @@ def _chaos(world: World) -> None:
 
 
 def _burst(world: World) -> None:
-    """Once all is quiet, some more tasks come, and no worker is idle while one of them is ready (SK-20)."""
+    """Add tasks once all is quiet: no worker may be idle while one of them is ready (SK-20)."""
     world.scheduler.run_until(world.now + CALMS_S)
     for producer in world.producers:
         producer.make(_BURST)
@@ -92,9 +92,9 @@ def _burst(world: World) -> None:
 
 
 def _tick(world: World) -> None:
-    """Once all is quiet, each tick has its task, unless its schedule is paused (SK-15, SK-23).
+    """Judge once all is quiet that each tick has its task, unless its schedule is paused (SK-15, SK-23).
 
-    Meanwhile a partition gets another owner, and the store takes no writes for some seconds.
+    Meanwhile a partition changes its owner, and the store takes no writes for some seconds.
     """
     world.scheduler.run_until(world.now + CALMS_S + 1.0)
     began = world.now
@@ -115,7 +115,7 @@ def _tick(world: World) -> None:
 
 
 def _ticks(after: float, until: float) -> list[int]:
-    """The ticks between two true times."""
+    """Return the ticks between two true times."""
     first, last = tick_of(after), tick_of(until)
     return list(range(first + 2, last + 1, 2))
 
@@ -129,7 +129,7 @@ def _judge_ticks(world: World, after: float, until: float) -> None:
 
 
 def _pause(world: World) -> None:
-    """Pause the queue while tasks come: what has not begun is given back, and all goes on later (SK-23)."""
+    """Pause the queue while tasks come: claims not begun are given back, and all goes on later (SK-23)."""
     for producer in world.producers:
         producer.make(_BURST)
     world.scheduler.run_until(world.now + 1.0)
@@ -181,7 +181,7 @@ def _settle(world: World) -> None:
 
 
 def _unsettled(world: World) -> str | None:
-    """What is not well yet; None if all that was spooled is there, and all is complete that can be."""
+    """Return what is still wrong; None if all spooled tasks exist, and all are complete that can be."""
     for outbox in world.outboxes:
         if outbox.spooled or outbox.to_make:
             return f"outbox {outbox.number} holds {len(outbox.spooled)} tasks, {outbox.to_make} are to come"
@@ -231,7 +231,7 @@ def _is_completable(world: World, task: TaskId, known: dict[TaskId, bool]) -> bo
 
 
 def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
-    """What runs should have exercised and did not: an oracle that saw nothing happen has proven nothing."""
+    """Return what runs should have exercised and did not: an oracle that saw nothing proves nothing."""
     least: dict[str, float] = {"claims": 3, "completed": 2}
     if report.seeds >= MIN_SEEDS_TO_JUDGE:
         least |= {
@@ -266,7 +266,7 @@ def exercised(report: Report, profile: Profile = ANYTHING) -> list[str]:
 
 
 def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:
-    """Run many seeds in this process."""
+    """Run several seeds in this process."""
     return Report.of(run_seed(seed, profile) for seed in range(first, first + count))
 
 

@@ -1,4 +1,4 @@
-"""What a seed decides of a world before anything happens in it."""
+"""Scenario of a world, as drawn from a seed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from random import Random
 from rebalanser.tasks.retention import Retention
 
 TTL_S = 2.0
-"""How long claims last."""
+"""Seconds that claims last."""
 DRIFT_RATIO = 0.02
-"""How far monotonic clocks run off true time."""
+"""Maximum ratio by which monotonic clocks drift from true time."""
 BUFFER_S = 0.15
-"""More than two such clocks drift apart while a claim lasts."""
+"""Seconds added to a claim's time: more than two such clocks drift apart in that time."""
 SKEW_S = 5 * 3600.0
-"""How far wall clocks are off."""
+"""Maximum seconds by which wall clocks are off."""
 SLOT_LEASE_S = 1.0
-"""How long the slots of a worker last that is killed or can't reach the engine."""
+"""Seconds that the slots of a worker last that is killed or can't reach the engine."""
 MAX_CONTENT_BYTES = 64
-"""Limit of an update and of a result, as the engine has it."""
+"""The engine's limit of an update or a result."""
 RETENTION = Retention(completed_s=0.5, dead_s=3.0, cancelled_s=2.0)
-"""How long closed tasks are kept: complete ones less than a request or an outbox may be late."""
+"""Times for which closed tasks are kept: complete ones shorter than a request or an outbox may be late."""
 
 
 class Fault(StrEnum):
-    """What can befall an actor, a request or the engine."""
+    """Faults of an actor, a request or the engine."""
 
     KILL = "a process is killed, and another starts"
     PAUSE_SHORT = "a process is stopped for less than a claim"
@@ -68,7 +68,7 @@ OF_OPERATORS = (Fault.PAUSE_QUEUE, Fault.PAUSE_SCHEDULE, Fault.TOGETHER)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One world: how many actors, and what befalls them."""
+    """One world: its numbers of actors, and its faults."""
 
     partitions: int
     hosts: int
@@ -76,17 +76,17 @@ class Scenario:
     workers: int
     producers: int
     tasks: int
-    """How many tasks each producer makes while faults strike."""
+    """Number of tasks that each producer makes during the chaos."""
     faults: tuple[Fault, ...]
     request_fault_ratio: float
     strikes_per_s: float
     dependent_ratio: float
-    """How many tasks depend on others."""
+    """Ratio of tasks that depend on others."""
     is_collecting: bool
     pools: int = 0
-    """How many workers run the product's loops."""
+    """Number of workers that run the product's loops."""
     servers: int = 0
-    """How many servers hand out claims to clients, over HTTP."""
+    """Number of servers that hand out claims over HTTP."""
     clients: int = 0
     has_index: bool = False
     """True if the engine hands out claims itself, and no partition has an owner."""
@@ -96,7 +96,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What worlds chance may draw."""
+    """Bounds of the scenarios that a seed may draw."""
 
     name: str
     faults: tuple[Fault, ...] = tuple(fault for fault in Fault if fault not in (*OF_POOLS, *OF_OPERATORS))
@@ -109,10 +109,10 @@ class Profile:
     has_pools: bool = False
     has_index: bool = False
     has_servers: bool = False
-    """True for servers and their clients, some with an index and some with owners of partitions."""
+    """True for servers and clients, in some worlds with an index, in others with owners of partitions."""
 
     def draw(self, random: Random) -> Scenario:
-        """The world of a seed."""
+        """Return the scenario of a seed."""
         has_request_faults = any(fault in self.faults for fault in OF_REQUESTS)
         has_index = self.has_index or (self.has_servers and random.random() < 0.5)
         return Scenario(
@@ -135,7 +135,7 @@ class Profile:
         )
 
     def _workers(self, random: Random) -> int:
-        """How many workers ask owners, one by one."""
+        """Return the number of workers that request claims from owners, one by one."""
         if self.has_index or self.has_servers:
             return 0
         return 1 if self.has_pools else random.randint(2, 3)

@@ -1,4 +1,4 @@
-"""Tickers of owners: what is enqueued at each tick of a schedule is decided by the product."""
+"""Tickers of owners. The product decides what they enqueue at each tick of a schedule."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LOOKS_EVERY_S: Final = 0.5
 
 
 def tick_of(seconds: float) -> int:
-    """The last tick at this true time or before."""
+    """Return the last tick at or before this true time."""
     return SCHEDULE.last_tick(EPOCH_S + seconds)
 
 
 class SimulatedTicker:
-    """The ticker of an owner: it enqueues those ticks that lie in its partitions."""
+    """The ticker of an owner: it enqueues the ticks in the owner's partitions."""
 
     def __init__(self, process: OwnerProcess) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Workers: they ask for claims, and carry on with them, also when they should not."""
+"""Workers: they request claims and work on them, also when they should not."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ POISON, KILLER, PLAIN = "poison", "killer", "plain"
 NAMES = frozenset({POISON, KILLER, PLAIN})
 _ASKS_WITHIN_S = 1.0
 _OFFERS_RATIO = 0.4
-"""How often a worker publishes a slot instead of asking an owner."""
+"""Ratio of claims for which a worker publishes a slot instead of a request to an owner."""
 
 
 class SimulatedWorker(Process):
-    """A process that works on some tasks at the same time.
+    """A process that works on several tasks at a time.
 
-    One that is stubborn neither renews its claims nor stops when they are over; one that is careless takes an
-    update for written whose answer was lost.
+    A stubborn worker neither renews its claims nor stops when they are over. A careless one takes an update
+    for written if its answer was lost.
     """
 
     def __init__(self, world: World, name: str, host: Host) -> None:
@@ -56,7 +56,7 @@ class SimulatedWorker(Process):
         return self._at_work > 0
 
     def term(self) -> Term:
-        """A claim's time, from now on."""
+        """Return the term of a claim made now."""
         return Term(TTL_S, self.host.clock, self.now + TTL_S)
 
     def _run(self, *, offers: bool) -> Script:
@@ -76,7 +76,7 @@ class SimulatedWorker(Process):
         self._at_work -= 1
 
     def _offer(self) -> Script:
-        """Publish a slot, wait for claims, withdraw it, and work on what has arrived."""
+        """Publish a slot, wait for claims, withdraw it, and work on the claims that have arrived."""
         network, engine = self.world.network, self.world.engine
         self._slots.offer({NAMES: Room(1, 1)}, self.now)
         yield self.sleep(1.1 * SETTLE_S)
@@ -104,11 +104,11 @@ class SimulatedWorker(Process):
             yield from self._work_on_arrived(arrival.slot, published_at)
 
     def counted_from(self, published_at: float) -> float:
-        """From when on the time of a claim for a slot is counted: before that was published (SK-8)."""
+        """Return the start of the time of a claim for a slot: before the slot was published (SK-8)."""
         return published_at
 
     def _work_on_arrived(self, arrived: UsedSlot, published_at: float | None) -> Script:
-        """Work on what was claimed for a slot; of an old one the claim is renewed before (SK-8)."""
+        """Work on the task claimed for a slot; renew the claim of an old slot first (SK-8)."""
         found = yield self.world.network.read(self, [arrived.task])
         stored = None if isinstance(found, Unanswered) else found.get(arrived.task)
         if stored is None or not self.is_of_slot(stored, arrived):
@@ -121,23 +121,23 @@ class SimulatedWorker(Process):
             try:
                 stored = yield from self.writer.written(pending, held)
             except RebalanserError:
-                return  # the claim is over in time
+                return  # the claim ends by itself
         if isinstance(stored, Stored):
             yield from self._work(stored, arrived.holder, sent_at)
 
     def is_of_slot(self, stored: Stored, arrived: UsedSlot) -> bool:
-        """True if the task's claim is current, and the one that was made for the slot."""
+        """True if the task's current claim is the one for the slot."""
         claim = stored.state.claim
         is_claimed = stored.state.status is Status.CLAIMED
         return is_claimed and claim is not None and claim.holder == arrived.holder
 
     def _until_arrival(self, resume: Resume) -> None:
-        """Go on when a claim arrives, or nobody makes one."""
+        """Resume when a claim arrives, or after a while without one."""
         finish = self._arrives = once(resume)
         self.world.after(self.world.random.uniform(0.2, _ASKS_WITHIN_S), lambda: finish(None))
 
     def _follow_slot(self, news: SlotNews) -> None:
-        """A change of an own slot is told, once the engine can be reached; sometimes twice."""
+        """Report a change of an own slot, once the engine can be reached; sometimes twice."""
         world = self.world
         if news.process != self.name or not self.alive:
             return
@@ -151,7 +151,7 @@ class SimulatedWorker(Process):
             self._arrives(None)
 
     def _ask_for_claim(self) -> Wish:
-        """From one of those who would hand out claims, be it rightly or not."""
+        """Request a claim from a process that would hand one out, rightly or not."""
         world = self.world
 
         def wish(resume: Resume) -> None:
@@ -178,7 +178,7 @@ def _claim_number(stored: Stored) -> int:
 
 
 class Working:
-    """One claim in the hands of its worker."""
+    """One claim held by a worker."""
 
     def __init__(
         self, worker: SimulatedWorker | HttpClient, claimed: Stored, holder: str, asked_at: float
@@ -196,20 +196,20 @@ class Working:
 
     @property
     def task(self) -> TaskId:
-        """What it works on."""
+        """The claimed task."""
         return self.stored.head.id
 
     def counted_from(self, asked_at: float) -> float:
-        """From when on a claim's time is counted: before it was asked for (SK-8)."""
+        """Return the start of a claim's time: before it was requested (SK-8)."""
         return asked_at
 
     @property
     def is_in_time(self) -> bool:
-        """True if the claim lasts by the worker's clock."""
+        """True if the claim is current by the worker's clock."""
         return self.worker.now < self.deadline
 
     def run(self) -> Script:
-        """Work, and end it in one way or another."""
+        """Work on the task, and end the claim in one way or another."""
         random = self.world.random
         if self.stored.head.name == KILLER:
             self.world.replace(self.worker)
@@ -259,7 +259,7 @@ class Working:
             return
         if not self._has_ended:
             self._take(pending_writes[1])
-            # It may be collected between the two, while this worker can't reach the engine.
+            # The task may be collected between the two, while this worker can't reach the engine.
             if self._has_ended and pending_writes[1].future.result() != Refused(Reason.GONE):
                 raise Violation("SK-10", f"{self.worker.name} can't complete twice what is complete")
 
@@ -274,7 +274,7 @@ class Working:
         try:
             yield from self._ask(lambda stored: rules.renew(stored.state, self.held, term))
         except RebalanserError:
-            return  # it is tried again before the claim is over
+            return  # it is retried before the claim is over
         if not self._has_ended:
             self.deadline = self.counted_from(asked_at) + TTL_S
 

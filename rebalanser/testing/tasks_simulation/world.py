@@ -1,4 +1,4 @@
-"""A world: an engine, hosts, processes, a group that gives them partitions, and what befalls them."""
+"""A world: an engine, hosts, processes, a group that assigns partitions to them, and faults."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from rebalanser.testing.tasks_simulation.ticking import SimulatedTicker
 from rebalanser.testing.tasks_simulation.working import PLAIN, SimulatedWorker
 
 CALMS_S = 5.0
-"""Seconds from the end of all faults until nothing follows from them any more."""
+"""Seconds from the end of all faults until their effects are over."""
 
 
 class World:
-    """Everything that a run has."""
+    """All objects of a run."""
 
     def __init__(self, scenario: Scenario, random: Random, trace: Trace) -> None:
         self.scenario = scenario
@@ -54,7 +54,7 @@ class World:
         self.hosts = [self._host(number) for number in range(scenario.hosts)]
         self.tenancies: list[Tenancy] = []
         self._present: dict[int, Tenancy] = {}
-        """Whose each partition is by the group, whatever others believe."""
+        """The tenancy of each partition by the group, whatever processes know."""
         self._started = 0
         self._tokens = 0
         self._late_news = 0
@@ -63,9 +63,9 @@ class World:
         self.is_ticking = Fault.PAUSE_SCHEDULE in scenario.faults
         """True if owners enqueue the ticks of a schedule."""
         self.is_without_overlap = scenario.hosts % 2 == 0
-        """True if a tick is left out while the task of another is open."""
+        """True if a tick is left out while the task of an earlier one is open."""
         self.left_out: set[TaskId] = set()
-        """The tasks of such ticks."""
+        """Tasks of such ticks."""
         self.operator = Operator(self, "operator", self.hosts[0])
         self.owners = [self._owner() for _ in range(scenario.owners)]
         self.workers = [self._worker() for _ in range(scenario.workers)]
@@ -100,41 +100,41 @@ class World:
 
     @property
     def is_quiet(self) -> bool:
-        """True once all faults and what follows from them are over."""
+        """True once all faults and their effects are over."""
         return self.now > self._healed_at + CALMS_S
 
     def say(self, where: str, sentence: str) -> None:
-        """A line of the trace."""
+        """Write a line of the trace."""
         self.trace.line(self.now, where, sentence)
 
     def after(self, seconds: float, then: Callable[[], None]) -> None:
-        """Let something happen later."""
+        """Call a function later."""
         self.scheduler.at(self.now + seconds, then)
 
     def delay(self) -> float:
-        """How long a message is under way."""
+        """Return the delay of a message, in seconds."""
         return self.scenario.latency_s * self.random.uniform(0.5, 1.5)
 
     def tells_late(self) -> bool:
-        """True if a watch tells a change a second time, later."""
+        """True if a watch reports a change a second time, later."""
         if self._late_news and self.random.random() < 0.3:
             self._late_news -= 1
             return True
         return False
 
     def content(self, content: bytes) -> bytes:
-        """What a body writes: now and then more than the engine takes."""
+        """Return what a body writes: sometimes more than the engine takes."""
         if self._large_contents and self.random.random() < 0.5:
             self._large_contents -= 1
             return content * MAX_CONTENT_BYTES
         return content
 
     def is_coming(self, task: TaskId) -> bool:
-        """True if a producer is to enqueue a task still, perhaps once more; to send it again is not that."""
+        """True if a producer will still enqueue a task; sending its entry again does not count."""
         return any(outbox.is_coming(task, self.engine.tallies) for outbox in self.outboxes)
 
     def is_ready(self, stored: Stored) -> bool:
-        """True if any worker may claim a task now, and no limit and no pause holds it back."""
+        """True if any worker may claim a task now: neither a limit nor a pause holds it back."""
         if self.oracle.paused_at is not None:
             return False
         state, head = stored.state, stored.head
@@ -142,7 +142,7 @@ class World:
         return is_due and not head.max_running and all(each in self.oracle.completed for each in head.after)
 
     def assign(self, partition: int, *, is_told: bool) -> None:
-        """Give a partition to another process; the old one is told at once, or much later."""
+        """Assign a partition to another process; the old one learns it at once, or much later."""
         before = [each for each in self.tenancies if each.partition == partition and not each.is_over]
         for tenancy in before:
             if is_told:
@@ -159,7 +159,7 @@ class World:
         self.tenancies.append(self._present[partition])
 
     def replace(self, process: Process) -> None:
-        """Kill a process; another of its kind starts, of an owner after its lease has ended."""
+        """Kill a process; another of its kind starts, for an owner after its lease has ended."""
         process.kill()
         if isinstance(process, SimulatedWorker):
             self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
@@ -187,7 +187,7 @@ class World:
             self.after(self.random.uniform(0.2, 1.0), self._reassign_unowned)
 
     def befall(self, fault: Fault) -> None:
-        """Let a fault befall whom it can befall."""
+        """Inject a fault where it is possible."""
         if fault in (Fault.CANCEL, Fault.REQUEUE) and not self.engine.tasks:
             return
         self.hits[fault] += 1
@@ -259,22 +259,22 @@ class World:
                 self._end_slots(process, process.cut_until)
 
     def _pause(self, process: Process, seconds: float) -> None:
-        """Stop a process for so long, or for as long as it is stopped already if that is longer."""
+        """Pause a process for some seconds, or longer if it is paused for longer already."""
         process.resumes_at = max(process.resumes_at, self.now + seconds)
 
     def _end_slots(self, process: Process, until: float) -> None:
-        """A worker keeps the lease of its slots no longer until then."""
+        """Let a worker's lease of slots end, if it can't be kept until then."""
         if isinstance(process, SimulatedWorker) and until > self.now + SLOT_LEASE_S:
             self.after(SLOT_LEASE_S, lambda: self.engine.end_slots(process.name))
 
     def _processes(self) -> list[Process]:
-        """Those that live; workers that are at work four times, as they are what becomes stale."""
+        """Return the live processes; busy workers four times, as these become stale."""
         workers: list[SimulatedWorker | PoolWorker | HttpClient] = [*self.workers, *self.pools, *self.clients]
         at_work = [worker for worker in workers if worker.is_at_work]
         return [*self.owners, *workers, *self.servers, *self.producers, *at_work, *at_work, *at_work]
 
     def heal(self) -> None:
-        """All faults end, what is dead by bad luck is requeued, and wall clocks are set."""
+        """End all faults, requeue tasks that are dead because of them, and set the wall clocks."""
         self.say("world", "everything is healed")
         self._healed_at = self.now
         self.network.fault_ratio = 0.0
@@ -319,7 +319,7 @@ class World:
         return HttpClient(self, *self._name("client"))
 
     def _producer(self, outbox: Outbox) -> Producer:
-        # What is spooled is on one host, whose clock its ids are of.
+        # A producer's outbox is on one host, whose clock is in its ids.
         return Producer(self, self._name("p")[0], self.hosts[outbox.number % len(self.hosts)], outbox)
 
     def _reassign_unowned(self) -> None:

@@ -1,4 +1,4 @@
-"""The writer of a simulated process: batches and settlements are the product's, requests the world's."""
+"""The writer of a simulated process: the product's batches and settlements, the world's requests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rebalanser.testing.tasks_simulation.world import World
 
 WRITE_TIMEOUT_S: Final = 2 * TIMEOUT_S
-"""Seconds for which an engine that is away is asked again for the same batch."""
+"""Seconds for which a batch is retried while the engine is away."""
 
 
 def driven(script: Generator[RequestT, Any, Any], perform: Callable[[RequestT], Script]) -> Script:
-    """Run a script of the product in the world; its result. It is not told of violations."""
+    """Run a script of the product in the world, return its result, and raise violations past it."""
     try:
         request = next(script)
         while True:
@@ -44,10 +44,10 @@ def driven(script: Generator[RequestT, Any, Any], perform: Callable[[RequestT], 
 
 
 class Writer:
-    """The one writer of a process.
+    """The only writer of a process.
 
-    It sees that no pending write suffers from another, that what is lasting is written, and the order of a
-    task's pending writes (SK-19).
+    It judges that pending writes do not affect each other, that lasting ones are written, and that those of
+    one task are written in order (SK-19).
     """
 
     def __init__(self, process: Process) -> None:
@@ -55,16 +55,16 @@ class Writer:
         self._world: World = process.world
         self._batches = Batches(self._world.random.randint(1, 3))
         self._authors: dict[int, ClaimKey | None] = {}
-        """By the identity of a pending write, in whose name it is."""
+        """Authors of pending writes, by the identity of these."""
         self._order: dict[TaskId, deque[PendingWrite[Any]]] = {}
         self._delay = GrowingDelay(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
         self._rests = False
         self._sent: dict[int, list[Write]] = {}
-        """By the identity of a pending write, the writes that were sent for it."""
+        """Writes sent for pending writes, by the identity of these."""
         self._found: list[Violation] = []
 
     def submit_all(self, pending_writes: Sequence[PendingWrite[Any]], author: ClaimKey | None = None) -> None:
-        """Have all of these written."""
+        """Submit pending writes."""
         for pending in pending_writes:
             self._authors[id(pending)] = author
             self._order.setdefault(pending.task, deque()).append(pending)
@@ -73,7 +73,7 @@ class Writer:
         self._write_all()
 
     def settled(self, pending_writes: Sequence[PendingWrite[Any]]) -> Wish:
-        """Go on once all of these are settled."""
+        """Wish to resume once all of these are settled."""
 
         def wish(resume: Resume) -> None:
             left = {id(pending) for pending in pending_writes}
@@ -91,7 +91,7 @@ class Writer:
         return wish
 
     def written(self, pending: PendingWrite[Any], author: ClaimKey | None = None) -> Script:
-        """Have something written, and wait for the outcome; raises what the pending write's future does."""
+        """Submit a pending write, and return or raise its outcome."""
         self.submit_all([pending], author)
         yield self.settled([pending])
         return pending.future.result(timeout=0)
@@ -128,7 +128,7 @@ class Writer:
         self._write_all()
 
     def _rest(self) -> None:
-        """Pause before what was kept is tried again."""
+        """Pause before kept writes are retried."""
 
         def go_on() -> None:
             self._rests = False
@@ -179,7 +179,7 @@ class Writer:
             )
         if pending.lasting and not is_too_large:
             self._found.append(Violation("SK-19", f"a lasting write about {pending.task} is lost: {error!r}"))
-        # That a partition has a newer owner is no failure of the store.
+        # A newer owner of a partition is no failure of the store.
         if not isinstance(error, OutcomeUnknown) and not isinstance(pending, PendingTakeOver):
             try:
                 for write in sent:
@@ -188,13 +188,13 @@ class Writer:
                 self._found.append(violation)
 
     def _raise_found(self) -> None:
-        """Raise what was noted, as a future's callbacks can't."""
+        """Raise the violations that were noted, as callbacks of futures can't."""
         if self._found:
             raise self._found[0]
 
 
 def _task_of(write: Write) -> TaskId:
-    """The task of a write, as its pending write names it."""
+    """Return the task of a write."""
     match write:
         case Move(id=task):
             return task
