@@ -172,8 +172,8 @@ class WorkerFiles:
 
         ``mine`` has the commands that it names this worker for.
 
-        A command that the document names runs on in spite of an earlier stop: the leader may have found only
-        a later start command instead of that stop, and refused it.
+        A command that it names in spite of a stop that it takes into account is to run on: in place of that
+        stop the leader may have found only a later start command, which it refused.
 
         A finished command keeps its files for a while, and is not stored again: the leader need not keep its
         archive.

@@ -374,7 +374,7 @@ class KafkaCluster(Cluster):
         """Request output from a worker and yield its answers; repeat the request to follow it.
 
         Raises:
-            FixConfiguration: it has no such output, or serves too many that follow.
+            FixConfiguration: it has no such output, or can't follow it.
             NotSettled: it has not answered within ``timeout_s``.
         """
         with LogReader(self._connection, self._topics.control, "latest") as reader:

@@ -29,7 +29,7 @@ FOLLOWED_BYTES: Final = 100_000
 
 
 class _Over(Exception):
-    """The last request with ``follow`` has expired."""
+    """The request has expired, or the worker is closing."""
 
 
 class Outputs:
