@@ -719,8 +719,8 @@ class Leader:
         """Warn of workers that answer but do not follow, and remove those that have stalled for too long.
 
         They must follow what was published before the last round began. A worker may also lack the whole
-        document that was published for it: another one comes in each round until it is removed, and the one
-        that removes it is whole.
+        document that was published for it. So another one follows in each round until the worker is removed,
+        and the document that removes it is whole.
         """
         found = self._members.find_behind(self._required, self._now, overslept)
         if found or self._members.stand_still(self._now):
@@ -740,7 +740,7 @@ class Leader:
         self._required = self.document.epoch if self.document is not None else None
 
     def _help_stalled(self) -> None:
-        """Publish a whole document now and then for a worker that was removed and lacks the last one."""
+        """Publish a whole document each ``stalled_s`` for a removed worker that lacks the last one."""
         if self._now >= self._whole_for_stalled_at + self._options.stalled_s:
             self._whole_for_stalled_at = self._now
             self._publisher.want_whole(self._now)

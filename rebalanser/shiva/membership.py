@@ -172,7 +172,7 @@ class Members:
         return found
 
     def stand_still(self, now: float) -> bool:
-        """True if a worker that was found before is still where it was."""
+        """True if a worker that was found in an earlier round is still stalled."""
         return any(behind.since < now for behind in self._behind.values())
 
     def seen(self, worker: WorkerId) -> Epoch | None:

@@ -65,7 +65,7 @@ class Publisher:
             self.changed(now)
 
     def next_is_whole(self) -> None:
-        """Publish the next document as a whole, whenever that is (SH-24)."""
+        """Write the next document whole, whenever it is published (SH-24)."""
         self._whole_due = True
 
     def due_at(self, applications: int) -> float | None:

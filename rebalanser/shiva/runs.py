@@ -28,7 +28,7 @@ class Run:
         self.command = command
         self.mode = mode
         self.named = named
-        """Fencing token of the assignment that it follows, or failed under."""
+        """Fencing token of its assignment, or of the one under which it failed."""
         self.since = since
         """Time at which it was made (monotonic seconds)."""
         self.state = RUN.first

@@ -160,7 +160,7 @@ class Worker:
 
     @property
     def knows_assignment(self) -> bool:
-        """True if it could put together the newest document that was read (SH-24)."""
+        """True if it could rebuild the newest document that was read (SH-24)."""
         return self._accepted is not None and not self._chain.missed
 
     @property

@@ -358,10 +358,11 @@ class KafkaWorker:
             self._handle(CaughtUp())
 
     def _leftovers(self) -> frozenset[str]:
-        """The folders of what COMMAND does not speak of any more.
+        """Return the folders of applications that COMMAND does not have any more.
 
-        Of what has finished a document alone may still speak. If it is not known only what was stopped is
-        known to be over: retention may have dropped the whole document, and none of its changes.
+        A finished application may be in a document only. If the newest document is not known, only stopped
+        applications are known to be over: retention may have dropped the whole document and none of its
+        changes.
         """
         leftovers = self._data.leftovers(self._mentioned | self._keeping)
         if self._machine.knows_assignment:

@@ -375,7 +375,7 @@ class World:
                 self.say("broker", f"retention drops {gone} records")
 
     def lose_change(self, records: Sequence[Record]) -> None:
-        """Let COMMAND lose a document or change that has just been written, if one is to be lost."""
+        """Drop a document or change that was just written to COMMAND, if one is to be lost."""
         command = self.broker.command
         documents = (AssignmentDocument, DocumentChange)
         lost = {record.offset for record in records if isinstance(record.value, documents)}
