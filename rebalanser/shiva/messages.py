@@ -164,7 +164,7 @@ class TookOver:
     document: AssignmentDocument | None
     pongs: tuple[Pong, ...] = ()
     document_missing: bool = False
-    """True if ASSIGNEMENT has changes of a document that it does not have (SH-24)."""
+    """True if ASSIGNEMENT has changes without their base (SH-24)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _REJOINS_AFTER_S = 0.4
 TakenOver: TypeAlias = tuple[DocumentChain, tuple[Pong, ...], int, int]
-"""What ASSIGNEMENT says, the last pongs, and where COMMAND and CONTROL end."""
+"""The documents on ASSIGNEMENT, the last pongs, and the ends of COMMAND and CONTROL."""
 
 
 @dataclass(frozen=True, slots=True)
