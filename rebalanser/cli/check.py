@@ -44,7 +44,16 @@ LATE: Final = 0.5
 OTHER_VARIABLES: Final = frozenset(
     f"{PREFIX}{name}"
     for name in (
-        *("REGISTRY", "KAFKA", "KAFKA_USER", "KAFKA_PASSWORD", "CLUSTER", "ETCD_USER", "ETCD_PASSWORD"),
+        *(
+            "REGISTRY",
+            "KAFKA",
+            "KAFKA_USER",
+            "KAFKA_PASSWORD",
+            "CLUSTER",
+            "TOPICS",
+            "ETCD_USER",
+            "ETCD_PASSWORD",
+        ),
         *("GROUP", "NODE", "RESOURCE", "TOKEN", "CACHE", "SPARK_KAFKA_PACKAGE", "TEST_PATIENCE"),
     )
 )
