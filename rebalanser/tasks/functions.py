@@ -73,15 +73,20 @@ def _listed(given: Any) -> Any:
     return (given,) if isinstance(given, str | type) else given
 
 
-def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """Return pydantic's problems in one line, each with its place; ``known`` are the valid options."""
+def problems_of(error: ValidationError, known: Iterable[str] = (), outer: str = "argument") -> str:
+    """Return pydantic's problems in one line, each with its place.
+
+    ``known`` are the valid options; without them what was checked has an ``outer`` of each name.
+    """
     problems = []
     for each in error.errors(include_url=False):
         place = ".".join(str(part) for part in each["loc"] if part not in _CHOICES)
         kind, problem = each["type"], plain_message(each["msg"])
         if kind == "extra_forbidden":
             problem = (
-                f"there is no such option; there are: {', '.join(known)}" if known else "is no argument of it"
+                f"there is no such option; there are: {', '.join(known)}"
+                if known
+                else f"is no {outer if len(each['loc']) == 1 else 'field'} of it"
             )
         elif kind == "missing":
             problem = "is missing"
@@ -90,7 +95,9 @@ def problems_of(error: ValidationError, known: Iterable[str] = ()) -> str:
         elif kind == "model_type" and not place:
             problem = "it must be a JSON object with a field for each argument"
         elif place or kind != "value_error":
-            problem += f" (got {_shown(each['input'])})"
+            shown = _shown(each["input"])
+            if shown[0] != "'" or shown not in problem:
+                problem += f" (got {shown})"
         problems.append(f"{place}: {problem}" if place else problem)
     return "; ".join(problems)
 
@@ -104,11 +111,13 @@ def _shown(value: object) -> str:
 _CHOICES: Final = frozenset({"constrained-float", "callable"})
 """Names that pydantic gives to the choices of a type, in the place of an error."""
 _PYDANTIC: Final = re.compile(r"^(?:Input|String|Tuple|Dictionary|List) should")
+_COUNTED: Final = re.compile(r" after validation, not .*")
 
 
 def plain_message(message: str) -> str:
     """Return a message of pydantic without its jargon."""
-    return _PYDANTIC.sub("must", message.removeprefix("Value error, "))
+    plain = _PYDANTIC.sub("must", message.removeprefix("Value error, "))
+    return _COUNTED.sub("", plain).replace("be a valid tuple", "be a list")
 
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -499,7 +508,7 @@ class TaskBody:
             return self._returned.validate_json(result)
         except ValidationError as error:
             raise InvalidTask(
-                f"{self.name}: the result does not fit its type: {problems_of(error)}"
+                f"{self.name}: the result does not fit its type: {problems_of(error, outer='field')}"
             ) from error
 
     def write_result(self, value: object) -> bytes:

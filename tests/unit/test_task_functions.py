@@ -59,6 +59,7 @@ from rebalanser.tasks.functions import (
     OtherArguments,
     TaskBody,
     TaskOptions,
+    task_options,
 )
 from rebalanser.tasks.http.messages import Failure, NewTask
 from rebalanser.tasks.model import AfterFailure, Head, State, Status, Stored
@@ -235,6 +236,36 @@ def test_what_would_not_come_back_from_json_is_refused_at_once(weight: float) ->
 
     with pytest.raises(InvalidTask, match="weigh: weight: must be a valid number"):
         body(weigh, "weigh").payload((weight,), {})
+
+
+class Closed(BaseModel, extra="forbid"):
+    street: str
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rate_limit": "5"}, r"^rate_limit: invalid rate '5': use [^()]*$"),
+        ({"retry_on": ()}, r"^retry_on: must have at least 1 item \(got tuple\)$"),
+        ({"retry_on": 5}, r"^retry_on: must be a list \(got 5\)$"),
+    ],
+)
+def test_a_message_says_each_thing_once_and_in_the_words_of_the_user(
+    options: GivenTaskOptions, told: str
+) -> None:
+    with pytest.raises(InvalidTask, match=told):
+        task_options(options)
+
+
+def test_what_a_type_does_not_have_is_called_a_field_in_a_result_and_within_an_argument() -> None:
+    def move(claim: Claim, to: Closed) -> Closed: ...  # type: ignore[empty-body]
+
+    moving = body(move, "move")
+    more = b'{"street": "High", "zip": 1}'
+    with pytest.raises(InvalidTask, match=r"its type: zip: is no field of it$"):
+        moving.value(more)
+    with pytest.raises(OtherArguments, match=r"^move: to\.zip: is no field of it; by: is no argument of it$"):
+        moving.arguments(b'{"to": %b, "by": 1}' % more)
 
 
 class Account(BaseModel):
