@@ -596,7 +596,7 @@ MUTANTS = (
     Mutant(
         "claims ahead of a slow body",
         "a claim ahead that has not begun is given back",
-        (Switch(Execution, "look", edited("self._take_ahead(self._now() - AHEAD_WAIT_S)", "[]")),),
+        (Switch(Execution, "look", edited("self._take_late()", "[]")),),
         frozenset({"SK-20"}),
         "workers",
     ),

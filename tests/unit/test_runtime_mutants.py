@@ -729,9 +729,16 @@ MUTANTS = (
     _mutant(
         "leaving: what has not begun",
         "a worker that leaves first gives back what has not begun",
-        _edit(Execution, "leave", "yield GiveBack(self._take_ahead(math.inf), frees=True)", "pass"),
+        _edit(Execution, "leave", "yield GiveBack(self._take_ahead(), frees=True)", "pass"),
         f"{STORIES}::test_the_story_is_as_written[leaves-with-what-has-not-begun]",
         "SK-20",
+    ),
+    _mutant(
+        "tries that a free thread is about to begin",
+        "what a free thread is about to begin is not given back, however late it is",
+        _edit(Execution, "_behind_bodies", "max(self._capacity() - self.running, 0)", "0"),
+        "unit/test_task_worker.py::test_what_a_free_thread_is_about_to_begin_is_not_given_back",
+        "SK-23",
     ),
     _mutant(
         "clock of a rate",

@@ -28,6 +28,9 @@ from rebalanser.tasks.execution.decisions import (
     MAX_RECENT_CHANGES,
     RENEWAL_RETRY_S,
     RENEWALS_PER_TTL,
+    ClaimTasks,
+    Execution,
+    GiveBack,
     Try,
 )
 from rebalanser.tasks.execution.worker import FIRST_THREADS, TaskWorker
@@ -586,6 +589,22 @@ def test_claims_ahead_are_given_back_when_a_body_is_slow() -> None:
     running.source.wait_for(28)
     assert max(running.source.rooms) == 1, "none is claimed ahead of a slow body"
     running.end()
+
+
+@pytest.mark.rule("SK-20", "SK-23")
+def test_what_a_free_thread_is_about_to_begin_is_not_given_back() -> None:
+    """It may begin late on a busy host, and another claim would cost the place of its rate limit."""
+    now = [0.0]
+    decides: Execution[Any] = Execution(lambda: now[0], 10.0, lambda: 2, lambda _head: True, lambda: None)
+    tries = [Try(object(), f"h{number}", Head(f"{number:040x}", "work", "send"), 5.0) for number in range(4)]
+    decides.hold(tries)
+    assert decides.begin(tries[0])
+    now[0] = 1.0
+    look = decides.look()
+    assert next(look) == GiveBack(tries[2:], frees=True), "two threads: one has begun, and one is about to"
+    assert look.send(None) == ClaimTasks(0, 0)
+    assert next(decides.look()) == ClaimTasks(0, 0)
+    assert decides.begin(tries[1])
 
 
 @pytest.mark.rule("SK-20")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from rebalanser.errors import InternalError
@@ -343,16 +344,16 @@ class Execution(Generic[ClaimT]):
         Raises:
             RebalanserError: the store was away or takes nothing; claims that were made are given back.
         """
-        if old := self._take_ahead(self._now() - AHEAD_WAIT_S):
+        if late := self._take_late():
             self.body_s = max(self.body_s or 0.0, AHEAD_WAIT_S)
-            yield GiveBack(old, frees=True)
+            yield GiveBack(late, frees=True)
         room = self.room()
         idle = max(self.idle(), 0)
         claimed, is_paused = yield ClaimTasks(max(room, 0), max(room - idle, 0))
         if claimed:
             yield from self._hand_out(claimed)
         yield ReportFound(len(claimed))
-        if is_paused and (waiting := self._take_ahead(math.inf)):
+        if is_paused and (waiting := self._take_ahead()):
             yield GiveBack(waiting, frees=True)
         yield OfferRoom(self.idle(), self.room())
         if claimed:
@@ -360,7 +361,7 @@ class Execution(Generic[ClaimT]):
         if room > 0 and not is_paused:
             yield ReportUnknown()
         next_s = yield NextTask(min(room, idle) > 0)
-        first = next(iter(self._ahead.values()), None)
+        first = next(self._behind_bodies(), None)
         times = [] if first is None else [first.handed_out_at + AHEAD_WAIT_S - self._now()]
         times += [] if next_s is None else [next_s]
         return min(max(_SHORTEST_PAUSE_S, min(times)), LONGEST_PAUSE_S) if times else None
@@ -371,7 +372,7 @@ class Execution(Generic[ClaimT]):
         True if none still ran. The caller has set ``stopping``.
         """
         deadline = self._now() + grace_s
-        yield GiveBack(self._take_ahead(math.inf), frees=True)
+        yield GiveBack(self._take_ahead(), frees=True)
         yield EndClaiming(grace_s)  # what is being claimed now is given back too
         yield WaitUntil(lambda: not self.tries, deadline - self._now())
         yield CutOff()
@@ -384,7 +385,7 @@ class Execution(Generic[ClaimT]):
 
     def give_back_ahead(self) -> WorkScript[None]:
         """Give back tries that have not begun."""
-        yield GiveBack(self._take_ahead(math.inf), frees=True)
+        yield GiveBack(self._take_ahead(), frees=True)
 
     def room(self) -> int:
         """Return the number of tasks to claim: for free threads, and some ahead if bodies are quick."""
@@ -530,17 +531,28 @@ class Execution(Generic[ClaimT]):
             self.claim_of[each.head.id] = each.claim
             self._request_look(each.renew_at)
 
-    def _take_ahead(self, handed_out_before: float) -> list[Try[ClaimT]]:
-        """Take back tries that were handed out before this time and have not begun."""
-        taken: list[Try[ClaimT]] = []
-        while self._ahead:
-            first = next(iter(self._ahead.values()))
-            if first.handed_out_at > handed_out_before:
-                break
-            del self._ahead[first.holder]
-            self._forget(first)
-            taken.append(first)
-        return taken
+    def _behind_bodies(self) -> Iterator[Try[ClaimT]]:
+        """Return the tries that wait for a body to end, the oldest first; free threads take those before."""
+        return islice(self._ahead.values(), max(self._capacity() - self.running, 0), None)
+
+    def _take_late(self) -> list[Try[ClaimT]]:
+        """Take back tries that have waited for too long for a body to end.
+
+        A free thread of a busy host may begin later than that. What it takes is kept, as a claim given back
+        costs a place of the rate limit (SK-23).
+        """
+        handed_out_before = self._now() - AHEAD_WAIT_S
+        return self._take([each for each in self._behind_bodies() if each.handed_out_at <= handed_out_before])
+
+    def _take_ahead(self) -> list[Try[ClaimT]]:
+        """Take back all tries that have not begun."""
+        return self._take([*self._ahead.values()])
+
+    def _take(self, tries: list[Try[ClaimT]]) -> list[Try[ClaimT]]:
+        for each in tries:
+            del self._ahead[each.holder]
+            self._forget(each)
+        return tries
 
     def _forget(self, held: Try[ClaimT]) -> None:
         """Stop renewing a try, and expect no news of it."""
