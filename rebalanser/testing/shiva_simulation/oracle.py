@@ -91,6 +91,7 @@ class Oracle:
         """A transaction can be read."""
         for record in records:
             if isinstance(record.value, AssignmentDocument | DocumentChange):
+                self._judge_epoch(leader, record.value.epoch)
                 document = self._world.status()
                 if document is None or document.epoch != record.value.epoch:
                     raise Violation("SH-24", f"no reader can put {record.value.epoch} together")
@@ -98,13 +99,15 @@ class Oracle:
                 self._document(leader, document)
                 return
 
+    def _judge_epoch(self, leader: LeaderProcess, epoch: Epoch) -> None:
+        if epoch in self._epochs:
+            raise Violation("SH-7", f"{leader.name} published epoch {epoch} a second time")
+        if any(epoch < earlier for earlier in self._epochs):
+            raise Violation("SH-7", f"{leader.name} published epoch {epoch} after a later one")
+        self._epochs.add(epoch)
+
     def _document(self, leader: LeaderProcess, document: AssignmentDocument) -> None:
         self.documents += 1
-        if document.epoch in self._epochs:
-            raise Violation("SH-7", f"{leader.name} published epoch {document.epoch} a second time")
-        if any(document.epoch < earlier for earlier in self._epochs):
-            raise Violation("SH-7", f"{leader.name} published epoch {document.epoch} after a later one")
-        self._epochs.add(document.epoch)
         if document.consumed < self._consumed:
             raise Violation(
                 "SH-9",
