@@ -36,7 +36,15 @@ from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId, rate_of
-from rebalanser.tasks.results import FilledPayload, has_result, source_of, sources_in, tasks_of, with_sources
+from rebalanser.tasks.results import (
+    FilledPayload,
+    contains,
+    has_result,
+    source_of,
+    sources_in,
+    tasks_of,
+    with_sources,
+)
 
 MAX_SECONDS: Final = 315_576_000.0
 """Maximum of a delay, a pause and a time limit: ten years. Threads can't wait much longer."""
@@ -465,7 +473,7 @@ class TaskBody:
         try:
             written = to_json(given, inf_nan_mode="null")
         except ValueError:  # of a type that only its parameter knows how to write
-            read = [name for name, value in given.items() if isinstance(value, Iterator)]
+            read = [name for name, value in given.items() if contains(value, Iterator)]
             if read:
                 raise InvalidTask(f"{read[0]} can be read once only: give a list") from None
             written = None
@@ -516,10 +524,11 @@ class TaskBody:
         try:
             return to_json(value)
         except Exception:
-            if self._returned is None or isinstance(value, Iterator):  # which has lost its first items
+            if self._returned is None or contains(value, Iterator):  # which has lost its first items
                 raise
             with suppress(Exception):  # the first error says more of the value
-                return self._returned.dump_json(self._returned.validate_python(value, strict=False))
+                checked = self._returned.validate_python(value, strict=False)
+                return to_json(self._returned.dump_python(checked, mode="json"))
             raise
 
     def refuse_result(self, result: bytes | None) -> None:

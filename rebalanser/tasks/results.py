@@ -183,15 +183,20 @@ def _task_of(result: Result) -> TaskId:
     return result.of.id
 
 
-def has_result(value: object, depth: int = 0) -> bool:
-    """True if a value contains a result at any depth."""
-    if isinstance(value, Result):
+def has_result(value: object) -> bool:
+    """True if a value is a result, or contains one at any depth."""
+    return contains(value, Result)
+
+
+def contains(value: object, kind: type, depth: int = 0) -> bool:
+    """True if a value is of this kind, or contains one that is at any depth."""
+    if isinstance(value, kind):
         return True
     if depth > _MAX_DEPTH:
         return False
     if isinstance(value, Mapping):
-        return any(has_result(each, depth + 1) for each in value.values())
-    return isinstance(value, list | tuple | set) and any(has_result(each, depth + 1) for each in value)
+        return any(contains(each, kind, depth + 1) for each in value.values())
+    return isinstance(value, list | tuple | set) and any(contains(each, kind, depth + 1) for each in value)
 
 
 def with_sources(payload: bytes, sources: Mapping[str, Source]) -> bytes:

@@ -251,6 +251,13 @@ def test_a_result_is_written_by_the_return_type_if_only_that_knows_how() -> None
 
     def zones(claim: Claim) -> list[ZoneInfo]: ...  # type: ignore[empty-body]
 
+    def by_name(claim: Claim) -> dict[str, list[ZoneInfo]]: ...  # type: ignore[empty-body]
+
+    def weighed(claim: Claim) -> tuple[ZoneInfo, float | None]: ...  # type: ignore[empty-body]
+
+    weightless = returned((home, math.nan), body_of(weighed))
+    assert isinstance(weightless, Raised)
+    assert "no word for NaN" in str(weightless.error), "it is not None"
     assert returned(home, body_of(zone)) == Returned(b'"Europe/Rome"')
     assert body_of(zones).value(b'["Europe/Rome"]') == [home]
     assert returned([home], body_of(zones)) == Returned(b'["Europe/Rome"]')
@@ -259,6 +266,7 @@ def test_a_result_is_written_by_the_return_type_if_only_that_knows_how() -> None
         (home, body_of(count)),
         (object(), body_of(zone)),
         (iter([home, home]), body_of(zones)),
+        ({"a": iter([home, home])}, body_of(by_name)),
     ):
         outcome = returned(value, body)
         assert isinstance(outcome, Raised)

@@ -295,6 +295,11 @@ def test_an_iterator_loses_no_item_to_the_attempt_to_write_it() -> None:
     with pytest.raises(InvalidTask, match="visit: zones can be read once only: give a list"):
         visiting.payload((iter([rome, utc]), [1]), {})
 
+    def label(claim: Claim, zones: dict[str, list[ZoneInfo]]) -> None: ...
+
+    with pytest.raises(InvalidTask, match="label: zones can be read once only: give a list"):
+        body(label, "label").payload(({"a": iter([rome, utc])},), {})
+
 
 @pytest.mark.rule("SK-21")
 @pytest.mark.parametrize("payload", [b"{}", b'{"to": "a", "more": 1}', b'{"to": 5}'])
