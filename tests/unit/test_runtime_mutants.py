@@ -805,7 +805,7 @@ MUTANTS = (
 )
 
 
-@dataclass
+@dataclass(eq=False)  # pytest puts plugins into sets
 class _Verdict:
     """A plugin that notes which rules the tests of a run are marked with, and how the run ended."""
 
