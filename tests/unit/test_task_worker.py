@@ -603,7 +603,13 @@ def test_what_a_free_thread_is_about_to_begin_is_not_given_back() -> None:
     look = decides.look()
     assert next(look) == GiveBack(tries[2:], frees=True), "two threads: one has begun, and one is about to"
     assert look.send(None) == ClaimTasks(0, 0)
-    assert next(decides.look()) == ClaimTasks(0, 0)
+    look = decides.look()
+    assert next(look) == ClaimTasks(0, 0)
+    for answer in (([], False), None, None):
+        look.send(answer)
+    with pytest.raises(StopIteration) as ended:
+        next(look)
+    assert ended.value.value == execution.AHEAD_WAIT_S / 3, "the thread may take another one"
     assert decides.begin(tries[1])
 
 

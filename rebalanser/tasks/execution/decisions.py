@@ -361,8 +361,7 @@ class Execution(Generic[ClaimT]):
         if room > 0 and not is_paused:
             yield ReportUnknown()
         next_s = yield NextTask(min(room, idle) > 0)
-        first = next(self._behind_bodies(), None)
-        times = [] if first is None else [first.handed_out_at + AHEAD_WAIT_S - self._now()]
+        times = self._late_in()
         times += [] if next_s is None else [next_s]
         return min(max(_SHORTEST_PAUSE_S, min(times)), LONGEST_PAUSE_S) if times else None
 
@@ -534,6 +533,14 @@ class Execution(Generic[ClaimT]):
     def _behind_bodies(self) -> Iterator[Try[ClaimT]]:
         """Return the tries that wait for a body to end, the oldest first; free threads take those before."""
         return islice(self._ahead.values(), max(self._capacity() - self.running, 0), None)
+
+    def _late_in(self) -> list[float]:
+        """Return the seconds until a try may have waited for too long; none if no try waits."""
+        first = next(self._behind_bodies(), None)
+        if first is not None:
+            return [first.handed_out_at + AHEAD_WAIT_S - self._now()]
+        # A thread that is free now may be refused by the host, or take another try.
+        return [AHEAD_WAIT_S / 3] if self._ahead else []
 
     def _take_late(self) -> list[Try[ClaimT]]:
         """Take back tries that have waited for too long for a body to end.
