@@ -376,6 +376,7 @@ MUTANTS = (
         (Switch(RateState, "ended", edited("self._full_at = None", "pass")),),
         frozenset({"SK-17"}),
         "lost requests",
+        first=190,
     ),
     Mutant(
         "room in time",
@@ -389,6 +390,7 @@ MUTANTS = (
         (Switch(Tally, "refusal", always(None)),),
         frozenset({"SK-4"}),
         "outboxes",
+        first=150,
     ),
     Mutant(
         "dependencies",
