@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,6 +33,7 @@ from rebalanser.applications import (
 from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Progress, Running
 from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
+from rebalanser.cli.lines import counted
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
 from rebalanser.cli.shiva_table import application_line, plain, render
 from rebalanser.errors import InvalidSettings, InvalidUrl, UnknownApplication
@@ -57,7 +59,7 @@ from rebalanser.shiva.worker_options import WorkerOptions
 
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
 TOPICS_VARIABLE: Final = "REBALANSER_TOPICS"
-TOPICS: Final = ("command", "control", "assignement")
+TOPICS: Final = tuple(field.name for field in fields(TopicNames))
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 WATCH_S: Final = 2.0
 """Seconds between two looks at ages while a cluster is watched."""
@@ -242,7 +244,7 @@ def _topic_names(text: str | None) -> TopicNames:
         InvalidSettings: it is something else, or no name of a topic.
     """
     names: dict[str, str] = {}
-    for each in (text or "").split(",") if text else ():
+    for each in text.split(",") if text else ():
         topic, _, name = each.partition("=")
         if topic not in TOPICS or topic in names or not TOPIC_NAME.fullmatch(name):
             raise InvalidSettings(
@@ -537,7 +539,7 @@ def _chosen(
     """Return the applications that a pattern selects, once the user has agreed to their number (SH-25).
 
     Raises:
-        UnknownApplication: there are none.
+        UnknownApplication: it selects none.
         InvalidSettings: nobody can be asked.
     """
     document = cluster.read(Settings().connect_timeout_s)
@@ -547,13 +549,13 @@ def _chosen(
     )
     if not chosen:
         raise UnknownApplication(f"there is no application of {pattern} to {verb}")
-    counted = f"{len(chosen):,} application{'' if len(chosen) == 1 else 's'}"
-    shown = ", ".join(map(str, chosen[:SHOWN])) + (", …" if len(chosen) > SHOWN else "")
     if yes:
         return chosen
+    number = counted(len(chosen), "application")
+    shown = ", ".join(map(str, chosen[:SHOWN])) + (", …" if len(chosen) > SHOWN else "")
     if face.json or not sys.stdin.isatty():
-        raise InvalidSettings(f"{counted} of {pattern} would be chosen to {verb} ({shown}): give --yes")
-    typer.confirm(f"{verb} {counted} ({shown})?", abort=True, err=True)
+        raise InvalidSettings(f"{number} of {pattern} would be chosen to {verb} ({shown}): give --yes")
+    typer.confirm(f"{verb} {number} ({shown})?", abort=True, err=True)
     return chosen
 
 
@@ -583,7 +585,7 @@ def _report_many(
                 for name, command in commands.items()
             ]
         },
-        f"{verb} of {len(commands):,} application{'' if len(commands) == 1 else 's'} commanded{settled}",
+        f"{verb} of {counted(len(commands), 'application')} commanded{settled}",
     )
 
 

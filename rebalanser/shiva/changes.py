@@ -18,11 +18,12 @@ _PROGRESS: Final = tuple(field.name for field in fields(Progress))
 
 def change_between(base: AssignmentDocument, document: AssignmentDocument) -> DocumentChange:
     """Return the change from the document published before, its base, to ``document`` of the same term."""
-    differing = _difference(base.applications, document.applications)
+    known = base.applications
+    differing = _difference(known, document.applications)
     progress = {
         application: _progress_of(entry)
         for application, entry in differing.items()
-        if entry is not None and _goes_on(base.applications.get(application), entry)
+        if entry is not None and application in known and _with_progress(known[application], entry) == entry
     }
     applications = {
         application: entry for application, entry in differing.items() if application not in progress
@@ -50,7 +51,7 @@ def changed(base: AssignmentDocument, change: DocumentChange) -> AssignmentDocum
         raise InternalError(f"a change of document {change.base} was applied to {base.epoch}")
     known = base.applications
     progressed = {
-        application: replace(known[application], **{name: getattr(progress, name) for name in _PROGRESS})
+        application: _with_progress(known[application], progress)
         for application, progress in change.progress.items()
         if application in known
     }
@@ -70,14 +71,8 @@ def _progress_of(entry: ApplicationEntry) -> Progress:
     return Progress(**{name: getattr(entry, name) for name in _PROGRESS})
 
 
-def _goes_on(before: ApplicationEntry | None, entry: ApplicationEntry) -> bool:
-    """True if an entry differs from the one before in its progress alone."""
-    return before is not None and (before.command, before.archive, before.mode, before.tags) == (
-        entry.command,
-        entry.archive,
-        entry.mode,
-        entry.tags,
-    )
+def _with_progress(entry: ApplicationEntry, progress: Progress | ApplicationEntry) -> ApplicationEntry:
+    return replace(entry, **{name: getattr(progress, name) for name in _PROGRESS})
 
 
 def _difference(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> Mapping[KeyT, ValueT | None]:

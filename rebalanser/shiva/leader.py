@@ -29,6 +29,7 @@ from rebalanser.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    RecordRead,
     Report,
     SendPing,
     Standing,
@@ -138,7 +139,7 @@ class Leader:
 
     @property
     def document(self) -> AssignmentDocument | None:
-        """Last document that is known to be published; None if there is none."""
+        """Last document that is known to be published; None before the first."""
         return self._publisher.document
 
     @property
@@ -258,21 +259,10 @@ class Leader:
         if self._guards.may_publish(caught_up=False):
             self._catch_up()
 
-    def _record_read(
-        self,
-        event: StartRead
-        | StopRead
-        | WorkerCommandRead
-        | DocumentRead
-        | ChangeRead
-        | DocumentPassed
-        | LeaderRead
-        | PartRead
-        | Unreadable,
-    ) -> None:
+    def _record_read(self, event: RecordRead) -> None:
         self._require_term()
         if isinstance(event, Unreadable) and event.on_control:
-            # Its offset tells it from a record of COMMAND with the same key.
+            # The offset distinguishes it from a record of COMMAND with the same key.
             offset = event.at.offset if event.key.startswith(_CONTROL_KEYS) else _NOTHING_READ
             self._put_aside(SetAside(offset, event.key, event.reason[:MAX_REASON_CHARS]))
             return

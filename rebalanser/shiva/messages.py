@@ -137,7 +137,7 @@ class Stop:
     """
 
 
-CommandEvent: TypeAlias = (
+RecordRead: TypeAlias = (
     StartRead
     | StopRead
     | WorkerCommandRead
@@ -147,8 +147,8 @@ CommandEvent: TypeAlias = (
     | LeaderRead
     | PartRead
     | Unreadable
-    | CaughtUp
 )
+CommandEvent: TypeAlias = RecordRead | CaughtUp
 
 
 @dataclass(frozen=True, slots=True)

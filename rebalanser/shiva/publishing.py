@@ -102,9 +102,9 @@ class Publisher:
         base, document = self.document, self.under_way
         if document is None:
             raise InternalError("no document is under way")
-        if base is not None and base.epoch.term == document.epoch.term:
+        if all_read_changes and base is not None and base.epoch.term == document.epoch.term:
             change = change_between(base, document)
-            if all_read_changes and not self._is_whole_due(document, change.entries, now):
+            if not self._is_whole_due(document, change.entries, now):
                 self._changes += 1
                 self._changed_entries += change.entries
                 return change

@@ -74,6 +74,7 @@ from rebalanser.shiva.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
 
     from rebalanser_kafka.connection import Connection
     from rebalanser_kafka.shiva.wire import Written
@@ -412,15 +413,21 @@ def test_a_replay_that_decodes_few_documents_ends_at_the_same_one(
     assert told(written, replayed=True).seen == told(written, replayed=False).seen
 
 
-@pytest.mark.rule("SH-24")
-def test_of_each_leader_one_document_and_what_follows_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def decoded_keys(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[bytes | None]:
+    """The keys of the records that a module decodes from now on."""
     decoded: list[bytes | None] = []
 
-    def counted(key: bytes | None, value: bytes) -> Written:
+    def noted(key: bytes | None, value: bytes) -> Written:
         decoded.append(key)
         return decode(key, value)
 
-    monkeypatch.setattr(reading, "decode", counted)
+    monkeypatch.setattr(module, "decode", noted)
+    return decoded
+
+
+@pytest.mark.rule("SH-24")
+def test_of_each_leader_one_document_and_what_follows_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = decoded_keys(monkeypatch, reading)
     written: list[LeaderAnnouncement | Published] = []
     for term in (0, 301):
         written.append(LeaderAnnouncement("l"))
@@ -505,13 +512,7 @@ def test_the_last_document_is_found_by_reading_back_from_the_end(
 
 @pytest.mark.rule("SH-24")
 def test_one_document_and_what_follows_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[bytes | None] = []
-
-    def counted(key: bytes | None, value: bytes) -> Written:
-        decoded.append(key)
-        return decode(key, value)
-
-    monkeypatch.setattr(last_records, "decode", counted)
+    decoded = decoded_keys(monkeypatch, last_records)
     records = [whole(5, 1), change(5, 2), whole(5, 3), change(5, 4), change(5, 5)]
     monkeypatch.setattr(last_records, "LogReader", Topic(*written_as(*records)).reader)
     last_document(CONNECTION, "c-assignement", 5.0)

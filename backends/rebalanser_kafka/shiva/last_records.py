@@ -102,9 +102,7 @@ def _last_document(
     connection: Connection, topic: str, overlooked: bool, timeout_s: float
 ) -> tuple[DocumentChain, int]:
     deadline = time.monotonic() + timeout_s
-    with LogReader(connection, topic, "latest") as reader:
-        first = reader.start_offset(timeout_s)
-        end = reader.end_offset(timeout_s)
+    first, end = _bounds(connection, topic, timeout_s)
     chain, start = DocumentChain(), end
     for tail in (*_TAILS, end):
         if start > first and not _is_enough(chain, overlooked):
@@ -136,9 +134,7 @@ def _last_of_each_key(
     connection: Connection, topic: str, pings: int, timeout_s: float
 ) -> tuple[list[LogRecord], int]:
     deadline = time.monotonic() + timeout_s
-    with LogReader(connection, topic, "latest") as reader:
-        first = reader.start_offset(timeout_s)
-        end = reader.end_offset(timeout_s)
+    first, end = _bounds(connection, topic, timeout_s)
     length = _CONTROL_TAIL
     while True:
         start = max(first, end - length)
@@ -179,6 +175,12 @@ def heard_in(records: Iterable[LogRecord], wall_s: float) -> LastHeard:
             case Pong() as read:
                 pongs[read.worker] = read, age_s
     return LastHeard(ping, pongs)
+
+
+def _bounds(connection: Connection, topic: str, timeout_s: float) -> tuple[int, int]:
+    """Return the first offset of a topic, and its end."""
+    with LogReader(connection, topic, "latest") as reader:
+        return reader.start_offset(timeout_s), reader.end_offset(timeout_s)
 
 
 def _records(
