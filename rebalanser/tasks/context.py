@@ -97,7 +97,7 @@ class QueueOpener:
             return opened
         began_at = time.monotonic()
         if not self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            raise _too_slow(timeout_s or 0.0)
+            raise too_slow(timeout_s or 0.0)
         try:
             if self._closed:
                 raise InvalidState("the queue is closed; make another one")
@@ -237,7 +237,7 @@ class Beginning:
         except CancelledError:
             return False
         except TimeoutError:
-            raise _too_slow(timeout_s) from None
+            raise too_slow(timeout_s) from None
         except RetryLater:
             if timeout_s <= self.timeout_s:
                 raise
@@ -245,7 +245,8 @@ class Beginning:
         return True
 
 
-def _too_slow(timeout_s: float) -> RegistryUnavailable:
+def too_slow(timeout_s: float) -> RegistryUnavailable:
+    """Return the error of an engine that has not answered within ``timeout_s`` seconds."""
     return RegistryUnavailable(f"the engine has not answered within {timeout_s:.3g} s")
 
 

@@ -669,7 +669,17 @@ def pairs_of(name: str, calls: Iterable[object]) -> Iterator[tuple[Sequence[Any]
             ) and all(isinstance(key, str) for key in named):
                 yield arguments, named
             case _:
-                raise InvalidArgument(f"{name}: calls[{number}] is {call!r:.{MAX_SHOWN}}: give {PAIR}")
+                raise InvalidArgument(f"{name}: {call_place(number)} is {call!r:.{MAX_SHOWN}}: give {PAIR}")
+
+
+def call_place(number: int) -> str:
+    """Return the place of one of several calls, as errors name it."""
+    return f"calls[{number}]"
+
+
+def call_places(calls: int) -> list[str]:
+    """Return the places of so many calls."""
+    return [call_place(number) for number in range(calls)]
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from rebalanser.tasks.functions import (
     GivenTaskOptions,
     TaskBody,
     TaskOptions,
+    call_place,
+    call_places,
     chosen_options,
     concerning,
     dependencies,
@@ -383,9 +385,7 @@ class Producer(OpenQueue):
         ``calls[3]``, if the error is one of that call, or of one that it needs.
         """
         given = given_calls(calls)
-        self.enqueue_ordered(
-            sort_by_dependency(given, self), [f"calls[{number}]" for number in range(len(given))]
-        )
+        self.enqueue_ordered(sort_by_dependency(given, self), call_places(len(given)))
         return [call.enqueued for call in given if call.enqueued is not None]
 
     def enqueue_ordered(self, calls: Mapping[PlannedCall[Any], int], places: Sequence[str] = ()) -> None:
@@ -395,7 +395,7 @@ class Producer(OpenQueue):
         """
         named = [places[number] if places else "" for number in calls.values()]
         made = [
-            self._made_at(place, call.body, call.arguments, call.named, call.options(self._ids.next))
+            self._build_at(place, call.body, call.arguments, call.named, call.options(self._ids.next))
             for call, place in zip(calls, named, strict=True)
         ]
         for call, done in zip(calls, self.commit(made, together=len(made) > 1, places=named), strict=True):
@@ -415,12 +415,12 @@ class Producer(OpenQueue):
     ) -> list[Enqueued[Any]]:
         """Enqueue calls of a function, as :meth:`TaskFunction.enqueue_many`."""
         made = [
-            self._made_at(f"calls[{number}]", body, tuple(arguments), named, options)
+            self._build_at(call_place(number), body, tuple(arguments), named, options)
             for number, (arguments, named) in enumerate(pairs_of(body.name, calls))
         ]
-        return self.commit(made, places=[f"calls[{number}]" for number in range(len(made))])
+        return self.commit(made, places=call_places(len(made)))
 
-    def _made_at(
+    def _build_at(
         self,
         place: str,
         body: TaskBody,
@@ -428,7 +428,7 @@ class Producer(OpenQueue):
         named: Mapping[str, Any],
         options: EnqueueOptions,
     ) -> Enqueue:
-        """:meth:`made`, for a call whose place an error names."""
+        """Build a write as :meth:`build_enqueue` does; errors name the call's place."""
         with concerning(place):
             return self.build_enqueue(body, arguments, named, options)
 

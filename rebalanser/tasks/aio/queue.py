@@ -35,7 +35,7 @@ from typing import (
 )
 
 from rebalanser import forks
-from rebalanser.errors import InvalidState, RegistryUnavailable
+from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_in_loop_until_stopped
@@ -44,6 +44,7 @@ from rebalanser.tasks import waiting
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.aio.loop_caller import LoopCaller
 from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.context import too_slow
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.functions import (
@@ -52,6 +53,7 @@ from rebalanser.tasks.functions import (
     GivenOptions,
     GivenTaskOptions,
     TaskBody,
+    call_places,
     chosen_options,
     is_coroutine_function,
     periodic_options,
@@ -195,20 +197,20 @@ class AsyncQueue:
         clock: Clock | None = None,
         retention: Retention | None = _DEFAULT_RETENTION,
     ) -> None:
-        refuse_options(
-            claim_ttl_s=claim_ttl_s,
-            buffer_s=buffer_s,
-            partitions=partitions,
-            settings=settings,
-            node=node,
-            middleware=middleware,
-            timeout_s=timeout_s,
-            state_folder=state_folder,
-            create=create,
-            outbox=outbox,
-            clock=clock,
-            retention=retention,
-        )
+        options: dict[str, Any] = {
+            "claim_ttl_s": claim_ttl_s,
+            "buffer_s": buffer_s,
+            "partitions": partitions,
+            "settings": settings,
+            "node": node,
+            "middleware": middleware,
+            "timeout_s": timeout_s,
+            "state_folder": state_folder,
+            "create": create,
+            "outbox": outbox,
+            "clock": clock,
+        }
+        refuse_options(**options, retention=retention)
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
         self.retention = retention
@@ -216,22 +218,7 @@ class AsyncQueue:
         self.functions: dict[str, TaskBody] = {}
         """The functions that are registered, by name."""
         self._url = url
-        self._make = partial(
-            Queue,
-            name,
-            url,
-            claim_ttl_s=claim_ttl_s,
-            buffer_s=buffer_s,
-            partitions=partitions,
-            settings=settings,
-            node=node,
-            middleware=middleware,
-            timeout_s=timeout_s,
-            state_folder=state_folder,
-            create=create,
-            outbox=outbox,
-            clock=clock,
-        )
+        self._make = partial(Queue, name, url, **options)
         self._schedules: list[Schedule] = []
         self._queue: Queue | None = None
         self._is_closed = False
@@ -368,7 +355,7 @@ class AsyncQueue:
     async def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; as :meth:`Queue.enqueue_all`."""
         given = given_calls(calls)
-        await self.enqueue_ordered(given, [f"calls[{number}]" for number in range(len(given))])
+        await self.enqueue_ordered(given, call_places(len(given)))
         return [call.enqueued for call in given if call.enqueued is not None]
 
     async def enqueue_ordered(self, calls: Sequence[PlannedCall[Any]], places: Sequence[str] = ()) -> None:
@@ -569,7 +556,7 @@ class AsyncQueue:
             async with asyncio.timeout(timeout_s + waiting.SLACK_S):
                 queue = await self._opened()
         except TimeoutError:
-            raise RegistryUnavailable(f"the engine has not answered within {timeout_s:.3g} s") from None
+            raise too_slow(timeout_s) from None
         return queue, await self._threads.run(queue.wait_limit, timeout_s)
 
     async def run(self, concurrency: int = 1) -> None:

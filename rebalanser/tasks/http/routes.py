@@ -332,9 +332,9 @@ async def refuse_ignored(request: Request) -> None:
         for name, number in given.items()
         if name not in known or (number > 1 and name not in _REPEATED)
     }
-    if not path.body_params and await request.body():
+    if not path.body_params and (body := await request.body()):
         with suppress(ValueError):
-            fields = from_json(await request.body())
+            fields = from_json(body)
             if isinstance(fields, dict):
                 message = f"this path takes no body; its parameters: {', '.join(known) or 'none'}"
                 problems |= dict.fromkeys((("body", name) for name in fields), message)

@@ -39,7 +39,7 @@ from rebalanser.testing.simulation.oracle import Violation
 from rebalanser.testing.tasks_simulation.executing import ClaimingProcess, Signal, judge_time, source_of
 from rebalanser.testing.tasks_simulation.network import once
 from rebalanser.testing.tasks_simulation.process import Host, Process, Resume, Script, Wish
-from rebalanser.testing.tasks_simulation.scenario import SLOT_LEASE_S, TTL_S
+from rebalanser.testing.tasks_simulation.scenario import TTL_S
 from rebalanser.testing.tasks_simulation.working import NAMES, PLAIN, Working
 from rebalanser.testing.tasks_simulation.writing import Writer, driven
 
@@ -128,13 +128,7 @@ class ServerProcess(ClaimingProcess):
         yield from driven(self._dispensing.stop(), self._perform)
         if any(each.waiting is not None and not each.waiting.future.done() for each in self._connections):
             raise Violation("SK-16", f"{self.name} stops, and leaves a client without an answer")
-        yield self._offers_end.wait(SLOT_LEASE_S)
-        try:
-            yield from self._source.retire()
-        except Exception:  # slots and claims end by themselves
-            self.world.oracle.counts["slots left to their lease"] += 1
-        yield self.sleep(1.0)
-        self.world.replace(self)
+        yield from self.leave(self._source, self._offers_end)
 
     def owes_answer(self, connection: Connection) -> bool:
         """True if a client waits for an answer that it could get."""

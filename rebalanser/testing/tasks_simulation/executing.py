@@ -261,6 +261,16 @@ class ClaimingProcess(Process):
         read = yield from self.asked(lambda: {each: stored[each] for each in missing if each in stored})
         return {**known, **read}
 
+    def leave(self, source: SlotSource | IndexSource, offers_end: Signal) -> Script:
+        """Withdraw the offered room once the loop that offers it has ended, and end the process."""
+        yield offers_end.wait(SLOT_LEASE_S)
+        try:
+            yield from source.retire()
+        except Exception:  # slots and claims end by themselves
+            self.world.oracle.counts["slots left to their lease"] += 1
+        yield self.sleep(1.0)
+        self.world.replace(self)
+
     def loop(self, name: str, step: Callable[[], Script], end: Signal | None = None) -> Script:
         """Repeat steps, whatever they raise, until one returns that it was the last."""
         while True:
@@ -343,13 +353,7 @@ class PoolWorker(ClaimingProcess):
         yield from driven(self.execution.leave(GRACE_S), self._perform)
         if not all(each.is_over for each in held):
             raise Violation("SK-20", f"{self.name} leaves, and keeps a claim")
-        yield self._offers_end.wait(SLOT_LEASE_S)
-        try:
-            yield from self._source.retire()
-        except Exception:  # slots and claims end by themselves
-            self.world.oracle.counts["slots left to their lease"] += 1
-        yield self.sleep(1.0)
-        self.world.replace(self)
+        yield from self.leave(self._source, self._offers_end)
 
     def _claim(self) -> Script:
         yield self._woken.wait(self._idle_s)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from typing import TypeVar
 
 from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
@@ -33,6 +34,7 @@ from rebalanser.testing.tasks_simulation.scenario import (
 from rebalanser.testing.tasks_simulation.ticking import SimulatedTicker
 from rebalanser.testing.tasks_simulation.working import PLAIN, SimulatedWorker
 
+ProcessT = TypeVar("ProcessT", bound=Process)
 CALMS_S = 5.0
 """Seconds from the end of all faults until their effects are over."""
 
@@ -166,17 +168,11 @@ class World:
             self.workers.remove(process)
             self.after(self.random.uniform(0.1, 0.6), lambda: self.workers.append(self._worker()))
         elif isinstance(process, PoolWorker):
-            if process in self.pools:
-                self.pools.remove(process)
-                self.after(self.random.uniform(0.1, 0.6), lambda: self.pools.append(self._pool()))
+            self._succeed(process, self.pools, self._pool)
         elif isinstance(process, ServerProcess):
-            if process in self.servers:
-                self.servers.remove(process)
-                self.after(self.random.uniform(0.1, 0.6), lambda: self.servers.append(self._server()))
+            self._succeed(process, self.servers, self._server)
         elif isinstance(process, HttpClient):
-            if process in self.clients:
-                self.clients.remove(process)
-                self.after(self.random.uniform(0.1, 0.6), lambda: self.clients.append(self._client()))
+            self._succeed(process, self.clients, self._client)
         elif isinstance(process, Producer):
             self.producers.remove(process)
             outbox = process.outbox
@@ -185,6 +181,12 @@ class World:
             self.owners.remove(process)
             self.owners.append(self._owner())
             self.after(self.random.uniform(0.2, 1.0), self._reassign_unowned)
+
+    def _succeed(self, process: ProcessT, processes: list[ProcessT], start: Callable[[], ProcessT]) -> None:
+        """Start another process of a kind soon, unless this one has been replaced already."""
+        if process in processes:
+            processes.remove(process)
+            self.after(self.random.uniform(0.1, 0.6), lambda: processes.append(start()))
 
     def befall(self, fault: Fault) -> None:
         """Inject a fault where it is possible."""
