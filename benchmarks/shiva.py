@@ -439,7 +439,7 @@ class Fleet:
 
 
 def show_growth(applications: int, workers: int, crashing: int, minutes: int) -> None:
-    """What crashing applications write to each of the two topics."""
+    """Print how many bytes crashing applications add to each of the two topics."""
     fleet = Fleet(applications, workers, crashing)
     fleet.run(60.0)
     first = len(fleet.written)

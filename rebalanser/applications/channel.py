@@ -55,7 +55,7 @@ def read_channel_file(file: Path) -> list[Start]:
     """Read the applications of a channel file, in its order.
 
     Raises:
-        InvalidSettings: it cannot be read, or is none; with every error and its place.
+        InvalidSettings: it cannot be read, or is no valid channel file; the message names each error.
         InvalidName: a tenant, channel or application is no name.
     """
     try:

@@ -8,9 +8,9 @@ Each application is one command in a process group of its own, under the worker'
   its stop timeout before and SIGKILL at the deadline. One of mode ``available`` has none and runs on, and so
   does the keeping of its output (SH-14).
 - The guardian dies: everything that it started is killed, and the next start begins a new guardian.
-- A process with a health check has a thread that carries it out; where there is none to be had it is stopped,
-  and started again as after any exit. A check that is a command runs under the
-  guardian, too, and ends with the process: the exit is told once both have ended (SH-23).
+- A health check runs in a thread of its own. If the host refuses the thread, the process is stopped and
+  started again as after any exit. A check that is a command also runs under the guardian, and ends with the
+  process: the exit is reported once both have ended (SH-23).
 
 Nothing is decided here: when to start again, to back off or to give up is the business of
 :class:`rebalanser.shiva.worker.Worker`.

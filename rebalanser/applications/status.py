@@ -89,7 +89,7 @@ class ApplicationStatus(BaseModel):
     """The id of the start command that it runs by."""
     size_bytes: int
     restarts: int
-    """Of its process on its worker, by the last pong."""
+    """Restarts of its process, from its worker's last pong."""
     failed_on: dict[str, str]
     """The workers where it failed, with the reasons."""
 

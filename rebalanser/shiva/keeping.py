@@ -35,7 +35,7 @@ class Keeper:
             self.keep(application)
 
     def batch(self) -> KeepCommands | None:
-        """Return the next batch; None if there is none, or while a batch is under way."""
+        """Return the next batch; None if nothing is due, or while a batch is under way."""
         if self._under_way:
             return None
         commands: list[KeptCommand] = []

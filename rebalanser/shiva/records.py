@@ -104,7 +104,7 @@ class OutputRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputAnswer:
-    """An answer: lines of an application's output, oldest first, or why there are none."""
+    """Answer to a request for output: lines, the oldest first, or an error."""
 
     worker: WorkerId
     request: str

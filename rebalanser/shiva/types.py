@@ -271,7 +271,7 @@ class ApplicationEntry:
     archive: Archive
     tags: frozenset[Tag] = frozenset()
     worker: WorkerId | None = None
-    """The worker that is to run it; None if there is none, or while ``leaving`` may still run it."""
+    """Worker that is to run it; None if it is assigned to none, or while ``leaving`` may still run it."""
     leaving: Leaving | None = None
     reason: str = ""
     failed_on: Mapping[WorkerId, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "files in use",
-        "files that a process uses stay, whoever is named",
+        "files that a process uses stay, whichever worker is assigned",
         (Switch(WorkerFiles, "_settled", instead(_whatever_runs)),),
         frozenset({"SH-5"}),
         "commands",

@@ -51,7 +51,7 @@ class RunningApplications:
     ) -> None:
         """Tell ``take`` the last document, and the last one again whenever it may be new.
 
-        It ends once ``goes_on`` says so, or a change was missed: then begin again.
+        It returns once ``goes_on`` is false, or a change was missed: then call it again.
 
         Raises:
             RegistryRefused: the cluster has no such topic.

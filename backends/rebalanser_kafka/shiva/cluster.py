@@ -260,7 +260,7 @@ class KafkaCluster(Cluster):
         """Return the last document on ASSIGNEMENT, the source of the status; None before any (SH-11).
 
         Raises:
-            InvalidSettings: there is none, as a topic has several partitions.
+            InvalidSettings: there can be no document, as a topic has several partitions.
         """
         chain, _ = self._read_back(timeout_s)
         return chain.document

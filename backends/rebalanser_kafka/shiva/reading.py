@@ -88,7 +88,7 @@ class ReplayedCommands:
         """Records held back: the document of that epoch and its changes."""
 
     def events(self, record: LogRecord) -> list[CommandEvent]:
-        """Yield the events that are due with this record: its own, those held back, or none."""
+        """Return the events that are due with this record: its own, those held back, or none."""
         if self._ended or record.value is None:
             return _events([record])
         if (record.key or b"").startswith(CHANGE_KEY.encode()):
@@ -108,7 +108,7 @@ class ReplayedCommands:
         return _events(held)
 
     def end(self) -> list[CommandEvent]:
-        """End the replay; yield the events that were held back."""
+        """End the replay; return the events that were held back."""
         self._ended = True
         return _events(self._let_go())
 

@@ -171,7 +171,7 @@ def decode_part_key(key: bytes | None) -> PartKey | None:
     """Return the part of an archive that has the key; None for a key of another kind.
 
     Raises:
-        NotReadable: it begins as such a key, and is none.
+        NotReadable: it begins like such a key, but is invalid.
     """
     if key is None or not key.startswith(b"part:"):
         return None

@@ -214,7 +214,7 @@ class Writing:
 
     @property
     def known(self) -> Known:
-        """What the next transaction knows of this one, once it is committed."""
+        """Revision and queue numbers to pass to the next transaction, once this one is committed."""
         return self._revision, self._queues
 
     @property

@@ -39,7 +39,7 @@ class ClaimSource(ABC):
         self._context = context
         self._reported: set[str] = set()
         self.pause: Pause | None = None
-        """Pause of the queue, as far as this process knows; None if there is none (SK-23)."""
+        """Pause of the queue, as last read; None if it is not paused (SK-23)."""
 
     @abstractmethod
     def claim(
