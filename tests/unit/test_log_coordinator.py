@@ -8,15 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import pytest
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.group import applications as applications_module
 from rebalanser_kafka.group import coordinator as coordinator_module
 from rebalanser_kafka.group import records
+from rebalanser_kafka.group.applications import RunningApplications
 from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator, OnDone
 from rebalanser_kafka.group.follower import LogEntry
 from rebalanser_kafka.group.leases import REPEAT_S
 from rebalanser_kafka.group.records import Expire, ReadAll, Rebase, Request, Snapshot, decode, encode
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva import wire
+from rebalanser_kafka.shiva.wire import key_of
 
 from rebalanser.errors import (
     AccessDenied,
@@ -25,8 +31,12 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnusableStore,
 )
+from rebalanser.feed import Applications
 from rebalanser.protocol.messages import Alive, Failed, Heartbeat, Join, Joined, Noticed, SessionLost
 from rebalanser.protocol.types import Member, ResourceSpec, Session, Topic, TopicKind
+from rebalanser.shiva.changes import DocumentChain, change_between
+from rebalanser.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
 from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.waiting import PATIENCE_S
@@ -405,3 +415,53 @@ def test_what_a_notice_names_is_read_without_the_log(connect: Connect, shared: S
     client.close()
     with pytest.raises(RegistryUnavailable, match="was not read to its end"):
         client.read_holdings({key})
+
+
+class TestRunningApplications:
+    @pytest.mark.rule("SH-19")
+    def test_only_a_newer_document_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Most polls bring nothing, and a list of all applications costs as much as there are."""
+        app = ApplicationId("t", "c", "web")
+        entry = ApplicationEntry("c-1", ApplicationState.RUNNING, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
+        first = AssignmentDocument(Epoch(1, 1), "l", 0, 90.0, {}, {})
+        second = replace(first, epoch=Epoch(1, 2), applications={app: entry})
+        third = replace(second, epoch=Epoch(1, 3), applications={})
+        polls: list[list[AssignmentDocument | DocumentChange]] = [
+            [],
+            [],
+            [second],
+            [],
+            [change_between(second, third)],
+            [],
+        ]
+        chain = DocumentChain()
+        chain.take(first)
+        monkeypatch.setattr(applications_module, "last_document", lambda *_: (chain, 7))
+        monkeypatch.setattr(applications_module, "LogReader", lambda *_: _Polled(polls))
+        told: list[Applications] = []
+        running = RunningApplications(Connection.from_address("127.0.0.1:1", "c"))
+        running.follow(lambda: bool(polls), told.append, 1.0)
+        assert told == [
+            Applications((1, 1), frozenset()),
+            Applications((1, 2), frozenset({"t/c/web"})),
+            Applications((1, 3), frozenset()),
+        ]
+
+
+class _Polled:
+    """A reader of ASSIGNEMENT whose polls answer these records."""
+
+    def __init__(self, polls: list[list[AssignmentDocument | DocumentChange]]) -> None:
+        self._polls = polls
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def poll(self, _timeout_s: float) -> list[LogRecord]:
+        return [
+            LogRecord(0, 0, True, key_of(record).encode(), wire.encode(record), size_bytes=1)
+            for record in self._polls.pop(0)
+        ]

@@ -49,7 +49,7 @@ class RunningApplications:
     def follow(
         self, goes_on: Callable[[], bool], take: Callable[[Applications], None], timeout_s: float
     ) -> None:
-        """Tell ``take`` the last document, and the last one again whenever it may be new.
+        """Tell ``take`` what the last document says, and each newer one.
 
         It returns once ``goes_on`` is false, or a change was missed: then call it again.
 
@@ -59,10 +59,11 @@ class RunningApplications:
         """
         chain, end = last_document(self._connection, self._topic, timeout_s)
         with LogReader(self._connection, self._topic, end) as reader:
+            is_new = True
             while goes_on() and not chain.missed:
-                read_on(chain, reader.poll(POLL_S))
-                if chain.document is not None:
+                if is_new and chain.document is not None:
                     take(started_applications(chain.document))
+                is_new = read_on(chain, reader.poll(POLL_S))
 
 
 class LeaderFeed:
