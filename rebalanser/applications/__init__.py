@@ -10,6 +10,7 @@ from rebalanser.applications.archives import Packed, inspect, pack, unpack
 from rebalanser.applications.channel import read_channel_file
 from rebalanser.applications.cluster import (
     Cluster,
+    Commanded,
     OpenCluster,
     Running,
     Start,
@@ -26,6 +27,7 @@ __all__ = [
     "ApplicationProcesses",
     "Cluster",
     "ClusterStatus",
+    "Commanded",
     "DataFolder",
     "LastHeard",
     "Manifest",

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from rebalanser.applications.archives import NO_ENVIRONMENT
 from rebalanser.applications.status import LastHeard
+from rebalanser.errors import ApplicationFailed, UnknownApplication
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.shiva.options import LeaderOptions
@@ -20,6 +21,7 @@ from rebalanser.shiva.records import AssignmentDocument, OutputAnswer
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
+    ApplicationState,
     CommandId,
     Cordon,
     LeaderId,
@@ -61,6 +63,23 @@ class Start:
     tags: Sequence[Tag] = ()
     mode: Mode = Mode.AVAILABLE
     environment: Mapping[str, str] = field(default_factory=lambda: NO_ENVIRONMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """Outcome of :meth:`Cluster.stop_all` or :meth:`Cluster.restart_all`; it has each application once."""
+
+    commands: Mapping[ApplicationId, CommandId]
+    """Commands that were published, as :meth:`Cluster.wait_all` takes them."""
+    left_out: Mapping[ApplicationId, UnknownApplication | ApplicationFailed]
+    """Applications without a command, each with the error that :meth:`Cluster.stop` or
+    :meth:`Cluster.restart` raises for it: such as one that another client has stopped meanwhile."""
+
+    def of(self, application: ApplicationId) -> CommandId:
+        """Return the command of an application, or raise the error for which it was left out."""
+        if application in self.left_out:
+            raise self.left_out[application]
+        return self.commands[application]
 
 
 class Running(Protocol):
@@ -131,12 +150,17 @@ class Cluster(ABC):
             UnknownApplication: the last document does not know it, nor is a start of it on its way.
             RegistryUnavailable: the log could not be written; the stop had no effect.
         """
-        (command,) = self.stop_all([application], keep_data=keep_data)
-        return command
+        return self.stop_all([application], keep_data=keep_data).of(application)
 
     @abstractmethod
-    def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> list[CommandId]:
-        """Stop many applications as :meth:`stop` does each; the ids of the commands, in the same order."""
+    def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> Commanded:
+        """Stop many applications as :meth:`stop` does each, in this order.
+
+        An application that :meth:`stop` would refuse is left out, and all others are stopped.
+
+        Raises:
+            RegistryUnavailable, OutcomeUnknown: not all commands were written; some may have an effect.
+        """
 
     def restart(self, application: ApplicationId) -> CommandId:
         """Start an application anew, from the archive that is on the log; the id of the command (SH-4).
@@ -149,12 +173,28 @@ class Cluster(ABC):
             ApplicationFailed: its start was refused, so that the log does not keep its archive.
             RegistryUnavailable: the log could not be written; the restart had no effect.
         """
-        (command,) = self.restart_all([application])
-        return command
+        return self.restart_all([application]).of(application)
 
     @abstractmethod
-    def restart_all(self, applications: Sequence[ApplicationId]) -> list[CommandId]:
-        """Restart many applications as :meth:`restart` does each; the ids of the commands, in that order."""
+    def restart_all(self, applications: Sequence[ApplicationId]) -> Commanded:
+        """Restart many applications as :meth:`restart` does each, in this order.
+
+        An application that :meth:`restart` would refuse is left out, and all others are restarted.
+
+        Raises:
+            RegistryUnavailable, OutcomeUnknown: not all commands were written; some may have an effect.
+        """
+
+    @abstractmethod
+    def applications(self, timeout_s: float) -> dict[ApplicationId, ApplicationState]:
+        """Return the applications that there are, those included whose start no leader has read yet (SH-25).
+
+        One whose last command no leader has read yet is ``waiting`` after a start, ``stopping`` after a stop;
+        all others are as in the last document.
+
+        Raises:
+            RegistryUnavailable: the topics could not be read to their ends within ``timeout_s``.
+        """
 
     @abstractmethod
     def read(self, timeout_s: float) -> AssignmentDocument | None:

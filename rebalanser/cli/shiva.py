@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -30,7 +30,7 @@ from rebalanser.applications import (
     status_of,
     tail,
 )
-from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Progress, Running
+from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Commanded, Progress, Running
 from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.lines import counted
@@ -49,7 +49,6 @@ from rebalanser.shiva.types import (
     ApplicationId,
     ApplicationPattern,
     ApplicationState,
-    CommandId,
     Cordon,
     Mode,
     RestartPolicy,
@@ -484,7 +483,7 @@ def start(
             with _publishing(face) as progress:
                 started = opened.start_all(starts, progress)
             commands = dict(zip((each.application for each in starts), started, strict=True))
-            _report_many(face, opened, commands, "start", timeout if wait else None)
+            _report_many(face, opened, Commanded(commands, {}), "start", timeout if wait else None)
         return
     if application is None or source is None:
         raise InvalidSettings("give TENANT/CHANNEL/APP and FOLDER-OR-ZIP, or --channel-file FILE")
@@ -542,11 +541,8 @@ def _chosen(
         UnknownApplication: it selects none.
         InvalidSettings: nobody can be asked.
     """
-    document = cluster.read(Settings().connect_timeout_s)
-    known = document.applications if document is not None else {}
-    chosen = sorted(
-        name for name, entry in known.items() if pattern.matches(name) and entry.state not in spared
-    )
+    known = cluster.applications(Settings().connect_timeout_s)
+    chosen = sorted(name for name, state in known.items() if pattern.matches(name) and state not in spared)
     if not chosen:
         raise UnknownApplication(f"there is no application of {pattern} to {verb}")
     if yes:
@@ -560,13 +556,18 @@ def _chosen(
 
 
 def _report_many(
-    face: Face,
-    cluster: Cluster,
-    commands: Mapping[ApplicationId, CommandId],
-    verb: str,
-    timeout_s: float | None,
+    face: Face, cluster: Cluster, commanded: Commanded, verb: str, timeout_s: float | None
 ) -> None:
-    """Wait for the effects of many commands, unless ``timeout_s`` is None, and report them."""
+    """Wait for the effects of many commands, unless ``timeout_s`` is None, and report them.
+
+    Raises:
+        UnknownApplication, ApplicationFailed: no application was commanded; the error of the first one.
+    """
+    commands, left_out = commanded.commands, commanded.left_out
+    if not commands:
+        raise next(iter(left_out.values()))
+    for reason in left_out.values():
+        typer.echo(f"left out: {reason}", err=True)
     entries = cluster.wait_all(commands, timeout_s) if timeout_s is not None else {}
     known = {str(name): entry for name, entry in entries.items()}
     settled = "" if timeout_s is None else ", and all have had their effect"
@@ -583,7 +584,10 @@ def _report_many(
                     else "stopped",
                 }
                 for name, command in commands.items()
-            ]
+            ],
+            "left_out": [
+                {"application": str(name), "reason": str(reason)} for name, reason in left_out.items()
+            ],
         },
         f"{verb} of {counted(len(commands), 'application')} commanded{settled}",
     )
@@ -611,8 +615,8 @@ def stop(
     if name is None:
         with _opened(face, topics) as opened:
             chosen = _chosen(face, opened, pattern, "stop", yes, frozenset({ApplicationState.STOPPING}))
-            commands = dict(zip(chosen, opened.stop_all(chosen, keep_data=keep_data), strict=True))
-            _report_many(face, opened, commands, "stop", timeout if wait else None)
+            commanded = opened.stop_all(chosen, keep_data=keep_data)
+            _report_many(face, opened, commanded, "stop", timeout if wait else None)
         return
     with _opened(face, topics) as opened:
         command = opened.stop(name, keep_data=keep_data)
@@ -648,8 +652,7 @@ def restart(
         spared = frozenset({ApplicationState.STOPPING, ApplicationState.REFUSED})
         with _opened(face, topics) as opened:
             chosen = _chosen(face, opened, pattern, "restart", yes, spared)
-            commands = dict(zip(chosen, opened.restart_all(chosen), strict=True))
-            _report_many(face, opened, commands, "restart", timeout if wait else None)
+            _report_many(face, opened, opened.restart_all(chosen), "restart", timeout if wait else None)
         return
     with _opened(face, topics) as opened:
         command = opened.restart(name)
@@ -697,13 +700,15 @@ def retry(
         chosen = sorted(failed.union(wanted))
         sound = [name for name in chosen if name in known and not known[name].failed_on]
         broken = [name for name in chosen if name not in sound]
-        commands = dict(zip(map(str, broken), opened.restart_all(broken) if broken else (), strict=True))
+        commanded = opened.restart_all(broken) if broken else Commanded({}, {})
     face.answer(
-        {"retried": commands},
-        *(f"{name}: retry commanded" for name in commands),
+        {"retried": {str(name): command for name, command in commanded.commands.items()}},
+        *(f"{name}: retry commanded" for name in commanded.commands),
         *(f"{name} has not failed" for name in sound),
         *(() if chosen else ("no application has failed",)),
     )
+    for reason in commanded.left_out.values():
+        raise reason
 
 
 @app.command()

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rebalanser.applications import Start, TopicNames, read_channel_file
+from rebalanser.applications import Commanded, Start, TopicNames, read_channel_file
 from rebalanser.applications.status import (
     ApplicationStatus,
     ClusterStatus,
@@ -385,8 +385,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     }
     cluster = mock.Mock()
     cluster.read.return_value = replace(document(), applications=entries)
-    for method in (cluster.stop_all, cluster.restart_all, cluster.start_all):
-        method.side_effect = lambda items, *_, **__: [f"c{number}" for number, _ in enumerate(items)]
+    cluster.applications.return_value = {name: entry.state for name, entry in entries.items()}
+    cluster.start_all.side_effect = lambda items, *_: [f"c{number}" for number, _ in enumerate(items)]
+    for method in (cluster.stop_all, cluster.restart_all):
+        method.side_effect = lambda items, **_: Commanded(
+            {name: f"c{number}" for number, name in enumerate(items)}, {}
+        )
     cluster.wait_all.side_effect = lambda commands, _timeout_s: dict.fromkeys(commands)
     monkeypatch.setattr(cli, "_opened", lambda *_: contextlib.nullcontext(cluster))
     return cluster
@@ -423,10 +427,38 @@ class TestMany:
 
     def test_who_waits_is_told_of_the_effect(self, cluster: mock.Mock) -> None:
         done = invoke("stop", "a/c", "--yes", "--wait", "--json")
-        assert json.loads(done.stdout)["applications"] == [
-            {"application": "a/c/3", "command": "c0", "state": "stopped"}
-        ]
+        assert json.loads(done.stdout) == {
+            "applications": [{"application": "a/c/3", "command": "c0", "state": "stopped"}],
+            "left_out": [],
+        }
         assert [str(name) for name in cluster.wait_all.call_args.args[0]] == ["a/c/3"]
+
+    @pytest.mark.parametrize("verb", ["stop", "restart"])
+    def test_what_has_vanished_meanwhile_is_told_and_the_others_go_on(
+        self, cluster: mock.Mock, verb: str
+    ) -> None:
+        first, second = map(ApplicationId.parse, ("a/b/1", "a/b/2"))
+        gone = {first: UnknownApplication("cluster c knows no application a/b/1")}
+        method = cluster.stop_all if verb == "stop" else cluster.restart_all
+        method.side_effect = lambda _items, **_: Commanded({second: "c0"}, gone)
+        done = invoke(verb, "a/b", "--yes", "--wait")
+        assert done.exit_code == 0, done.output
+        assert done.stderr == "left out: cluster c knows no application a/b/1\n"
+        assert done.stdout == f"{verb} of 1 application commanded, and all have had their effect\n"
+        assert list(cluster.wait_all.call_args.args[0]) == [second]
+        left_out = json.loads(invoke(verb, "a/b", "--yes", "--json").stdout)["left_out"]
+        assert left_out == [{"application": "a/b/1", "reason": "cluster c knows no application a/b/1"}]
+        method.side_effect = lambda _items, **_: Commanded({}, gone)
+        assert isinstance(invoke(verb, "a/b", "--yes").exception, UnknownApplication)
+
+    def test_a_retry_of_several_goes_on_without_an_unknown_one(self, cluster: mock.Mock) -> None:
+        failed, unknown = map(ApplicationId.parse, ("a/b/2", "a/b/9"))
+        cluster.restart_all.side_effect = lambda _items: Commanded(
+            {failed: "c0"}, {unknown: UnknownApplication("cluster c knows no application a/b/9")}
+        )
+        done = invoke("retry", "a/b/2", "a/b/9")
+        assert done.stdout == "a/b/2: retry commanded\n"
+        assert isinstance(done.exception, UnknownApplication)
 
     def test_one_application_is_stopped_without_a_question(self, cluster: mock.Mock) -> None:
         assert invoke("stop", "a/b/1").exit_code == 0

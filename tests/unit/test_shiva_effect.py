@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import pytest
 from rebalanser_kafka.connection import Connection
@@ -14,6 +15,7 @@ from rebalanser_kafka.shiva import patience
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.cluster import KafkaCluster
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
+from rebalanser_kafka.shiva.wire import decode
 
 from rebalanser.applications import TopicNames
 from rebalanser.errors import (
@@ -25,7 +27,7 @@ from rebalanser.errors import (
 )
 from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.changes import DocumentChain
-from rebalanser.shiva.records import AssignmentDocument
+from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -40,6 +42,9 @@ from rebalanser.shiva.types import (
     WorkerEntry,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WEB = ApplicationId("t", "c", "web")
 OFFSET = 7
@@ -181,7 +186,7 @@ def test_a_cluster_knows_its_own_commands_until_a_leader_has_read_them(
     with closing(cluster):
         stopped = cluster.stop(WEB)
         assert cluster.wait(WEB, stopped, 1.0) is None
-        monkeypatch.setattr(cluster, "_last_commanded", lambda _document: {})
+        monkeypatch.setattr(cluster, "_last_commanded", lambda *_: {})
         restarted = cluster.restart(WEB)
         with pytest.raises(Superseded):
             cluster.wait(WEB, restarted, 1.0)
@@ -269,13 +274,106 @@ class TestMany:
             return [OFFSET for _ in records]
 
         monkeypatch.setattr(cluster, "read", read)
-        monkeypatch.setattr(cluster, "_last_commanded", lambda _document: {})
+        monkeypatch.setattr(cluster, "_last_commanded", lambda *_: {})
         monkeypatch.setattr(LogWriter, "append_all", append)
         with closing(cluster):
-            stops = cluster.stop_all(self.NAMES, keep_data=True)
+            stops = cluster.stop_all([*self.NAMES, self.NAMES[0]], keep_data=True)
             restarts = cluster.restart_all(self.NAMES)
-            with pytest.raises(UnknownApplication, match="t/c/x"):
-                cluster.stop_all([*self.NAMES, ApplicationId("t", "c", "x")])
-        assert len({*stops, *restarts}) == 6
+        assert len({*stops.commands.values(), *restarts.commands.values()}) == 6
+        assert (list(stops.commands), stops.left_out) == (list(self.NAMES), {})
         assert [record.key for record in sent] == [f"cmd:{name}".encode() for name in self.NAMES] * 2
-        assert len(reads) == 3, "one document for each call"
+        assert len(reads) == 2, "one document for each call"
+
+
+@pytest.mark.rule("SH-18", "SH-25")
+class TestOnTheLog:
+    """Commands that are on COMMAND and that no document has taken into account."""
+
+    STATES = MappingProxyType(
+        {
+            "runs": ApplicationState.RUNNING,
+            "stops": ApplicationState.STOPPING,
+            "stopped": ApplicationState.RUNNING,
+            "refused": ApplicationState.REFUSED,
+            "mended": ApplicationState.REFUSED,
+        }
+    )
+
+    def name(self, name: str) -> ApplicationId:
+        return ApplicationId("t", "c", name)
+
+    def start(self, name: str) -> StartCommand:
+        return StartCommand(self.name(name), "theirs", Archive("1" * 64, 1, 1), Mode.EXCLUSIVE)
+
+    @pytest.fixture
+    def sent(self) -> list[NewRecord]:
+        return []
+
+    @pytest.fixture
+    def cluster(self, monkeypatch: pytest.MonkeyPatch, sent: list[NewRecord]) -> Iterator[KafkaCluster]:
+        """Nothing is sent: ``new`` and ``mended`` were just started, ``stopped`` and ``brief`` stopped."""
+        connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
+        cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+        entry = document(ApplicationState.RUNNING).applications[WEB]
+        known = {self.name(name): replace(entry, state=state) for name, state in self.STATES.items()}
+        on_log: list[StartCommand | StopCommand] = [
+            *map(self.start, ("new", "mended")),
+            *(StopCommand(self.name(name), "theirs") for name in ("stopped", "brief")),
+        ]
+
+        def append(_writer: LogWriter, records: list[NewRecord], **_: float) -> list[int]:
+            sent.extend(records)
+            return list(range(len(records)))
+
+        monkeypatch.setattr(cluster, "read", lambda _timeout_s: replace(document(), applications=known))
+        monkeypatch.setattr(
+            cluster, "_last_commanded", lambda *_: {each.application: each for each in on_log}
+        )
+        monkeypatch.setattr(LogWriter, "append_all", append)
+        with closing(cluster):
+            yield cluster
+
+    def test_what_was_just_started_is_an_application_and_what_was_just_stopped_stops(
+        self, cluster: KafkaCluster
+    ) -> None:
+        states = {each.application: str(state) for each, state in cluster.applications(1.0).items()}
+        assert states == {
+            "runs": "running",
+            "stops": "stopping",
+            "stopped": "stopping",
+            "refused": "refused",
+            "mended": "waiting",
+            "new": "waiting",
+        }
+
+    def test_a_stop_leaves_out_what_has_vanished(self, cluster: KafkaCluster, sent: list[NewRecord]) -> None:
+        stopped = cluster.stop_all(list(map(self.name, ("runs", "brief", "new", "none", "stops"))))
+        assert [each.application for each in stopped.commands] == ["runs", "new", "stops"]
+        assert [record.key for record in sent] == [b"cmd:t/c/runs", b"cmd:t/c/new", b"cmd:t/c/stops"]
+        assert [each.application for each in stopped.left_out] == ["brief", "none"]
+        for name in ("brief", "none"):
+            with pytest.raises(UnknownApplication, match=f"knows no application t/c/{name}; it knows t/c/m"):
+                stopped.of(self.name(name))
+        with pytest.raises(UnknownApplication, match="t/c/none"):
+            cluster.stop(self.name("none"))
+        assert len(sent) == 3
+
+    def test_a_restart_leaves_out_what_has_vanished_or_was_refused(
+        self, cluster: KafkaCluster, sent: list[NewRecord]
+    ) -> None:
+        wanted = ("runs", "refused", "stopped", "mended", "none", "stops", "new")
+        restarted = cluster.restart_all(list(map(self.name, wanted)))
+        assert [each.application for each in restarted.commands] == ["runs", "mended", "new"]
+        again = [decode(record.key, record.value or b"") for record in sent]
+        modes = [each.mode for each in again if isinstance(each, StartCommand)]
+        assert modes == [Mode.AVAILABLE, Mode.EXCLUSIVE, Mode.EXCLUSIVE]
+        told = {each.application: type(error) for each, error in restarted.left_out.items()}
+        assert told == {
+            "refused": ApplicationFailed,
+            "none": UnknownApplication,
+            "stopped": UnknownApplication,
+            "stops": UnknownApplication,
+        }
+        with pytest.raises(ApplicationFailed, match="t/c/refused was refused"):
+            cluster.restart(self.name("refused"))
+        assert len(sent) == 3

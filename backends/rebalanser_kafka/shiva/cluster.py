@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from rebalanser.applications.cluster import Cluster, OnDocument, Progress, Start, TopicNames
+from rebalanser.applications.cluster import Cluster, Commanded, OnDocument, Progress, Start, TopicNames
 from rebalanser.applications.status import LastHeard
 from rebalanser.errors import (
     AccessDenied,
@@ -151,55 +151,83 @@ class KafkaCluster(Cluster):
                 f"{options.retention_bytes:,} bytes that {self._topics.command} holds; nothing was sent"
             )
 
-    def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> list[CommandId]:
-        """Publish stop commands; return their ids (SH-5)."""
+    def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> Commanded:
+        """Publish stop commands of the applications that are known (SH-5)."""
         document = self.read(self._timeout_s)
         known = {} if document is None else document.applications
         unknown = [application for application in applications if application not in known]
-        last = self._last_commanded(document) if unknown else {}
-        for application in unknown:
-            if not isinstance(last.get(application), StartCommand):
-                raise self._unknown(application, document)
-        return self._append_commands(
-            [StopCommand(application, uuid.uuid4().hex, keep_data) for application in applications]
-        )
+        last = self._last_commanded(document, self._timeout_s) if unknown else {}
+        never = {each for each in unknown if not isinstance(last.get(each), StartCommand)}
+        stops = [
+            StopCommand(application, uuid.uuid4().hex, keep_data)
+            for application in dict.fromkeys(applications)
+            if application not in never
+        ]
+        return self._commanded(stops, self._unknown(never, document))
 
-    def restart_all(self, applications: Sequence[ApplicationId]) -> list[CommandId]:
-        """Start applications anew from their archives on the log; return the ids of the commands (SH-4)."""
+    def restart_all(self, applications: Sequence[ApplicationId]) -> Commanded:
+        """Start applications anew from their archives on the log, those that are known (SH-4)."""
         document = self.read(self._timeout_s)
-        last = self._last_commanded(document)
-        starts = [self._start_again(each, document, last.get(each)) for each in applications]
-        return self._append_commands([replace(start, command=uuid.uuid4().hex) for start in starts])
+        last = self._last_commanded(document, self._timeout_s)
+        known = {} if document is None else document.applications
+        starts: list[StartCommand] = []
+        gone: set[ApplicationId] = set()
+        left_out: dict[ApplicationId, UnknownApplication | ApplicationFailed] = {}
+        for application in dict.fromkeys(applications):
+            entry, command = known.get(application), last.get(application)
+            if isinstance(command, StartCommand):
+                starts.append(replace(command, command=uuid.uuid4().hex))
+            elif entry is None or command is not None or entry.state is ApplicationState.STOPPING:
+                gone.add(application)
+            elif entry.state is ApplicationState.REFUSED:
+                left_out[application] = ApplicationFailed(
+                    f"{application} was refused, so the log does not keep its archive; start it with its "
+                    f"files: {entry.reason}"
+                )
+            else:
+                starts.append(
+                    StartCommand(application, uuid.uuid4().hex, entry.archive, entry.mode, entry.tags)
+                )
+        return self._commanded(starts, {**left_out, **self._unknown(gone, document)})
 
-    def _start_again(
-        self,
-        application: ApplicationId,
-        document: AssignmentDocument | None,
-        last: StartCommand | StopCommand | None,
-    ) -> StartCommand:
-        entry = document.applications.get(application) if document is not None else None
-        if isinstance(last, StartCommand):
-            return last
-        if entry is None or isinstance(last, StopCommand) or entry.state is ApplicationState.STOPPING:
-            raise self._unknown(application, document)
-        if entry.state is ApplicationState.REFUSED:
-            raise ApplicationFailed(
-                f"{application} was refused, so the log does not keep its archive; start it with its files: "
-                f"{entry.reason}"
-            )
-        return StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags)
+    def applications(self, timeout_s: float) -> dict[ApplicationId, ApplicationState]:
+        """Return the states of the last document, with the commands on COMMAND after it (SH-25)."""
+        document = self.read(timeout_s)
+        known = {} if document is None else document.applications
+        states = {application: entry.state for application, entry in known.items()}
+        for application, command in self._last_commanded(document, timeout_s).items():
+            if isinstance(command, StartCommand):
+                states[application] = ApplicationState.WAITING
+            elif application in states:
+                states[application] = ApplicationState.STOPPING
+        return states
 
     def _last_commanded(
-        self, document: AssignmentDocument | None
+        self, document: AssignmentDocument | None, timeout_s: float
     ) -> dict[ApplicationId, StartCommand | StopCommand]:
-        return last_commanded(self._connection, self._topics.command, document, self._timeout_s)
+        return last_commanded(self._connection, self._topics.command, document, timeout_s)
 
-    def _unknown(self, application: ApplicationId, document: AssignmentDocument | None) -> UnknownApplication:
+    def _commanded(
+        self,
+        commands: Sequence[StartCommand | StopCommand],
+        left_out: Mapping[ApplicationId, UnknownApplication | ApplicationFailed],
+    ) -> Commanded:
+        ids = self._append_commands(commands)
+        published = zip((each.application for each in commands), ids, strict=True)
+        return Commanded(dict(published), left_out)
+
+    def _unknown(
+        self, applications: Collection[ApplicationId], document: AssignmentDocument | None
+    ) -> dict[ApplicationId, UnknownApplication]:
+        """Return the errors of applications that the cluster does not know, or is stopping."""
         known = {} if document is None else document.applications
-        return UnknownApplication(
-            f"cluster {self._connection.cluster} knows no application {application}; it knows "
-            f"{_shown(known.keys() - {application})}"
-        )
+        shown = _shown(known.keys() - applications) if applications else ""
+        return {
+            application: UnknownApplication(
+                f"cluster {self._connection.cluster} knows no application {application}; it knows {shown}"
+            )
+            for application in sorted(applications)
+        }
 
     def cordon(self, worker: WorkerId, cordon: Cordon | None) -> CommandId:
         """Cordon or drain a worker, or end both with None; return the id of the command (SH-26)."""
@@ -401,7 +429,7 @@ class KafkaCluster(Cluster):
         document = self.read(self._timeout_s)
         entry = document.applications.get(application) if document is not None else None
         if entry is None:
-            raise self._unknown(application, document)
+            raise self._unknown([application], document)[application]
         worker = entry.worker or (
             entry.leaving.worker if entry.leaving else next(iter(entry.failed_on), None)
         )
