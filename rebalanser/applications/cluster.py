@@ -246,6 +246,9 @@ class Cluster(ABC):
     ) -> dict[ApplicationId, ApplicationEntry | None]:
         """Wait for the effects of many commands as :meth:`wait` does for each.
 
+        A connection knows when a leader has read the commands of its last call, and 20,000 before them. A
+        start of another connection that no leader has read yet counts as an application that is gone.
+
         Raises:
             NotSettled: not all within ``timeout_s``; the message says how many, and how one of them stands.
             ApplicationFailed: all others have their effect; the message names the first that have not.

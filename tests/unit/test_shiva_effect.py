@@ -13,8 +13,8 @@ from rebalanser_kafka.log import LogWriter, NewRecord
 from rebalanser_kafka.shiva import cluster as cluster_module
 from rebalanser_kafka.shiva import patience
 from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.cluster import KafkaCluster
-from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
+from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
+from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of
 from rebalanser_kafka.shiva.wire import decode
 
 from rebalanser.applications import TopicNames
@@ -77,6 +77,10 @@ def effect() -> Effect:
     return Effect(WEB, "mine", OFFSET)
 
 
+def has_come(of: Effect, read: AssignmentDocument) -> bool:
+    return of.has_come(read, reasons_of(read))
+
+
 @pytest.mark.rule("SH-18")
 @pytest.mark.parametrize(
     ("read", "come"),
@@ -93,7 +97,7 @@ def effect() -> Effect:
 def test_the_effect_has_come_once_a_document_that_read_the_command_shows_it(
     read: AssignmentDocument, come: bool
 ) -> None:
-    assert effect().has_come(read) is come
+    assert has_come(effect(), read) is come
 
 
 @pytest.mark.rule("SH-18")
@@ -102,20 +106,20 @@ def test_a_stop_that_lasts_names_the_worker_that_has_to_stop_it() -> None:
     left = Leaving("w1", Incarnation("folder", 1), Epoch(1, 1))
     entry = replace(stopping.applications[WEB], leaving=left, reason="")
     stop = effect()
-    assert not stop.has_come(replace(stopping, applications={WEB: entry}))
+    assert not has_come(stop, replace(stopping, applications={WEB: entry}))
     assert stop.standing == "t/c/web is stopping on w1, which has not said yet that it stopped it"
 
 
 @pytest.mark.rule("SH-18")
 def test_what_failed_everywhere_is_told_with_the_reason_of_each_worker() -> None:
     with pytest.raises(ApplicationFailed, match="t/c/web is failed: why; w1: exit code 3"):
-        effect().has_come(document(ApplicationState.FAILED))
+        has_come(effect(), document(ApplicationState.FAILED))
 
 
 @pytest.mark.rule("SH-18")
 def test_a_later_command_is_told() -> None:
     with pytest.raises(Superseded, match="another command for t/c/web came later"):
-        effect().has_come(document(ApplicationState.RUNNING, command="later"))
+        has_come(effect(), document(ApplicationState.RUNNING, command="later"))
 
 
 @pytest.mark.rule("SH-18")
@@ -123,22 +127,22 @@ def test_a_later_command_is_told() -> None:
 def test_a_start_that_a_later_command_stopped_has_not_come(later: str) -> None:
     start = Effect(WEB, "mine", OFFSET, starts=True)
     stopped = document(ApplicationState.STOPPING if later else None, command=later)
-    assert not start.has_come(replace(stopped, consumed=OFFSET - 1))
+    assert not has_come(start, replace(stopped, consumed=OFFSET - 1))
     with pytest.raises(Superseded, match="a later command has stopped t/c/web"):
-        start.has_come(stopped)
+        has_come(start, stopped)
 
 
 @pytest.mark.rule("SH-16", "SH-18")
 def test_a_command_that_was_set_aside_has_failed() -> None:
     aside = SetAside(OFFSET, "cmd:t/c/web", "its parts are missing")
     with pytest.raises(ApplicationFailed, match="its parts are missing"):
-        effect().has_come(document(set_aside=(aside,)))
+        has_come(effect(), document(set_aside=(aside,)))
 
 
 @pytest.mark.rule("SH-16", "SH-18")
 def test_a_record_of_another_topic_or_application_at_the_same_offset_means_nothing() -> None:
     others = (SetAside(OFFSET, "pong:w1", "poison"), SetAside(OFFSET, "cmd:t/c/other", "no"))
-    assert effect().has_come(document(ApplicationState.RUNNING, set_aside=others))
+    assert has_come(effect(), document(ApplicationState.RUNNING, set_aside=others))
 
 
 @pytest.mark.rule("SH-18", "SH-26")
@@ -246,6 +250,33 @@ class TestMany:
         assert not effects.have_come(self.of(assigned, running, assigned))
         assert effects.have_come(self.of(assigned, assigned, running))
         assert list(effects.entries) == list(self.NAMES)
+
+    def test_more_commands_than_are_remembered_of_earlier_calls_are_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [ApplicationId("t", "c", f"a{number}") for number in range(MAX_REMEMBERED + 5_000)]
+        archive = Archive("1" * 64, 1, 1)
+        starts = {name: StartCommand(name, "theirs", archive, Mode.AVAILABLE) for name in names}
+        connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
+        cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+        monkeypatch.setattr(cluster, "read", lambda _timeout_s: document())
+        monkeypatch.setattr(cluster, "_last_commanded", lambda *_: starts)
+        monkeypatch.setattr(
+            LogWriter, "append_all", lambda _writer, records, **_: [OFFSET + n for n, _ in enumerate(records)]
+        )
+        entry = document(ApplicationState.RUNNING).applications[WEB]
+        with closing(cluster):
+            commands = cluster.restart_all(names).commands
+            running = {name: replace(entry, command=commands[name]) for name in names}
+            read = [
+                document(consumed=OFFSET - 1),
+                replace(document(consumed=OFFSET + len(names)), applications=running),
+            ]
+            monkeypatch.setattr(cluster, "documents", lambda _timeout_s: iter(read))
+            assert cluster.wait_all(commands, 1.0) == running, "what no leader has read has no effect yet"
+            for _ in range(3):
+                cluster.restart_all(names[:1])
+            assert len(cluster._sent) == MAX_REMEMBERED + 1
 
     def test_what_fails_is_told_once_the_others_have_their_effect(self) -> None:
         effects = self.effects()

@@ -72,7 +72,7 @@ FOLLOW_S: Final = 30.0
 ASK_AGAIN_S: Final = 10.0
 ReadT = TypeVar("ReadT")
 MAX_REMEMBERED: Final = 20_000
-"""Maximum commands of this connection whose effect can be waited for."""
+"""Number of commands of this connection, before the last call, whose effect can be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,9 @@ class KafkaCluster(Cluster):
             self._writer, self._topics.command, self._timeout_s, command_topic.max_message_bytes, progress
         )
         commands, offsets = publication.publish(starts, packed)
-        for command, offset in zip(commands, offsets, strict=True):
-            self._remember(command, _Sent(offset, starts=True))
+        self._remember(
+            {command: _Sent(at, starts=True) for command, at in zip(commands, offsets, strict=True)}
+        )
         return commands
 
     def _check_budget(
@@ -270,13 +271,17 @@ class KafkaCluster(Cluster):
             NewRecord(self._topics.command, key_of(command).encode(), encode(command)) for command in commands
         ]
         offsets = self._writer.append_all(records, timeout_s=self._timeout_s)
-        for command, offset in zip(commands, offsets, strict=True):
-            self._remember(command.command, _Sent(offset, isinstance(command, StartCommand)))
-        return [command.command for command in commands]
+        sent = {
+            command.command: _Sent(offset, isinstance(command, StartCommand))
+            for command, offset in zip(commands, offsets, strict=True)
+        }
+        self._remember(sent)
+        return list(sent)
 
-    def _remember(self, command: CommandId, sent: _Sent) -> None:
-        self._sent[command] = sent
-        if len(self._sent) > MAX_REMEMBERED:
+    def _remember(self, sent: Mapping[CommandId, _Sent]) -> None:
+        """Remember the commands of one call: without its offset, a start would seem to have its effect."""
+        self._sent.update(sent)
+        while len(self._sent) > MAX_REMEMBERED + len(sent):
             self._sent.popitem(last=False)
 
     def _ensure_topics(self) -> None:
@@ -362,13 +367,11 @@ class KafkaCluster(Cluster):
         on_document: OnDocument = lambda _document: None,
     ) -> dict[ApplicationId, ApplicationEntry | None]:
         """Wait for the effects of commands; return the entries, None for applications that are gone."""
+        sent = {application: self._sent.get(command, _UNKNOWN) for application, command in commands.items()}
         effects = Effects(
             {
                 application: Effect(
-                    application,
-                    command,
-                    self._sent.get(command, _UNKNOWN).offset,
-                    starts=self._sent.get(command, _UNKNOWN).starts,
+                    application, command, sent[application].offset, starts=sent[application].starts
                 )
                 for application, command in commands.items()
             }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from rebalanser.errors import ApplicationFailed, Superseded
 from rebalanser.shiva.records import AssignmentDocument
@@ -18,6 +18,7 @@ from rebalanser.shiva.types import (
 
 _EFFECTIVE: Final = frozenset({ApplicationState.RUNNING, ApplicationState.FINISHED})
 _HOPELESS: Final = frozenset({ApplicationState.FAILED, ApplicationState.REFUSED})
+SetAsideReasons: TypeAlias = Mapping[tuple[int | None, str], str]
 _SHOWN: Final = 5
 """Maximum workers or applications that a sentence names."""
 
@@ -43,6 +44,11 @@ def not_cordoned_yet(
     return f"{worker} still has {', '.join(sorted(there)[:_SHOWN])}{more}" if there else ""
 
 
+def reasons_of(document: AssignmentDocument) -> SetAsideReasons:
+    """Return the reasons of the records that were set aside, by offset and key."""
+    return {(each.offset, each.key): each.reason for each in document.set_aside}
+
+
 class Effect:
     """Follows one command through the documents.
 
@@ -56,21 +62,32 @@ class Effect:
         self._command = command
         self._offset = offset
         self._starts = starts
+        self._document: AssignmentDocument | None = None
         self.entry: ApplicationEntry | None = None
         """The application in the last document; None if that does not have it."""
-        self.standing = "no leader has published anything yet"
-        """Progress, for people."""
 
-    def has_come(self, document: AssignmentDocument) -> bool:
+    @property
+    def standing(self) -> str:
+        """Progress as of the last document, for people."""
+        if self._document is None:
+            return "no leader has published anything yet"
+        return self._told(self._document)
+
+    def has_come(self, document: AssignmentDocument, set_aside: SetAsideReasons) -> bool:
         """True if the document shows the effect: the application runs or finished, or is gone.
+
+        ``set_aside`` is what :func:`reasons_of` finds in the document.
 
         Raises:
             ApplicationFailed: the effect will not come; the message says why.
             Superseded: a later command took effect.
         """
+        self._document = document
         self.entry = document.applications.get(self._application)
-        self.standing = self._told(document)
-        self._refuse_set_aside(document)
+        # The key distinguishes it from a record of CONTROL.
+        reason = set_aside.get((self._offset, f"cmd:{self._application}")) if set_aside else None
+        if reason is not None:
+            raise ApplicationFailed(f"{self._application}: {reason}")
         if self._offset is not None and document.consumed < self._offset:
             return False
         stopping = self.entry is not None and self.entry.state is ApplicationState.STOPPING
@@ -89,12 +106,6 @@ class Effect:
         if entry.state is ApplicationState.STOPPING or self._offset is None:
             return False
         raise Superseded(f"another command for {self._application} came later: {self.standing}")
-
-    def _refuse_set_aside(self, document: AssignmentDocument) -> None:
-        """Raise if the command was set aside; the key distinguishes it from a record of CONTROL."""
-        for each in document.set_aside:
-            if each.offset == self._offset and each.key == f"cmd:{self._application}":
-                raise ApplicationFailed(f"{self._application}: {each.reason}")
 
     def _told(self, document: AssignmentDocument) -> str:
         entry = self.entry
@@ -134,9 +145,10 @@ class Effects:
             ApplicationFailed: all other effects have come; these will not.
             Superseded: the only command was replaced by a later one.
         """
+        set_aside = reasons_of(document)
         for application, effect in list(self._waiting.items()):
             try:
-                if not effect.has_come(document):
+                if not effect.has_come(document, set_aside):
                     continue
                 self.entries[application] = effect.entry
             except (ApplicationFailed, Superseded) as error:
