@@ -107,6 +107,17 @@ def held_back(where: tuple[int | None, float | None]) -> tuple[int | None, float
     return (HELD if ready == 1 else ready), timer
 
 
+def is_new(state: State) -> bool:
+    """True if the task waits and was never tried."""
+    return (
+        state.status is Status.WAITING
+        and state.claim is None
+        and not state.failures
+        and not state.error
+        and state.result is None
+    )
+
+
 def state_row(state: State) -> Row:
     """The columns from ``status`` to ``result``."""
     claim = state.claim

@@ -36,6 +36,7 @@ from rebalanser_sqlite.tasks.rows import (
     id_bytes,
     ids_bytes,
     ids_of,
+    is_new,
     latest,
     place,
     state_row,
@@ -88,6 +89,13 @@ _ADD = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
+_ADD_PLAIN = (
+    "INSERT INTO skuld_tasks (number, queue, id, partition, name, priority, dependencies, retries, "  # noqa: S608
+    "timeout_s, payload, revision, status, due, failures, error, blocked, ready, timer, after_failure) "
+    f"VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, {WAITING}, ?, 0, '', 0, ?, ?, ?) "
+    "ON CONFLICT (queue, id) DO NOTHING"
+)
+"""Adds a task without dependencies and limits that was never tried: a third of the values to bind."""
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
 _ADD_DEPENDENT = "INSERT OR IGNORE INTO skuld_dependents (queue, id, task) VALUES (?, ?, ?)"
 _FIND = (
@@ -194,6 +202,16 @@ KEPT_CHANGES = 20_000
 """Number of changes that are kept; a watch that is farther behind gets a loss."""
 FORGET_STEP = 1_000
 """Number of changes that are deleted at once, so that most transactions delete none."""
+
+
+def _is_plain(write: Enqueue) -> bool:
+    """True if nothing but the task's own row is to be written."""
+    head = write.task.head
+    return (
+        not (head.after or head.unique_key or head.max_running or head.rate_limit)
+        and len(write.task.payload) <= INLINE_BYTES
+        and is_new(write.state)
+    )
 
 
 class Writing:
@@ -363,6 +381,9 @@ class Writing:
         self.cursor.execute(_COUNT_ENTRY, (queue, entry.outbox, entry.number, skipped))
 
     def _add(self, queue: int, write: Enqueue) -> Answer:
+        return self._add_plain(queue, write) if _is_plain(write) else self._add_related(queue, write)
+
+    def _add_related(self, queue: int, write: Enqueue) -> Answer:
         head, state, payload = write.task.head, write.state, write.task.payload
         duplicate = self._duplicate(queue, head) if head.unique_key else None
         if duplicate is not None:
@@ -396,8 +417,7 @@ class Writing:
             ),
         )
         if not self.cursor.rowcount:
-            is_gone = self._status(queue, head.id) is None
-            return self._add(queue, write) if is_gone else self._exists(queue, write)
+            return self._refused(queue, write)
         self._revision = number
         if head.after or is_large:
             self.cursor.execute(_ADD_CONTENT, (number, ids_bytes(head.after), payload if is_large else None))
@@ -410,6 +430,26 @@ class Writing:
         if head.is_limited:
             self.admit(queue, [(head.name, head.limit_key)])
         return Applied(number)
+
+    def _add_plain(self, queue: int, write: Enqueue) -> Answer:
+        head, due, number = write.task.head, write.state.due, self._revision + 1
+        where = place(WAITING, due, blocked=False)
+        self.cursor.execute(
+            _ADD_PLAIN,
+            (
+                *(number, queue, id_bytes(head.id), write.partition, head.name, head.priority, head.retries),
+                *(head.timeout_s, write.task.payload, number, due, *where, CHOICES.index(head.after_failure)),
+            ),
+        )
+        if not self.cursor.rowcount:
+            return self._refused(queue, write)
+        self._revision = number
+        return Applied(number)
+
+    def _refused(self, queue: int, write: Enqueue) -> Answer:
+        """Return the answer to an enqueue whose id is taken; add it if that task is to be deleted."""
+        is_gone = self._status(queue, write.task.head.id) is None
+        return self._add(queue, write) if is_gone else self._exists(queue, write)
 
     def _duplicate(self, queue: int, head: Head) -> Duplicate | None:
         """Return the answer for a new task that is a duplicate; None if it is not."""
