@@ -27,6 +27,12 @@ WAIT_S: Final = 2.0
 """Maximum seconds that a fork waits for other threads."""
 
 
+class _Depth(threading.local):
+    """How many times a thread is within :data:`postponed`."""
+
+    depth = 0
+
+
 class _Postponed:
     """A context manager within which no thread forks this process. Reentrant."""
 
@@ -35,39 +41,41 @@ class _Postponed:
 
     def begin_anew(self) -> None:
         """Forget the threads of the parent."""
-        self._changed = threading.Condition()
-        self._own = threading.local()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._own = _Depth()
         self._inside = 0
         self._forking = 0
 
     def __enter__(self) -> None:
-        depth = getattr(self._own, "depth", 0)
-        if not depth:
-            with self._changed:
+        own = self._own
+        if not own.depth:
+            with self._lock:
                 while self._forking:
                     self._changed.wait()
                 self._inside += 1
-        self._own.depth = depth + 1
+        own.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        self._own.depth -= 1
-        if not self._own.depth:
-            with self._changed:
+        own = self._own
+        own.depth -= 1
+        if not own.depth:
+            with self._lock:
                 self._inside -= 1
                 if self._forking:
                     self._changed.notify_all()
 
     def close(self) -> bool:
         """Let no thread in, and wait for those inside; True if there are none."""
-        own = 1 if getattr(self._own, "depth", 0) else 0
-        with self._changed:
+        own = 1 if self._own.depth else 0
+        with self._lock:
             self._forking += 1
             self._changed.wait_for(lambda: self._inside <= own, WAIT_S)
             return not self._inside
 
     def open(self) -> None:
         """Let threads in, once no other thread forks."""
-        with self._changed:
+        with self._lock:
             self._forking -= 1
             self._changed.notify_all()
 

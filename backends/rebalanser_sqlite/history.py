@@ -85,11 +85,14 @@ def with_room(store: Store, write: Callable[[], T], deadline: Deadline) -> T:
     Raises:
         QuotaExceeded: that does not make enough room either.
     """
-    for make_room in (store.checkpoint, lambda: _forget_some(store, deadline)):
-        try:
-            return write()
-        except QuotaExceeded:
-            make_room()
+    try:
+        return write()
+    except QuotaExceeded:
+        store.checkpoint()
+    try:
+        return write()
+    except QuotaExceeded:
+        _forget_some(store, deadline)
     return write()
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +21,7 @@ from rebalanser_sqlite.place import check_place, log_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     from rebalanser_sqlite.clock import Clock
 
@@ -112,6 +113,35 @@ def patiently(action: Callable[[], T], deadline: Deadline) -> T:
         stop=stop_before_delay(deadline.left_s),
         reraise=True,
     )(action)
+
+
+class _WriteTransaction:
+    """Context manager of :meth:`Store.writing`; a generator would take a tenth of a small transaction."""
+
+    __slots__ = ("_ends", "_ends_within_s", "_store")
+
+    def __init__(self, store: Store, ends: Deadline, ends_within_s: float | None) -> None:
+        self._store = store
+        self._ends = ends
+        self._ends_within_s = ends_within_s
+
+    def __enter__(self) -> None:
+        forks.postponed.__enter__()
+        try:
+            self._store.begin_write(self._ends)
+            if self._ends_within_s is not None:
+                self._ends = Deadline.after(self._ends_within_s)
+        except BaseException:
+            forks.postponed.__exit__()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._store.end_write(self._ends, error)
+        finally:
+            forks.postponed.__exit__()
 
 
 class Store:
@@ -345,8 +375,7 @@ class Store:
         self.connection.execute("BEGIN")
         return self.revision()
 
-    @contextmanager
-    def writing(self, deadline: Deadline, ends_within_s: float | None = None) -> Iterator[None]:
+    def writing(self, deadline: Deadline, ends_within_s: float | None = None) -> AbstractContextManager[None]:
         """Run the only write transaction of the host; commit at the end, or roll back on an error.
 
         It begins before the deadline, and commits before that too, or ``ends_within_s`` seconds after it has
@@ -356,20 +385,32 @@ class Store:
             RegistryUnavailable: the deadline passed before the commit; no effect.
             OutcomeUnknown: the disk failed during the commit.
         """
-        with forks.postponed:
-            self._resume(deadline)
-            self._pages_before, self._pages_left, self._pages_now = self._pages_left, 0, 0
-            try:
-                try:  # other context managers would take a tenth of the time of a small transaction
-                    patiently(self._begin_writing, deadline)
-                    self._check_identity()
-                    ends = deadline if ends_within_s is None else Deadline.after(ends_within_s)
-                    yield
-                except sqlite3.Error as error:
-                    raise failure(error, self.path) from error
+        return _WriteTransaction(self, deadline, ends_within_s)
+
+    def begin_write(self, deadline: Deadline) -> None:
+        """Begin a write transaction. The caller is within :data:`rebalanser.forks.postponed`."""
+        self._resume(deadline)
+        self._pages_before, self._pages_left, self._pages_now = self._pages_left, 0, 0
+        try:
+            patiently(self._begin_writing, deadline)
+            self._check_identity()
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise failure(error, self.path) from error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def end_write(self, ends: Deadline, error: BaseException | None) -> None:
+        """Commit a write transaction, or roll it back after an error."""
+        try:
+            if isinstance(error, sqlite3.Error):
+                raise failure(error, self.path) from error
+            if error is None:
                 self._commit(ends)
-            finally:
-                self._roll_back()
+        finally:
+            self._roll_back()
+        if error is None:
             self._commits += 1
             self._pages_left = self._pages_now
 

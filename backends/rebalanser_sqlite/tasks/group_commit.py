@@ -54,7 +54,10 @@ def chunks(writes: Sequence[Write], capabilities: EngineCapabilities) -> list[Ch
         RequestTooLarge: a payload, the payloads of one all-or-none enqueue, an update or a result is over its
             limit.
     """
-    return list(_chunks(writes, [_size(write, capabilities) for write in writes]))
+    sizes = [_size(write, capabilities) for write in writes]
+    if len(writes) == 1:
+        return [Chunk(writes, _weight(writes[0]), sizes[0])]
+    return list(_chunks(writes, sizes))
 
 
 def _chunks(writes: Sequence[Write], sizes: Sequence[int]) -> Iterator[Chunk]:
@@ -175,7 +178,8 @@ class Committer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[_Job[Any]] = deque()
         self._led = False
         self._closed = False
@@ -192,7 +196,7 @@ class Committer:
         job = _Job(action, deadline)
         group: list[_Job[Any]] = []
         try:
-            with self._changed:
+            with self._lock:
                 if self._closed:
                     raise RegistryUnavailable("this engine is closed")
                 self._waiting.append(job)
@@ -212,7 +216,7 @@ class Committer:
 
     def close(self) -> None:
         """Refuse waiting actions, wait for the current commit, and close the connection."""
-        with self._changed:
+        with self._lock:
             was_closed, self._closed = self._closed, True
             for job in [job for job in self._waiting if not job.leads]:
                 self._waiting.remove(job)
@@ -223,7 +227,7 @@ class Committer:
 
     def _withdraw(self, job: _Job[Any]) -> None:
         """Withdraw a job whose time is up, unless it is being committed or leads."""
-        with self._changed:
+        with self._lock:
             if job.leads:
                 return
             if job in self._waiting:
@@ -236,8 +240,9 @@ class Committer:
     def _leave(self, own: _Job[Any], group: list[_Job[Any]]) -> None:
         """Withdraw a job that still waits, end the jobs of its group, and hand on the lead."""
         for job in group:
-            job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
-        with self._changed:
+            if not job.has_ended:
+                job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
+        with self._lock:
             if own in self._waiting:
                 self._waiting.remove(own)
             if not own.leads:
@@ -286,7 +291,7 @@ class Committer:
 
     def _take(self, group: list[_Job[Any]]) -> None:
         weight = size = 0
-        with self._changed:
+        with self._lock:
             while self._waiting:
                 action = self._waiting[0].action
                 weight, size = weight + action.weight, size + action.size
