@@ -215,7 +215,7 @@ def enqueue(
             rate_limit=rate_limit,
             rate_limit_per_key=rate_limit_per_key,
         )
-        (enqueued,) = tasks.commit([made])
+        enqueued = tasks.commit_one(made)
     says_where = outbox is not None or enqueued.answer is EnqueueAnswer.DUPLICATE
     lines = (enqueued, enqueued.answer) if says_where else (enqueued,)
     face.answer({"queue": queue, "id": enqueued, "answer": enqueued.answer}, *lines)

@@ -254,7 +254,7 @@ def trigger(
         (task,) = asyncio.run(_enqueued(queue, name))
     else:
         with queue:
-            (task,) = queue.commit([queue.build_enqueue(queue.functions[name], (), {})])
+            task = queue.commit_one(queue.build_enqueue(queue.functions[name], (), {}))
     lines = (task, task.answer) if task.answer is EnqueueAnswer.DUPLICATE else (task,)
     face.answer({"queue": queue.name, "id": task, "answer": task.answer}, *lines)
 

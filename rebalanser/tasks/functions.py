@@ -11,9 +11,10 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
+from types import TracebackType
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeGuard, get_type_hints
 
 from pydantic import (
@@ -682,17 +683,27 @@ def call_places(calls: int) -> list[str]:
     return [call_place(number) for number in range(calls)]
 
 
-@contextmanager
-def concerning(place: str) -> Iterator[None]:
-    """Let the errors of one of several calls begin with its place, unless that is empty."""
-    try:
-        yield
-    except (InvalidTask, RequestTooLarge) as error:
-        if not place:
-            raise
-        placed = copy.copy(error)  # another caller may have the error too
-        placed.args = (f"{place}: {error}",)
-        raise placed from error
+class concerning:  # noqa: N801 - named as a context manager is
+    """Context manager: errors of one of several calls begin with its place, unless that is empty.
+
+    A class, as a generator takes as long as the rest of an enqueue's checks.
+    """
+
+    __slots__ = ("_place",)
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._place and isinstance(error, InvalidTask | RequestTooLarge):
+            placed = copy.copy(error)  # another caller may have the error too
+            placed.args = (f"{self._place}: {error}",)
+            raise placed from error
 
 
 def require_function(function: object, kind: type[object]) -> None:

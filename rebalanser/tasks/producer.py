@@ -53,6 +53,8 @@ MAX_WARNED: Final = 100
 MAX_SHOWN: Final = 20
 RETRIES: Final = int(TaskOptions().retries)
 """Default number of retries of a task whose function is not known here."""
+READY: Final = State()
+"""State of a new task without a delay."""
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -361,9 +363,9 @@ class Producer(OpenQueue):
     def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
         if options.task_id is not None:
             self._refuse_far_future(options.task_id)
-        due = self._clock.wall() + options.delay_s if options.delay_s else 0.0
+        state = State(due=self._clock.wall() + options.delay_s) if options.delay_s else READY
         partition = UNPLACED if self._outbox_folder else partition_of_task(head, self.partition_count)
-        return Enqueue(Task(head, payload), partition, State(due=due), options.waits_for_unknown)
+        return Enqueue(Task(head, payload), partition, state, options.waits_for_unknown)
 
     def _refuse_far_future(self, task: TaskId) -> None:
         """Check that the time in a given id is not far ahead of the clock and of the ids made here."""
@@ -405,7 +407,7 @@ class Producer(OpenQueue):
         self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any], options: EnqueueOptions
     ) -> Enqueued[Any]:
         """Enqueue a call of a function, as :meth:`TaskFunction.enqueue`."""
-        return self.commit([self.build_enqueue(body, arguments, named, options)])[0]
+        return self.commit_one(self.build_enqueue(body, arguments, named, options))
 
     def enqueue_calls(
         self,
@@ -449,12 +451,26 @@ class Producer(OpenQueue):
         answers = self._answers(tasks, places or [""] * len(tasks), together=together)
         for each, answer in zip(tasks, answers, strict=True):
             done.append(answer)
-            if answer.answer is EnqueueAnswer.DUPLICATE:
-                continue
-            self.metrics.enqueued(each.task.head.name)
-            for hook in self._middleware:
-                self._call_hook(hook, each.task.head)
+            self._note_enqueued(each.task.head, answer)
         return done
+
+    def commit_one(self, task: Enqueue) -> Enqueued[Any]:
+        """Enqueue a task that was made, as :meth:`commit` does."""
+        if self._outbox_folder is not None:
+            return self.commit([task])[0]
+        opened = self._opening.opened()
+        opened.ancestry.refuse_cycle(task.task.head)
+        done = enqueued(task, opened.context.batcher.enqueue(task))
+        self._note_enqueued(task.task.head, done)
+        return done
+
+    def _note_enqueued(self, head: Head, done: Enqueued[Any]) -> None:
+        """Count a task and call the hooks for it, unless it is a duplicate."""
+        if done.answer is EnqueueAnswer.DUPLICATE:
+            return
+        self.metrics.enqueued(head.name)
+        for hook in self._middleware:
+            self._call_hook(hook, head)
 
     def _call_hook(self, hook: Middleware, head: Head) -> None:
         try:

@@ -51,6 +51,8 @@ from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.pauses import Pause
+from rebalanser.tasks.writes.batcher import WriteBatcher
+from rebalanser.tasks.writes.batches import Batches
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, edited, instead, switched
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
 
@@ -656,6 +658,20 @@ MUTANTS = (
         _edit(producer, "dependencies", "(*after, *tasks_of(sources))", "after"),
         "unit/test_task_functions.py::test_a_call_waits_for_those_whose_results_it_gets",
         "SK-5",
+    ),
+    _mutant(
+        "a lone enqueue whose answer was lost",
+        "an enqueue that may have been written is not told as one that was not",
+        _edit(WriteBatcher, "enqueue", "failed = FirstError(error, began_at)", "failed = None"),
+        "unit/test_task_batcher.py::test_an_enqueue_whose_first_answer_was_lost_stays_unknown",
+        "SK-3",
+    ),
+    _mutant(
+        "a lone enqueue that nobody waits for",
+        "no batch is written beside an enqueue that is alone, and a queue is not closed meanwhile",
+        _edit(Batches, "take_alone", "self._in_flight.append(batch)", "pass"),
+        "unit/test_task_batcher.py::test_who_ends_waits_for_an_enqueue_that_is_written",
+        "SK-15",
     ),
     _mutant(
         "pause that guards no claim",

@@ -21,10 +21,13 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.runtime.clock import SystemClock
+from rebalanser.tasks.engine import Applied, Enqueue
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
+from rebalanser.tasks.model import Head, Task
 from rebalanser.tasks.writes.batcher import WriteBatcher
-from rebalanser.tasks.writes.batches import Settlement
-from rebalanser.tasks.writes.pending import PendingWrite
+from rebalanser.tasks.writes.batches import FirstError, Settlement
+from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
+from rebalanser.tasks.writes.script import Apply, Sleep
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ class Gated:
         for task in tasks:
             if task in self.poison:
                 raise self.poison[task]
-        return cast("Sequence[Answer]", writes)
+        return [Applied(1) if isinstance(each, Enqueue) else cast("Answer", each) for each in writes]
 
     def read(self, _queue: str, _ids: Sequence[TaskId], _timeout_s: float) -> dict[TaskId, Stored]:
         return {}
@@ -403,6 +406,106 @@ def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, ba
         batcher.write_all(asked)
         assert asked[0].settled
     assert engine.writers == [threading.current_thread()] * 3
+
+
+ENQUEUE = Enqueue(Task(Head("a" * 40, "work", "send"), b"{}"), 0)
+
+
+def test_an_enqueue_that_is_alone_is_written_by_its_caller(engine: Gated, batcher: WriteBatcher) -> None:
+    engine.may.set()
+    assert [batcher.enqueue(ENQUEUE) for _ in range(3)] == [Applied(1)] * 3
+    assert engine.writers == [threading.current_thread()] * 3
+
+
+def test_an_enqueue_beside_a_batch_joins_the_next_one(engine: Gated, batcher: WriteBatcher) -> None:
+    begin(batcher, [Asked("first")])
+    engine.has_begun.wait()
+    batcher.submit(Asked("b"))
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(batcher.enqueue(ENQUEUE)), daemon=True)
+    thread.start()
+    wait_until(lambda: len(batcher._batches._waiting) == 2, "the enqueue")
+    engine.may.set()
+    thread.join(PATIENCE_S)
+    assert answers == [Applied(1)]
+    assert engine.written == [["first"], ["b", ENQUEUE]]
+
+
+@pytest.mark.rule("SK-3")
+@pytest.mark.parametrize("lost", [OutcomeUnknown("no answer"), AWAY])
+def test_an_enqueue_whose_first_request_fails_is_written_again(
+    engine: Gated, errors: ErrorPolicy, lost: Exception
+) -> None:
+    engine.errors = [lost]
+    engine.may.set()
+    batcher = WriteBatcher(cast("Engine", engine), "work", PATIENCE_S, errors)
+    assert batcher.enqueue(ENQUEUE) == Applied(1)
+    assert engine.written == [[ENQUEUE]] * 2
+    assert engine.writers == [threading.current_thread()] * 2
+    batcher.close()
+
+
+@pytest.mark.rule("SK-3")
+@pytest.mark.parametrize("error", [AWAY, FULL, UnusableStore("read-only")])
+def test_an_enqueue_whose_first_answer_was_lost_stays_unknown(
+    engine: Gated, batcher: WriteBatcher, error: Exception
+) -> None:
+    """Whoever is told of an engine that took nothing would enqueue another task."""
+    engine.errors = [OutcomeUnknown("no answer"), error]
+    engine.may.set()
+    with pytest.raises(OutcomeUnknown):
+        batcher.enqueue(ENQUEUE)
+
+
+@pytest.mark.rule("SK-15")
+@pytest.mark.parametrize("error", [TOO_LARGE, FULL, TypeError("no bytes"), KeyboardInterrupt()])
+def test_an_enqueue_that_fails_keeps_nobody_from_writing(
+    engine: Gated, batcher: WriteBatcher, errors: ErrorPolicy, error: BaseException
+) -> None:
+    engine.errors = [error]
+    engine.may.set()
+    with pytest.raises(type(error)):
+        batcher.enqueue(ENQUEUE)
+    assert len(engine.written) == 1
+    assert batcher.enqueue(ENQUEUE) == Applied(1)
+    assert errors.troubles == ()
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_who_ends_waits_for_an_enqueue_that_is_written(
+    engine: Gated, batcher: WriteBatcher, end: str
+) -> None:
+    done: list[str] = []
+    writing = threading.Thread(target=lambda: (batcher.enqueue(ENQUEUE), done.append("enqueue")))
+    writing.start()
+    engine.has_begun.wait()
+    ending = threading.Thread(target=lambda: (getattr(batcher, end)(), done.append(end)))
+    ending.start()
+    ending.join(0.05)
+    assert done == []
+    engine.may.set()
+    ending.join(PATIENCE_S)
+    writing.join(PATIENCE_S)
+    assert sorted(done) == sorted(["enqueue", end])
+
+
+def test_what_is_closed_takes_no_enqueue(engine: Gated, batcher: WriteBatcher) -> None:
+    engine.may.set()
+    batcher.close()
+    with pytest.raises(InvalidState):
+        batcher.enqueue(ENQUEUE)
+    assert engine.written == []
+
+
+def test_the_time_of_a_write_counts_from_its_first_request() -> None:
+    """A first request that has taken all the time is not followed by another."""
+    pending = PendingEnqueue(ENQUEUE)
+    script = Settlement([pending], 10.0, lambda: 100.0).script(FirstError(AWAY, began_at=90.0))
+    with pytest.raises(RegistryUnavailable):
+        next(script)
+    script = Settlement([pending], 10.0, lambda: 99.0).script(FirstError(AWAY, began_at=90.0))
+    assert isinstance(next(script), Sleep)
+    assert script.send(None) == Apply([ENQUEUE])
 
 
 def test_callers_that_come_while_one_writes_share_the_next_batch(

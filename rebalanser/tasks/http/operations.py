@@ -30,7 +30,7 @@ def enqueue(queue: Queue, task: NewTask) -> Enqueued[Any]:
         InvalidName, InvalidTask, TaskExists, UnknownTask, DependencyCycle, RequestTooLarge: as Queue.commit
             does.
     """
-    return queue.commit([_made(queue, task)])[0]
+    return queue.commit_one(_made(queue, task))
 
 
 def enqueue_batch(queue: Queue, tasks: Sequence[NewTask], *, together: bool) -> list[Enqueued[Any]]:

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rebalanser.errors import Forked, InternalError, InvalidState
-from rebalanser.tasks.engine import Engine
+from rebalanser.tasks.engine import Answer, Engine, Enqueue
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
-from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
-from rebalanser.tasks.writes.pending import PendingWrite
+from rebalanser.tasks.writes.batches import Batches, FirstError, Settlement, fail_all
+from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
 
 LOOP_NAME: Final = "writer"
@@ -46,7 +46,8 @@ class WriteBatcher:
         self._queue = queue
         self._timeout_s = timeout_s
         self._errors = errors
-        self._more = threading.Condition()
+        self._lock = threading.RLock()
+        self._more = threading.Condition(self._lock)
         self._batches = Batches(max_in_flight)
         self._is_inherited = False
         self._loops = [Loop(LOOP_NAME, self._step, errors) for _ in range(max_in_flight)]
@@ -68,7 +69,7 @@ class WriteBatcher:
 
     def submit_all(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
         """Submit pending writes, to be written in one batch if possible; raises what :meth:`submit` does."""
-        with self._more:
+        with self._lock:
             self._add(pending_writes)
             self._more.notify()
 
@@ -80,7 +81,7 @@ class WriteBatcher:
         """
         batch: list[PendingWrite[object]] = []
         try:
-            with self._more:
+            with self._lock:
                 is_idle = not self._batches.has_waiting
                 self._add(pending_writes)
                 if is_idle:
@@ -92,13 +93,45 @@ class WriteBatcher:
         finally:  # also if the caller was interrupted: a batch in flight for ever blocks all others
             self._land(batch)
 
+    def enqueue(self, write: Enqueue) -> Answer:
+        """Write an enqueue for a caller that waits; return the answer, or raise what its future would.
+
+        If nothing else waits or is being written, the engine gets it from the calling thread at once: the
+        script of a batch takes longer than SQLite takes to write one task. It begins only after an error.
+
+        Raises:
+            InvalidState: the batcher is closed.
+            Forked: the batcher belongs to the parent process.
+        """
+        pending = PendingEnqueue(write)
+        batch: list[PendingWrite[object]] = []
+        try:
+            with self._lock:
+                self._refuse_ended()
+                is_alone = self._batches.take_alone(pending, batch)
+            if not is_alone:
+                self.write_all([pending])
+                return pending.future.result()
+            began_at = time.monotonic()
+            try:
+                (answer,) = self._engine.apply([write], self._timeout_s)
+            except Exception as error:
+                failed = FirstError(error, began_at)
+            else:
+                self._errors.worked(LOOP_NAME)
+                return answer
+            self._write_here(batch, failed)
+            return pending.future.result()
+        finally:
+            self._land(batch)
+
     def flush(self) -> None:
         """Wait until all pending writes that were submitted so far are settled, or the engine stays away.
 
         The callbacks of their futures have returned then, and the pending writes that these submitted are
         settled too. Nothing is kept meanwhile: lasting writes fail as others do.
         """
-        with self._more:
+        with self._lock:
             self._batches.flushes += 1
             try:
                 for _ in range(2):  # the second time for writes that callbacks of the first have submitted
@@ -112,34 +145,38 @@ class WriteBatcher:
 
     def forked(self) -> None:
         """Refuse all writes, in a forked child, which has no thread for them."""
-        self._more = threading.Condition()
+        self._lock = threading.RLock()
+        self._more = threading.Condition(self._lock)
         self._batches.forget_flights()
         self._is_inherited = True
 
     def close(self) -> None:
         """Settle all submitted pending writes, then end. Closing twice does nothing."""
-        with self._more:
+        with self._lock:
             self._batches.is_closing = True
             self._more.notify_all()
         for loop in self._loops:
             loop.end_soon()
         for loop in self._loops:
             loop.join()
-        with self._more:
+        with self._lock:
             self._more.wait_for(lambda: not self._batches.are_in_flight)
 
     def _add(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
         """Append pending writes to those that wait. The caller holds the lock."""
+        self._refuse_ended()
+        self._batches.add(pending_writes)
+
+    def _refuse_ended(self) -> None:
         if self._batches.is_closing:
             raise InvalidState(f"the queue {self._queue!r} is closed")
         if self._is_inherited:
             raise Forked(f"the writes of queue {self._queue!r} are the parent's of this process")
-        self._batches.add(pending_writes)
 
-    def _write_here(self, batch: list[PendingWrite[object]]) -> None:
+    def _write_here(self, batch: list[PendingWrite[object]], failed: FirstError | None = None) -> None:
         """Write a batch in the calling thread; its errors count as those of the loop."""
         try:
-            self._carry_out(batch)
+            self._carry_out(batch, failed)
         except Exception as error:
             self._loops[0].failed(error)
         else:
@@ -147,7 +184,7 @@ class WriteBatcher:
 
     def _step(self) -> bool:
         batch: list[PendingWrite[object]] = []
-        with self._more:
+        with self._lock:
             while not self._take(batch):
                 if self._batches.is_closing and not self._batches.has_waiting:
                     return False
@@ -158,11 +195,12 @@ class WriteBatcher:
             self._land(batch)
         return True
 
-    def _carry_out(self, batch: Sequence[PendingWrite[object]]) -> None:
+    def _carry_out(self, batch: Sequence[PendingWrite[object]], failed: FirstError | None = None) -> None:
+        settlement = Settlement(batch, self._timeout_s, time.monotonic)
         try:
-            run_script(Settlement(batch, self._timeout_s, time.monotonic).script(), self._perform)
+            run_script(settlement.script(failed), self._perform)
         except BaseException as error:  # callers wait for these futures, whatever the error is
-            with self._more:
+            with self._lock:
                 kept = self._batches.keep(batch, error)
             fail_all((pending for pending in batch if pending not in kept), error)
             if kept or kind_of(error) is ErrorKind.BUG:
@@ -177,7 +215,7 @@ class WriteBatcher:
 
     def _land(self, batch: list[PendingWrite[object]]) -> None:
         """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
-        with self._more:
+        with self._lock:
             self._batches.land(batch)
             if self._batches.is_closing or self._batches.flushes:
                 self._more.notify_all()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -109,6 +110,15 @@ class Batches:
             self._in_flight.pop()
         return bool(batch)
 
+    def take_alone(self, pending: PendingWrite[ResultT], batch: list[PendingWrite[Any]]) -> bool:
+        """Fill a batch with a pending write that was not added, unless others wait or are being written."""
+        if self._waiting or self._in_flight:
+            return False
+        self._in_flight.append(batch)
+        batch.append(pending)
+        self._busy.add(pending.task)
+        return True
+
     def land(self, batch: list[PendingWrite[object]]) -> None:
         """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
         self._in_flight = [each for each in self._in_flight if each is not batch]
@@ -127,6 +137,14 @@ class Batches:
         self._in_flight = []
 
 
+@dataclass(frozen=True, slots=True)
+class FirstError:
+    """Error of a first request that was made without a script, and when it began."""
+
+    error: Exception
+    began_at: float
+
+
 class Settlement:
     """Writes a batch until each of its pending writes is settled. ``now`` gives seconds of a monotonic clock.
 
@@ -140,15 +158,17 @@ class Settlement:
         self._timeout_s = timeout_s
         self._now = now
 
-    def script(self) -> Script[None]:
+    def script(self, failed: FirstError | None = None) -> Script[None]:
         """Write all pending writes, and read back the unsettled ones, until all are settled.
+
+        If the first request was made already, it goes on after its error.
 
         Raises:
             OutcomeUnknown: answers were lost until the time was up.
             RegistryUnavailable: the engine stayed away, or others changed the task each time; no effect.
         """
         pending_writes = self._pending
-        gives_up_at = self._now() + self._timeout_s
+        gives_up_at = self._gives_up_at(failed)
         delay = GrowingDelay(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         losses = 0
         lost: OutcomeUnknown | None = None
@@ -157,9 +177,10 @@ class Settlement:
             if not writes:
                 return
             try:
-                newly_lost = yield from self._write(writes)
+                newly_lost = yield from self._write(writes, failed)
             except RebalanserError as error:
                 raise lost or error from error
+            failed = None
             lost = newly_lost or lost
             pending_writes = [pending for pending, _ in writes if not pending.settled]
             if not pending_writes:
@@ -175,10 +196,13 @@ class Settlement:
             # A write that may take effect must not be reported as one without effect.
             raise lost or RegistryUnavailable("others changed the task again and again; try again")
 
-    def _write(self, writes: Sequence[tuple[PendingWrite[object], Write]]) -> Script[OutcomeUnknown | None]:
+    def _write(
+        self, writes: Sequence[tuple[PendingWrite[object], Write]], failed: FirstError | None = None
+    ) -> Script[OutcomeUnknown | None]:
         """Write once; return the error if the outcome is unknown."""
+        request = Apply([write for _, write in writes])
         try:
-            answers: Sequence[Answer] = yield from self._patiently(Apply([write for _, write in writes]))
+            answers: Sequence[Answer] = yield from self._patiently(request, failed)
         except OutcomeUnknown as error:
             return error
         except Exception as error:
@@ -222,12 +246,18 @@ class Settlement:
             except Exception as error:
                 _fail(pending, error)
 
-    def _patiently(self, request: Request) -> Script[Any]:
+    def _gives_up_at(self, failed: FirstError | None) -> float:
+        return (self._now() if failed is None else failed.began_at) + self._timeout_s
+
+    def _patiently(self, request: Request, failed: FirstError | None = None) -> Script[Any]:
         """Make a request; retry it while the engine is away."""
-        gives_up_at = self._now() + self._timeout_s
+        gives_up_at = self._gives_up_at(failed)
         delay: GrowingDelay | None = None
         while True:
             try:
+                if failed is not None:
+                    error, failed = failed.error, None
+                    raise error
                 return (yield request)
             except RegistryUnavailable:
                 if self._now() >= gives_up_at:
