@@ -23,8 +23,8 @@ from typing import Final, Protocol, Self, TypeAlias
 import tenacity
 
 from rebalanser.admin import Admin
-from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, open_cluster
-from rebalanser.errors import InvalidState, RetryLater
+from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, DocumentWatch, open_cluster
+from rebalanser.errors import InvalidState, RebalanserError, RetryLater
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import load_opener, parse_url
 from rebalanser.runtime.logs import get_logger
@@ -102,7 +102,7 @@ class ClusterSource:
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
-        self._closed = threading.Event()
+        self._watch: DocumentWatch | None = None
         self._seen: DocumentEpoch | None = None
 
     @property
@@ -120,14 +120,31 @@ class ClusterSource:
         return applications
 
     def wait(self, timeout_s: float) -> bool:
-        """Look after ``timeout_s`` seconds whether there is another document: a look at a topic's end."""
-        self._closed.wait(timeout_s)
-        document = self._cluster.read(self._timeout_s)
+        """Follow the cluster's documents; see :class:`ApplicationSource`.
+
+        Where they cannot be followed any more, :meth:`read` says why, or the next call follows them anew.
+        """
+        if self._watch is None:
+            self._watch = self._cluster.watch(self._timeout_s)
+            if self._is_another(self._watch.document):
+                return True
+        try:
+            return self._watch.wait(timeout_s) and self._is_another(self._watch.document)
+        except RebalanserError:
+            self._end_watch()
+            return True
+
+    def _is_another(self, document: AssignmentDocument | None) -> bool:
         return document is not None and (document.epoch.term, document.epoch.number) != self._seen
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def close(self) -> None:
         """Close the connection."""
-        self._closed.set()
+        self._end_watch()
         self._cluster.close()
 
 

@@ -96,6 +96,26 @@ class Running(Protocol):
         """
 
 
+class DocumentWatch(Protocol):
+    """Follows the assignment documents of a cluster. For one thread at a time."""
+
+    @property
+    def document(self) -> AssignmentDocument | None:
+        """The last document that was read; None before any."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a newer document, at most ``timeout_s`` seconds; True if there is one.
+
+        Brokers that are away are waited for.
+
+        Raises:
+            RebalanserError: the documents cannot be followed any more, such as those of a topic made anew.
+        """
+
+    def close(self) -> None:
+        """Stop following. Closing twice does nothing."""
+
+
 class Cluster(ABC):
     """One connection to a cluster. Every method may be called from any thread."""
 
@@ -219,6 +239,14 @@ class Cluster(ABC):
         """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever.
 
         With ``repeat_s`` the last one is repeated each ``repeat_s`` seconds until a newer one comes.
+        """
+
+    @abstractmethod
+    def watch(self, timeout_s: float) -> DocumentWatch:
+        """Read the last document, and follow the log from there without asking again where it ends.
+
+        Raises:
+            RegistryUnavailable: the topic could not be read to its end within ``timeout_s``.
         """
 
     def wait(

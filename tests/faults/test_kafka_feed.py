@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.group.replica import FED_BY, FEEDER
-from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.log import LogReader, LogWriter
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, encode
 
 from rebalanser import Admin, Group, Owned, Settings
-from rebalanser.applications.cluster import TopicNames
-from rebalanser.feed import ResourceFeed
+from rebalanser.applications.cluster import TopicNames, open_cluster
+from rebalanser.feed import Applications, ClusterSource, ResourceFeed
 from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.records import AssignmentDocument
 from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
@@ -108,6 +109,29 @@ def test_an_operator_sees_what_runs_though_no_node_does(leader: ShivaLeader, adm
 def test_a_cluster_without_applications_feeds_nothing(admin: Admin) -> None:
     admin.add("own")
     assert marks(admin) == {"own": {}}
+
+
+def test_a_source_follows_the_topic_and_does_not_ask_for_its_end(
+    url: str, leader: ShivaLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader.publish((1, 1), "t/c/a")
+    source = ClusterSource(open_cluster(url, PATIENCE_S), PATIENCE_S)
+    asked: list[str] = []
+    end_offset = LogReader.end_offset
+
+    def ask(reader: LogReader, timeout_s: float) -> int:
+        asked.append(reader.topic)
+        return end_offset(reader, timeout_s)
+
+    with closing(source):
+        assert source.read(PATIENCE_S) == Applications((1, 1), frozenset({"t/c/a"}))
+        assert not source.wait(0.0)
+        monkeypatch.setattr(LogReader, "end_offset", ask)
+        assert not source.wait(0.0)
+        leader.publish((1, 2), "t/c/b")
+        assert source.wait(PATIENCE_S)
+        assert asked == []
+        assert source.read(PATIENCE_S) == Applications((1, 2), frozenset({"t/c/b"}))
 
 
 def test_a_feed_keeps_a_group_elsewhere_equal_to_what_runs(url: str, leader: ShivaLeader) -> None:

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -21,11 +22,13 @@ from rebalanser.errors import (
     MissingExtra,
     RegistryUnavailable,
     UnknownScheme,
+    UnusableStore,
 )
 from rebalanser.feed import (
     FED_BY,
     FED_EPOCH,
     Applications,
+    ClusterSource,
     ResourceFeed,
     changes_for,
     started_applications,
@@ -273,6 +276,52 @@ def test_a_stop_waits_no_longer_than_asked_for_a_source_that_does_not_answer(url
 def test_it_runs_once(source: FakeSource, url: str) -> None:
     with ResourceFeed(source, "group", url) as feed, pytest.raises(InvalidState):
         feed.start()
+
+
+class Watch:
+    """Documents of a cluster as they come, and an error in their place."""
+
+    def __init__(self, *coming: AssignmentDocument | Exception | None) -> None:
+        self._coming = list(coming)
+        self.document: AssignmentDocument | None = None
+        self.closed = False
+        self.wait(0.0)
+
+    def wait(self, _timeout_s: float) -> bool:
+        found = self._coming.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        is_newer = found is not None
+        self.document = found or self.document
+        return is_newer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_cluster_is_followed_and_not_asked_for_its_documents_again_and_again() -> None:
+    first, second, third = (AssignmentDocument(Epoch(1, number), "l", 0, 1.0) for number in (1, 2, 3))
+    watches = [
+        Watch(first, None, first, second, UnusableStore("the topic has been made anew")),
+        Watch(third, None),
+    ]
+    opened = list(watches)
+    cluster = mock.Mock(read=mock.Mock(return_value=first), watch=lambda _timeout_s: opened.pop(0))
+    source = ClusterSource(cluster, PATIENCE_S)
+    assert source.read(PATIENCE_S) == Applications((1, 1), frozenset())
+    assert [source.wait(0.0) for _ in range(3)] == [False, False, True]
+    assert cluster.read.call_count == 1
+    assert source.wait(0.0), "what the error is about is told by the next read"
+    assert (watches[0].closed, watches[1].closed) == (True, False)
+    cluster.read.return_value = second
+    assert source.read(PATIENCE_S) == Applications((1, 2), frozenset())
+    assert source.wait(0.0), "what came while nothing was followed"
+    cluster.read.return_value = third
+    source.read(PATIENCE_S)
+    assert not source.wait(0.0)
+    source.close()
+    assert watches[1].closed
+    assert cluster.close.called
 
 
 def resource(name: str, feed: str | None, epoch: tuple[int, int] = (0, 0)) -> ResourceState:

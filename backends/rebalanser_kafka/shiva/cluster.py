@@ -334,31 +334,17 @@ class KafkaCluster(Cluster):
     ) -> Iterator[AssignmentDocument]:
         """Yield the last document, then each newer one, for ``timeout_s`` seconds; None for ever."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        chain, end = self._read_back(self._timeout_s)
-        if chain.document is not None:
-            yield chain.document
-        arrived: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
-        follower = Follower(self._connection, self._topics.assignement, end, arrived.put)
-        follower.begin()
-        try:
+        with closing(self.watch(self._timeout_s)) as watch:
+            if watch.document is not None:
+                yield watch.document
             while deadline is None or time.monotonic() < deadline:
-                try:
-                    item = arrived.get(timeout=_shortest_s(repeat_s, deadline))
-                except queue.Empty:
-                    if repeat_s is not None and chain.document is not None:
-                        yield chain.document
-                    continue
-                if isinstance(item, Lost):
-                    raise item.error
-                before = chain.document
-                read_on(chain, item.records)
-                item.taken.set()
-                if chain.missed:
-                    chain, _ = self._read_back(self._timeout_s)
-                if chain.document is not None and (before is None or chain.document.epoch > before.epoch):
-                    yield chain.document
-        finally:
-            follower.close()
+                is_newer = watch.wait(_shortest_s(repeat_s, deadline))
+                if watch.document is not None and (is_newer or repeat_s is not None):
+                    yield watch.document
+
+    def watch(self, timeout_s: float) -> KafkaDocumentWatch:
+        """Read the last document, and follow ASSIGNEMENT from its end (SH-11)."""
+        return KafkaDocumentWatch(self._connection, self._topics.assignement, self._read_back, timeout_s)
 
     def wait_all(
         self,
@@ -469,6 +455,53 @@ class KafkaCluster(Cluster):
     def close(self) -> None:
         """Close the connection. Its leaders and workers go on. Closing twice does nothing."""
         self._writer.close()
+
+
+class KafkaDocumentWatch:
+    """Follows ASSIGNEMENT from the end as it was once. Made by :meth:`KafkaCluster.watch`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        read_back: Callable[[float], tuple[DocumentChain, int]],
+        timeout_s: float,
+    ) -> None:
+        """``read_back`` reads the last document and the topic's end within a number of seconds."""
+        self._read_back = read_back
+        self._timeout_s = timeout_s
+        self._chain, end = read_back(timeout_s)
+        self._arrived: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
+        self._follower = Follower(connection, topic, end, self._arrived.put)
+        self._follower.begin()
+
+    @property
+    def document(self) -> AssignmentDocument | None:
+        """The last document that was read; None before any."""
+        return self._chain.document
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a newer document, at most ``timeout_s`` seconds; True if there is one."""
+        deadline = time.monotonic() + timeout_s
+        before = self.document
+        while True:
+            try:
+                item = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return False
+            if isinstance(item, Lost):
+                raise item.error
+            read_on(self._chain, item.records)
+            item.taken.set()
+            if self._chain.missed:
+                self._chain, _ = self._read_back(self._timeout_s)
+            now = self.document
+            if now is not None and (before is None or now.epoch > before.epoch):
+                return True
+
+    def close(self) -> None:
+        """Stop following. Closing twice does nothing."""
+        self._follower.close()
 
 
 def _check_deadline(application: ApplicationId, document: AssignmentDocument, stop_timeout_s: float) -> None:
