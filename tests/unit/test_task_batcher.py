@@ -521,6 +521,25 @@ def test_callers_that_come_while_one_writes_share_the_next_batch(
     assert engine.written == [["first"], [each.task for each in asked]]
 
 
+def test_callers_wake_no_thread_that_could_not_write(
+    engine: Gated, batcher: WriteBatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the interpreter from the callers, look, and wait again."""
+    first = begin(batcher, [Asked("first")])
+    engine.has_begun.wait()
+    notify = Mock(wraps=batcher._more.notify)
+    monkeypatch.setattr(batcher._more, "notify", notify)
+    asked = [Asked(str(number)) for number in range(4)]
+    batcher.submit(asked[0])
+    batcher.submit_all(asked[1:3])
+    batcher.write_all(asked[3:])
+    assert not notify.called
+    engine.may.set()
+    first.join(PATIENCE_S)
+    assert notify.called
+    assert outcomes(asked) == [each.task for each in asked]
+
+
 def test_what_one_batch_does_not_hold_is_written_by_the_ledger_s_own_thread(
     engine: Gated, batcher: WriteBatcher
 ) -> None:

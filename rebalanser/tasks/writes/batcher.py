@@ -71,7 +71,8 @@ class WriteBatcher:
         """Submit pending writes, to be written in one batch if possible; raises what :meth:`submit` does."""
         with self._lock:
             self._add(pending_writes)
-            self._more.notify()
+            if self._batches.can_take:
+                self._more.notify()
 
     def write_all(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
         """Submit pending writes for a caller that waits for their outcomes; raises what :meth:`submit` does.
@@ -86,7 +87,7 @@ class WriteBatcher:
                 self._add(pending_writes)
                 if is_idle:
                     self._take(batch)
-                if self._batches.has_waiting:
+                if self._batches.can_take:
                     self._more.notify()
             if batch:
                 self._write_here(batch)
@@ -209,7 +210,7 @@ class WriteBatcher:
     def _take(self, batch: list[PendingWrite[object]]) -> bool:
         """Fill the next batch; False if there is nothing for it. The caller holds the lock."""
         has_taken = self._batches.take(batch)
-        if has_taken and self._batches.has_waiting:
+        if has_taken and self._batches.can_take:
             self._more.notify()
         return has_taken
 
@@ -219,7 +220,7 @@ class WriteBatcher:
             self._batches.land(batch)
             if self._batches.is_closing or self._batches.flushes:
                 self._more.notify_all()
-            elif self._batches.has_waiting:
+            elif self._batches.can_take:
                 self._more.notify()
 
     def _perform(self, request: Request) -> object:

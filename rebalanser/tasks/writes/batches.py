@@ -68,6 +68,11 @@ class Batches:
         return bool(self._waiting)
 
     @property
+    def can_take(self) -> bool:
+        """True if pending writes wait, and another batch may be written now."""
+        return bool(self._waiting) and len(self._in_flight) < self._max_in_flight
+
+    @property
     def are_in_flight(self) -> bool:
         """True if a batch is being written."""
         return bool(self._in_flight)
