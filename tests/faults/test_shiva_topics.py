@@ -6,26 +6,30 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import threading
 import uuid
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
     AclPermissionType,
     AdminClient,
     NewTopic,
+    OffsetSpec,
     ResourcePatternType,
     ResourceType,
 )
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogTruncated, LogWriter
+from rebalanser_kafka.shiva import follower
 from rebalanser_kafka.shiva.parts import FileThreads
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
@@ -116,6 +120,45 @@ def keys_before(shiva: ShivaCluster, offset: int) -> list[bytes]:
         except LogTruncated:  # The broker deleted the start of the log between two reads.
             return keys_before(shiva, offset)
     return keys
+
+
+def lag_of(shiva: ShivaCluster, reader: str) -> dict[str, int]:
+    """The lag of a reader in its topics, as ``kafka-consumer-groups --describe`` computes it."""
+    admin = AdminClient({"bootstrap.servers": shiva.kafka, "log_level": 0})
+    wanted = ConsumerGroupTopicPartitions(f"{shiva.name}-lag:{reader}")
+    (answer,) = admin.list_consumer_group_offsets([wanted]).values()
+    committed = {
+        each.topic: each.offset
+        for each in answer.result(PATIENCE_S).topic_partitions or ()
+        if each.offset >= 0
+    }
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    ends = admin.list_offsets({TopicPartition(topic, 0): latest for topic in committed})
+    return {
+        place.topic: end.result(PATIENCE_S).offset - committed[place.topic] for place, end in ends.items()
+    }
+
+
+@pytest.mark.rule("SH-29")
+def test_the_lag_of_a_worker_that_stands_still_is_visible_and_ends(shiva: ShivaCluster) -> None:
+    command, control = f"{shiva.name}-command", f"{shiva.name}-control"
+    shiva.leader()
+    worker = shiva.worker("worker-1")
+    shiva.start("t/c/a")
+    shiva.running("t/c/a")
+    for reader in ("worker:worker-1", "leader"):
+        wait_until(lambda reader=reader: lag_of(shiva, reader).get(command) == 0, f"{reader} has read all")
+        assert control in lag_of(shiva, reader)
+    worker.pause()
+    shiva.start("t/c/b")
+    wait_until(lambda: lag_of(shiva, "leader")[command] == 0, "the leader goes on")
+    assert lag_of(shiva, "worker:worker-1")[command] >= 2, "a part of an archive, and its start command"
+    worker.resume()
+    wait_until(lambda: lag_of(shiva, "worker:worker-1")[command] == 0, "it has caught up")
+    admin = AdminClient({"bootstrap.servers": shiva.kafka, "log_level": 0})
+    groups = [f"{shiva.name}-{name}" for name in ("leader", "lag:leader", "lag:worker:worker-1")]
+    found = [each.result(PATIENCE_S) for each in admin.describe_consumer_groups(groups).values()]
+    assert [len(each.members) for each in found] == [1, 0, 0], "nobody joins a group to show its lag"
 
 
 class TestRetention:
@@ -491,7 +534,11 @@ class TestTopics:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    """A broker that wants an account and has an authorizer; what has no rules is open to everybody."""
+    """A broker that wants an account and has an authorizer; what has no rules is open to everybody.
+
+    Ann may look at the topics of one cluster, and has all rights on those of another, whose lag she may not
+    commit; she may make no other topics.
+    """
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",  # the broker itself, on its internal listener
@@ -499,22 +546,30 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     }
     folder = tmp_path_factory.mktemp("guarded")
     with KafkaCluster(1, data_folder=folder, sasl=("ann", "open-sesame"), settings=settings) as cluster:
+        admin = AdminClient({**cluster.client_settings})
+        for made in admin.create_acls(
+            [
+                rule(ResourceType.TOPIC, "cluster-", AclOperation.DESCRIBE, AclPermissionType.ALLOW),
+                rule(ResourceType.TOPIC, "denied-", AclOperation.ALL, AclPermissionType.ALLOW),
+                rule(ResourceType.GROUP, "denied-lag:", AclOperation.READ, AclPermissionType.DENY),
+                rule(ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE, AclPermissionType.DENY),
+            ]
+        ).values():
+            made.result(PATIENCE_S)
         yield cluster
+
+
+def rule(kind: ResourceType, name: str, act: AclOperation, verdict: AclPermissionType) -> AclBinding:
+    """A rule for Ann about the names that begin so."""
+    is_literal = kind is ResourceType.BROKER
+    pattern = ResourcePatternType.LITERAL if is_literal else ResourcePatternType.PREFIXED
+    return AclBinding(kind, name, pattern, "User:ann", "*", act, verdict)
 
 
 @pytest.mark.rule("SH-1", "SH-18")
 def test_without_the_right_to_make_topics_it_is_said_which_and_what_to_do(guarded: KafkaCluster) -> None:
     security = "security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN"
     url = f"kafka://ann:open-sesame@{guarded.bootstrap}/cluster?{security}"
-    prefixed, literal = ResourcePatternType.PREFIXED, ResourcePatternType.LITERAL
-    allow, deny = AclPermissionType.ALLOW, AclPermissionType.DENY
-    rules = [
-        AclBinding(ResourceType.TOPIC, "cluster-", prefixed, "User:ann", "*", AclOperation.DESCRIBE, allow),
-        AclBinding(ResourceType.BROKER, "kafka-cluster", literal, "User:ann", "*", AclOperation.CREATE, deny),
-    ]
-    admin = AdminClient({**guarded.client_settings})
-    for made in admin.create_acls(rules).values():
-        made.result(PATIENCE_S)
     cluster = open_cluster(url, PATIENCE_S)
     try:
         with pytest.raises(AccessDenied, match=r"topic cluster-\w+ is missing and this user may not make it"):
@@ -523,3 +578,30 @@ def test_without_the_right_to_make_topics_it_is_said_which_and_what_to_do(guarde
             cluster.read(PATIENCE_S)
     finally:
         cluster.close()
+
+
+@pytest.mark.rule("SH-29")
+def test_who_may_not_commit_its_lag_works_all_the_same(
+    guarded: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(follower, "COMMIT_S", 0.1)
+    url = f"kafka://ann:open-sesame@{guarded.bootstrap}/denied?security.protocol=SASL_PLAINTEXT"
+
+    def told() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        return sorted(re.findall(r"committing to group (\S+) failed", "\n".join(lines)))
+
+    with closing(open_cluster(f"{url}&sasl.mechanism=PLAIN", PATIENCE_S)) as cluster:
+        leader = cluster.run_leader("leader-1", LeaderOptions(round_s=ROUND_S))
+        worker = cluster.run_worker("worker-1", tmp_path / "data", WorkerOptions())
+        groups = ["denied-lag:leader", "denied-lag:worker:worker-1"]
+        wait_until(lambda: told() == groups, "both say so")
+        for document in cluster.documents(PATIENCE_S):
+            if "worker-1" in document.workers:
+                break
+        else:
+            pytest.fail("the worker takes no part")
+        for running in (worker, leader):
+            running.stop()
+            assert running.wait(PATIENCE_S)
+    assert told() == groups, "once each"

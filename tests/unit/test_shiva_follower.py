@@ -1,13 +1,17 @@
-"""A follower that cannot go on says so, whatever the cause: nobody waits for ever for a thread that ended."""
+"""A follower that cannot go on says so, and its lag is shown to people without anybody waiting for it."""
 
 from __future__ import annotations
 
 import queue
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva import follower as module
+from rebalanser_kafka.shiva.follower import COMMIT_AGAIN_S, COMMIT_S, Batch, Follower, LagGroup, Lost
 
 from rebalanser.errors import AccessDenied, InternalError
 from rebalanser.testing.waiting import PATIENCE_S
@@ -15,11 +19,13 @@ from rebalanser.testing.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from rebalanser_kafka.log import LogRecord
 
+CONNECTION = Connection.from_address("127.0.0.1:1", "c")
+
 
 @pytest.mark.parametrize("error", [AccessDenied("not for you"), RuntimeError("a fault")])
 def test_whatever_ends_it_is_told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     given: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
-    follower = Follower(Connection.from_address("127.0.0.1:1", "c"), "t", 0, given.put)
+    follower = Follower(CONNECTION, "t", 0, given.put)
 
     def fail(_timeout_s: float) -> list[LogRecord]:
         raise error
@@ -31,3 +37,121 @@ def test_whatever_ends_it_is_told(error: Exception, monkeypatch: pytest.MonkeyPa
     assert isinstance(lost, Lost)
     assert isinstance(lost.error, AccessDenied if isinstance(error, AccessDenied) else InternalError)
     assert str(error) in str(lost.error)
+
+
+class Brokers:
+    """Takes commits, and answers them when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sent: list[ConsumerGroupTopicPartitions] = []
+        self.answers: list[Future[ConsumerGroupTopicPartitions]] = []
+
+    def __call__(self, _config: object) -> Brokers:
+        return self
+
+    def poll(self, _timeout_s: float) -> None:
+        """The client's own errors."""
+
+    def alter_consumer_group_offsets(self, groups: list[ConsumerGroupTopicPartitions]) -> dict[str, Any]:
+        self.sent += groups
+        self.answers.append(Future())
+        return {groups[0].group_id: self.answers[-1]}
+
+    @property
+    def committed(self) -> list[dict[str, int]]:
+        return [{each.topic: each.offset for each in sent.topic_partitions or ()} for sent in self.sent]
+
+    def answer(self, code: int | None = None) -> None:
+        places = [
+            SimpleNamespace(
+                topic=each.topic, offset=each.offset, error=None if code is None else KafkaError(code)
+            )
+            for each in self.sent[-1].topic_partitions or ()
+        ]
+        self.answers[-1].set_result(SimpleNamespace(topic_partitions=places))  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("SH-29")
+class TestLag:
+    @pytest.fixture
+    def brokers(self, monkeypatch: pytest.MonkeyPatch) -> Brokers:
+        brokers = Brokers()
+        monkeypatch.setattr(module, "AdminClient", brokers)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: brokers.now))
+        return brokers
+
+    @pytest.fixture
+    def lag(self, brokers: Brokers) -> LagGroup:
+        return LagGroup(CONNECTION, "worker:w1")
+
+    def later(self, brokers: Brokers, lag: LagGroup, seconds: float = COMMIT_S) -> None:
+        brokers.now += seconds
+        lag.commit_if_due()
+
+    def test_positions_that_have_changed_are_committed_at_a_low_rate(
+        self, brokers: Brokers, lag: LagGroup
+    ) -> None:
+        for position in range(10):
+            lag.note("c-command", position)
+            self.later(brokers, lag, COMMIT_S / 10)
+        lag.note("c-control", 3)
+        self.later(brokers, lag)
+        assert brokers.sent[0].group_id == "c-lag:worker:w1"
+        assert brokers.committed == [{"c-command": 9}], "the answer to the first one is awaited"
+        brokers.answer()
+        self.later(brokers, lag)
+        brokers.answer()
+        self.later(brokers, lag)
+        assert brokers.committed[1:] == [{"c-control": 3}]
+        self.later(brokers, lag, COMMIT_AGAIN_S)
+        assert brokers.committed[2:] == [{"c-command": 9, "c-control": 3}]
+
+    @pytest.mark.parametrize(
+        ("code", "lines"),
+        [
+            (KafkaError.GROUP_AUTHORIZATION_FAILED, 1),
+            (KafkaError.UNKNOWN_MEMBER_ID, 1),
+            (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 0),
+        ],
+    )
+    def test_a_refused_commit_is_logged_once_and_tried_again(
+        self, brokers: Brokers, lag: LagGroup, code: int, lines: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[str] = []
+        log = SimpleNamespace(warning=lambda line, **_fields: told.append(line))
+        monkeypatch.setattr(module, "_log", log)
+        lag.note("c-command", 7)
+        for _ in range(3):
+            self.later(brokers, lag)
+            brokers.answer(code)
+        self.later(brokers, lag)
+        brokers.answers[-1].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        self.later(brokers, lag)
+        self.later(brokers, lag)
+        assert brokers.committed == [{"c-command": 7}] * 5
+        assert len(told) == lines
+        assert all(line.startswith("its lag is not shown: committing to group c-lag:w") for line in told)
+
+    def test_a_batch_counts_once_it_was_taken_and_commits_go_on_until_then(
+        self, brokers: Brokers, lag: LagGroup
+    ) -> None:
+        given: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
+        follower = Follower(CONNECTION, "c-command", 0, given.put, lag)
+        lag.note("c-control", 1)
+
+        class Taken(SimpleNamespace):
+            def wait(self, _timeout_s: float) -> bool:
+                brokers.now += COMMIT_S
+                self.looks -= 1
+                return not self.looks
+
+            def is_set(self) -> bool:
+                return not self.looks
+
+        follower._hand_over(Batch("c-command", [], 5, Taken(looks=3)))  # type: ignore[arg-type]
+        assert brokers.committed == [{"c-control": 1}]
+        brokers.answer()
+        self.later(brokers, lag)
+        assert brokers.committed[1:] == [{"c-command": 5}]
+        follower.close()

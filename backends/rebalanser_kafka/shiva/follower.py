@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.runtime.logs import get_logger
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.failures import LogTruncated
+from rebalanser_kafka.connection import Connection, client_config
+from rebalanser_kafka.failures import RAISED, Act, LogTruncated, error_of, is_passing, judge
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.outage import Outage
@@ -19,6 +24,10 @@ POLL_S: Final = 0.2
 CLOSE_TIMEOUT_S: Final = 5.0
 LOOK_S: Final = 5.0
 """Seconds for one request of the log's first and last offset."""
+COMMIT_S: Final = 5.0
+"""Minimum seconds between two commits of the positions of a process's followers."""
+COMMIT_AGAIN_S: Final = 3600.0
+"""Seconds after which unchanged positions are committed again: brokers forget them in time."""
 
 _log = get_logger("rebalanser.shiva")
 
@@ -40,6 +49,82 @@ class Lost:
     error: RebalanserError
 
 
+class LagGroup:
+    """Commits positions to a consumer group without members, so that Kafka's own tools show the lag.
+
+    Positions are for people and alerts: nobody starts from them. Nothing waits for a commit. The first one
+    that a broker refuses is logged. All methods may be called from any thread.
+    """
+
+    def __init__(self, connection: Connection, reader: str) -> None:
+        """``reader`` tells the cluster's readers apart: the group is ``{cluster}-lag:{reader}``.
+
+        No cluster's name has a colon, so no other group of a cluster can have this name. An admin client
+        commits, and joins nothing: a group with members would refuse its commits.
+        """
+        self.group = f"{connection.cluster}-lag:{reader}"
+        self._fields = {"cluster": connection.cluster, "group": self.group}
+        self._lock = threading.Lock()
+        self._admin = AdminClient(client_config(connection, {}))
+        self._positions: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
+        self._pending: Future[ConsumerGroupTopicPartitions] | None = None
+        self._due_at = time.monotonic() + COMMIT_S
+        self._again_at = time.monotonic() + COMMIT_AGAIN_S
+        self._told = False
+
+    def note(self, topic: str, position: int) -> None:
+        """Take a position up to which a topic was worked through; the next commit has it."""
+        with self._lock:
+            self._positions[topic] = position
+
+    def commit_if_due(self) -> None:
+        """Send the positions that have changed, if it is time; returns at once."""
+        now = time.monotonic()
+        if now < self._due_at or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._due_at = now + COMMIT_S
+            self._admin.poll(0)
+            if self._pending is None or self._pending.done():
+                self._settle()
+                self._commit(now)
+        except RAISED as exception:
+            self._tell(error_of(exception))
+        finally:
+            self._lock.release()
+
+    def _settle(self) -> None:
+        """Note what the last commit has led to."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        for place in pending.result().topic_partitions or ():
+            if place.error is None:
+                self._committed[place.topic] = place.offset
+            else:
+                self._tell(place.error)
+
+    def _commit(self, now: float) -> None:
+        if now >= self._again_at:
+            self._again_at = now + COMMIT_AGAIN_S
+            self._committed.clear()
+        places = [
+            TopicPartition(topic, 0, position)
+            for topic, position in self._positions.items()
+            if self._committed.get(topic) != position
+        ]
+        if places:
+            wanted = ConsumerGroupTopicPartitions(self.group, places)
+            (self._pending,) = self._admin.alter_consumer_group_offsets([wanted]).values()
+
+    def _tell(self, error: KafkaError) -> None:
+        if not self._told and not is_passing(error):
+            self._told = True
+            reason = judge(error, Act.READ, f"committing to group {self.group}")
+            _log.warning(f"its lag is not shown: {reason}", action="lag_not_shown", **self._fields)
+
+
 Give: TypeAlias = Callable[[Batch | Lost], None]
 """Takes a follower's batches, at once and from its thread; at most one batch of each is pending."""
 
@@ -49,12 +134,19 @@ class Follower:
 
     ``give`` gets one :class:`Batch` after the other and, at the end, :class:`Lost` if the topic cannot
     be followed any more. A reader that was too slow for the topic's retention goes on with what is left.
+    With ``lag`` the positions after the batches that were taken are committed.
     """
 
     def __init__(
-        self, connection: Connection, topic: str, start: int | Literal["earliest", "latest"], give: Give
+        self,
+        connection: Connection,
+        topic: str,
+        start: int | Literal["earliest", "latest"],
+        give: Give,
+        lag: LagGroup | None = None,
     ) -> None:
         self._connection = connection
+        self._lag = lag
         self._topic = topic
         self._give = give
         self._closing = threading.Event()
@@ -78,6 +170,7 @@ class Follower:
         seen = -1
         try:
             while not self._closing.is_set():
+                self._commit_if_due()
                 try:
                     records = self._reader.poll(POLL_S)
                 except LogTruncated as error:
@@ -111,7 +204,13 @@ class Follower:
     def _hand_over(self, batch: Batch) -> None:
         self._give(batch)
         while not batch.taken.wait(POLL_S) and not self._closing.is_set():
-            continue
+            self._commit_if_due()
+        if self._lag is not None and batch.taken.is_set():
+            self._lag.note(batch.topic, batch.position)
+
+    def _commit_if_due(self) -> None:
+        if self._lag is not None:
+            self._lag.commit_if_due()
 
     def _reopen(self, error: LogTruncated) -> None:
         """Go on at the log's first record, if the next one is gone."""

@@ -57,7 +57,7 @@ from rebalanser_kafka.log import (
     StaleMembership,
     TransactionalWriter,
 )
-from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_pongs
 from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
@@ -186,9 +186,10 @@ class Term:
         self._control_position = answers_from
         self._caught_up_at = term + 1
         self._handle(TookOver(term, document, pongs, chain.missed))
+        lag = LagGroup(self._connection, "leader")
         self._followers = [
-            Follower(self._connection, self._topics.control, answers_from, self._items.put),
-            Follower(self._connection, command, "earliest", self._items.put),
+            Follower(self._connection, self._topics.control, answers_from, self._items.put, lag),
+            Follower(self._connection, command, "earliest", self._items.put, lag),
         ]
         for follower in self._followers:
             follower.begin()

@@ -80,7 +80,7 @@ from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.facts import FactTeller
-from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
 from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.outputs import Outputs
 from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
@@ -172,9 +172,10 @@ class KafkaWorker:
         self._outputs = Outputs(worker, self._data.path, self._send_output)
         self._pongs = Outage("pong_not_written", {"cluster": connection.cluster, "worker": worker})
         self._failure: RebalanserError | None = None
+        lag = LagGroup(connection, f"worker:{worker}")
         self._followers = [
-            Follower(connection, topics.control, "latest", self._items.put),
-            Follower(connection, topics.command, "earliest", self._items.put),
+            Follower(connection, topics.control, "latest", self._items.put, lag),
+            Follower(connection, topics.command, "earliest", self._items.put, lag),
         ]
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-worker-{worker}", daemon=True)
 
