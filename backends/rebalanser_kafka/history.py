@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import threading
 import time
 from functools import partial
@@ -18,11 +17,11 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
 
-from rebalanser.errors import InvalidSettings, InvalidUrl, RebalanserError, RegistryUnavailable
+from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl, RebalanserError, RegistryUnavailable
 from rebalanser.history import GAP, HistorySink, Record
 from rebalanser.history.waiting import TOO_SLOW, WaitingRoom
 from rebalanser.redaction import redact
-from rebalanser.registry.urls import parse_url
+from rebalanser.registry.urls import check_topic_name, parse_url
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, Act, error_of, judge
 from rebalanser_kafka.records import FRAMING_BYTES, MAX_RECORD_BYTES, WRITER_SETTINGS
@@ -39,7 +38,6 @@ SETTINGS: Final = MappingProxyType(
 """What the topic is made with where it is missing; one that exists is taken as it is."""
 QUEUE_SIZE: Final = 10_000
 
-_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _PRODUCER: Final = MappingProxyType(
     {
         **WRITER_SETTINGS,
@@ -86,11 +84,10 @@ def connection_of(url: str) -> Connection:
     topic = parsed.path.strip("/")
     if parsed.scheme != "kafka" or not topic:
         raise InvalidUrl(f"{parsed} names no topic for the history; write kafka://HOST:PORT/TOPIC")
-    if not _TOPIC_NAME.fullmatch(topic) or topic in {".", ".."}:
-        raise InvalidUrl(
-            f"{topic!r} in {parsed} cannot name a topic: only ASCII letters, digits, '.', '_' and '-' are "
-            f"allowed, at most 249 of them"
-        )
+    try:
+        check_topic_name(topic)
+    except InvalidName as error:
+        raise InvalidUrl(f"{parsed}: {error}") from None
     return dataclasses.replace(Connection.from_url(dataclasses.replace(parsed, path="")), cluster=topic)
 
 

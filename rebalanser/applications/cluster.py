@@ -13,9 +13,9 @@ from typing import Protocol, TypeAlias
 
 from rebalanser.applications.archives import NO_ENVIRONMENT
 from rebalanser.applications.status import LastHeard
-from rebalanser.errors import ApplicationFailed, UnknownApplication
+from rebalanser.errors import ApplicationFailed, InvalidName, UnknownApplication
 from rebalanser.history import HistorySink
-from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
+from rebalanser.registry.urls import RegistryUrl, check_topic_name, load_opener, parse_url
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.records import AssignmentDocument, OutputAnswer
 from rebalanser.shiva.types import (
@@ -45,8 +45,24 @@ class TopicNames:
     control: str = ""
     assignement: str = ""
 
+    def __post_init__(self) -> None:
+        """Check the names that are given.
+
+        Raises:
+            InvalidName: one names no topic, or two are the same to Kafka, to which ``.`` and ``_`` are one.
+        """
+        given = [check_topic_name(name) for name in (self.command, self.control, self.assignement) if name]
+        if len({name.replace(".", "_") for name in given}) < len(given):
+            raise InvalidName(
+                f"the topics of a cluster need different names, '.' and '_' taken for one: {', '.join(given)}"
+            )
+
     def of(self, cluster: str) -> TopicNames:
-        """The names, with ``{cluster}-command`` and so on where none is given."""
+        """The names, with ``{cluster}-command`` and so on where none is given.
+
+        Raises:
+            InvalidName: a name that is given is the default of another topic.
+        """
         return TopicNames(
             self.command or f"{cluster}-command",
             self.control or f"{cluster}-control",
@@ -379,6 +395,7 @@ def open_cluster(url: str, timeout_s: float, topics: TopicNames | None = None) -
     Raises:
         UnknownScheme: no backend has this scheme.
         MissingExtra: the backend's packages are not installed.
+        InvalidName: a topic of ``topics`` has the default name of another one.
         RegistryUnavailable: no answer within ``timeout_s`` seconds; the message says what was tried.
     """
     parsed = parse_url(url)

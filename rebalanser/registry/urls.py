@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rebalanser.errors import InvalidUrl, MissingExtra, NotARegistry, UnknownScheme
+from rebalanser.errors import InvalidName, InvalidUrl, MissingExtra, NotARegistry, UnknownScheme
 from rebalanser.redaction import hide_secret, redact
 from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator
@@ -40,6 +40,22 @@ SRV_SCHEMES = frozenset({"etcd+srv", "etcd+tls+srv"})
 DEFAULT_ROOT = "rebalanser"
 REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
 """Environment variable for the registry's URL, if the application passes none."""
+MAX_TOPIC_CHARS: Final = 249
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def check_topic_name(name: str) -> str:
+    """Return the name of a Kafka topic, if it is valid.
+
+    Raises:
+        InvalidName: it is not; the message says what is allowed.
+    """
+    if not _TOPIC.fullmatch(name) or name in {".", ".."} or len(name) > MAX_TOPIC_CHARS:
+        raise InvalidName(
+            f"{name[:MAX_TOPIC_CHARS]!r} cannot name a topic: only ASCII letters, digits, '.', '_' and '-' "
+            f"are allowed, at most {MAX_TOPIC_CHARS} of them"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True)

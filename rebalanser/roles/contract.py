@@ -13,7 +13,7 @@ from typing import TypeAlias
 from rebalanser.neli.messages import CallFenced, CallInduced, CallLapsed, Fact
 from rebalanser.neli.roles import Role, Roles
 from rebalanser.neli.settings import NeliSettings
-from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
+from rebalanser.registry.urls import RegistryUrl, check_topic_name, load_opener, parse_url
 from rebalanser.roles.description import GroupDescription
 
 ENTRY_POINT_GROUP = "rebalanser.neli"
@@ -40,6 +40,14 @@ class Candidacy:
     """With how many partitions the topic is made if it is missing."""
     instance: str | None = None
     """A name that the group's coordinator knows this process by across restarts (``group.instance.id``)."""
+
+    def __post_init__(self) -> None:
+        """Check the name of the topic.
+
+        Raises:
+            InvalidName: it names none.
+        """
+        check_topic_name(self.topic)
 
 
 class Candidate(ABC):

@@ -56,6 +56,7 @@ class Neli:
     Raises:
         InvalidSettings: the settings contradict the mode; the message has the numbers (NE-11).
         InvalidUrl: no address is given.
+        InvalidName: ``topic`` names no topic.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ import rebalanser.neli
 from rebalanser.errors import (
     Fenced,
     InvalidHandlers,
+    InvalidName,
     InvalidSettings,
     InvalidState,
     InvalidUrl,
@@ -147,6 +148,12 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.rule("NE-11")
+def test_a_topic_that_kafka_would_refuse_is_refused_before_anything_is_sent(stage: Stage) -> None:
+    with pytest.raises(InvalidName, match="'a/b' cannot name a topic"):
+        Neli("a/b", "office", ["a"], kafka="127.0.0.1:1")
+    assert not stage.puppets
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

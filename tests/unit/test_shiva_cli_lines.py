@@ -557,10 +557,23 @@ class TestTopicNames:
             TopicNames(control="x"),
         ]
 
-    @pytest.mark.parametrize(
-        "text",
-        ["a", "command", "command=", "other=x", "command=a/b", "command=a,command=b", "command=a,control=a"],
-    )
-    def test_what_is_no_name_of_a_topic_is_refused(self, text: str) -> None:
+    @pytest.mark.parametrize("text", ["a", "command", "command=", "other=x", "command=a,command=b"])
+    def test_what_names_no_topic_is_refused(self, text: str) -> None:
         with pytest.raises(InvalidSettings, match="--topics"):
             _topic_names(text)
+
+    @pytest.mark.parametrize("name", ["a/b", "a b", "ä", "a\n", ".", "..", "a" * 250])
+    def test_what_is_no_name_of_a_topic_is_refused(self, name: str) -> None:
+        with pytest.raises(InvalidName, match="cannot name a topic"):
+            TopicNames(control=name)
+        with pytest.raises(InvalidName, match="cannot name a topic"):
+            _topic_names(f"command={name}")
+
+    def test_the_names_differ_also_from_defaults(self) -> None:
+        for names in (("a", "a", ""), ("", "a.b", "a_b")):
+            with pytest.raises(InvalidName, match="need different names"):
+                TopicNames(*names)
+        with pytest.raises(InvalidName, match="c-control, c-control, c-assignement"):
+            TopicNames(command="c-control").of("c")
+        assert TopicNames(command="c-control").of("d").command == "c-control"
+        assert TopicNames("a" * 249).of("c").command == "a" * 249

@@ -13,8 +13,8 @@ import re
 from typing import Final
 
 from rebalanser.registry.keys import check_name
+from rebalanser.registry.urls import MAX_TOPIC_CHARS
 
-MAX_TOPIC_CHARS: Final = 249
 _PLAIN: Final = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
 _HASH_CHARS: Final = 32
 _SEPARATOR: Final = "-group-"

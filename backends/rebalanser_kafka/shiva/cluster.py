@@ -543,8 +543,10 @@ def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> Kafk
 
     Raises:
         InvalidUrl: the URL names no cluster, or an option is invalid.
+        InvalidName: two topics have the same name.
         RegistryUnavailable: no answer; the message says what was tried, and for how long.
     """
     connection = Connection.from_url(url, timeout_s)
+    names = topics.of(connection.cluster)
     broker = reach(connection, timeout_s)
-    return KafkaCluster(connection, timeout_s, topics, broker.cluster_id)
+    return KafkaCluster(connection, timeout_s, names, broker.cluster_id)
