@@ -5,8 +5,8 @@ reads a clock, draws a random number or depends on the order of its input, so th
 the same snapshot compute the same allocation (RB-10).
 
 There are two ways to decide. :func:`balanced` takes all nodes to be alike; :func:`place` takes workers, that
-is nodes with tags, and keeps each resource to those that it may be on. The leader of a group calls
-:func:`allocate`, which decides in the first way, and in the second where nodes refuse resources.
+is nodes with tags and capacities, and keeps each resource to those that it may be on. The leader of a group
+calls :func:`allocate`, which decides in the first way, and in the second where nodes refuse resources.
 
 Theory of operation: balanced
 =============================
@@ -118,11 +118,53 @@ of what was ever refused is with a node that takes it, and belongs to the one la
 each worker; an arc for each kind open to a pool, and for each worker that holds some of a pool. The number of
 resources does not enter. At most two flows are computed for each part that is tried and one for each block,
 so that there are fewer than five times as many as there are different levels.
+
+Theory of operation: weights
+============================
+
+*Terms.* A resource may **request** processors and memory, and a worker may have a **capacity** of each. The
+**relative load** of a worker is the larger of the two parts of its capacity that are requested there. Where a
+worker has no limit the largest capacity of any worker counts instead, or all requests together if there is
+none. Resources that request nothing have no weight: they are placed by number, as above, whatever else there
+is.
+
+*Why a search.* To pack as many as possible, or as evenly as possible, is NP-hard. So these resources are
+placed by a bounded search that begins with the previous placement, and repeats three steps:
+
+1. Place what waits, the largest first, where it leaves the lowest relative load. If there is room nowhere, at
+   most ``MAX_RELOCATED`` resources move off a worker to make it.
+2. Move a resource, or exchange two of the fullest worker and another, if that lowers the greater one of both
+   relative loads. Loads that differ by less than a twentieth count as even, since a move restarts a process.
+3. Undo moves without which the loads are as even.
+
+*Why it ends, and is idempotent.* A step of kind 1 leaves fewer resources without a worker. One of kind 2
+lowers the relative loads in lexicographic order, the greatest first, and one of kind 3 lowers the number of
+moves and raises no load. So no state comes twice. The search ends where none of the steps applies. It begins
+there if its own outcome is fed back, and ends at once. Relative loads are quotients of integers, rounded
+correctly: equal ones are equal on every machine.
+
+*Capacity* holds in every state after the first, in which a worker that has too much gives up a few.
+
+*Cost.* Resources with the same requests that may be on the same workers are of one kind, and the search only
+counts them. A step looks at all workers and kinds.
 """
 
 from __future__ import annotations
 
 from rebalanser.allocation.balanced import balanced, minimum_moves, moves, share_out
 from rebalanser.allocation.placement import Placement, allocate, effort, place
+from rebalanser.allocation.weighted import MAX_AMOUNT, Capacity, Requests
 
-__all__ = ["Placement", "allocate", "balanced", "effort", "minimum_moves", "moves", "place", "share_out"]
+__all__ = [
+    "MAX_AMOUNT",
+    "Capacity",
+    "Placement",
+    "Requests",
+    "allocate",
+    "balanced",
+    "effort",
+    "minimum_moves",
+    "moves",
+    "place",
+    "share_out",
+]

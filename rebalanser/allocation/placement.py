@@ -19,6 +19,7 @@ from rebalanser.allocation.balanced import (
 from rebalanser.allocation.balanced import effort as balanced_effort
 from rebalanser.allocation.flow import Network
 from rebalanser.allocation.reasons import why_nowhere
+from rebalanser.allocation.weighted import Capacity, Requests, pack
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rebalanser.protocol.types import Effort
 
 NO_REFUSALS: Mapping[str, frozenset[str]] = MappingProxyType({})
+NO_REQUESTS: Mapping[str, Requests] = MappingProxyType({})
+NO_CAPACITIES: Mapping[str, Capacity] = MappingProxyType({})
 NOBODY: frozenset[str] = frozenset()
 
 
@@ -38,6 +41,8 @@ class Placement:
     """The worker of each resource that is placed."""
     unplaced: Mapping[str, str]
     """For each resource that may be on no worker the reason: one sentence, without a full stop."""
+    full: frozenset[str] = NOBODY
+    """The unplaced resources that some worker may take, once it has room."""
 
 
 def place(
@@ -47,12 +52,16 @@ def place(
     *,
     refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
     pinned: Mapping[str, str] = NO_PINS,
+    requests: Mapping[str, Requests] = NO_REQUESTS,
+    capacities: Mapping[str, Capacity] = NO_CAPACITIES,
 ) -> Placement:
     """Place ``resources`` on ``workers`` as evenly as their tags allow, moving as few as that allows (SH-12).
 
-    Every resource that may be on some worker is placed. The sum of the squared loads is the least there is,
-    and no placement with the same sum moves fewer resources (RB-10). The outcome depends on the contents of
-    the arguments only, not on their order, and is the same when its holders are fed back as ``previous``.
+    Every resource without requests that may be on some worker is placed. The sum of the squared loads is the
+    least there is, and no placement with the same sum moves fewer resources (RB-10). Those with requests are
+    placed by weight, beside them: no worker gets more than its capacity, and what has no room anywhere is
+    unplaced (SH-27). The outcome depends on the contents of the arguments only, not on their order, and is
+    the same when its holders are fed back as ``previous``.
 
     Args:
         workers: the tags of each live worker.
@@ -64,8 +73,12 @@ def place(
             resources and workers are ignored.
         pinned: the only worker that a resource may be on (RB-29), and only if it has the tags and is not
             refused. Pins of unknown resources are ignored.
+        requests: the amounts that a resource takes of its worker; one that is missing, or requests nothing,
+            counts by number only. Unknown resources are ignored.
+        capacities: the amounts that the resources of a worker may take; one that is missing has no limit.
     """
     together: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    weighed: dict[str, tuple[str, ...]] = {}
     unplaced: dict[str, str] = {}
     demands = {
         name: _Demand(resources[name], refused.get(name, NOBODY), pinned.get(name))
@@ -76,13 +89,20 @@ def place(
         answer = answers[demand]
         if isinstance(answer, str):
             unplaced[name] = answer
+        elif requests.get(name):
+            weighed[name] = answer
         else:
             together[answer].append(name)
     pools = [_pool(able, names, previous) for able, names in together.items()]
     holders = {name: worker for pool in pools for worker, names in pool.held.items() for name in names}
     for block in _blocks(_whole(pools)):
         holders.update(_settled(block).arriving)
-    return Placement(dict(sorted(holders.items())), unplaced)
+    if not weighed:
+        return Placement(dict(sorted(holders.items())), unplaced)
+    packed, full = pack(workers, weighed, requests, capacities, previous)
+    return Placement(
+        dict(sorted((holders | packed).items())), dict(sorted((unplaced | full).items())), frozenset(full)
+    )
 
 
 def allocate(

@@ -25,6 +25,26 @@ def why_nowhere(
     return f"failed on {those}: {_some(refused.intersection(fitting))}"
 
 
+def why_full(needs: tuple[int, int], free: Mapping[str, tuple[float, ...]], *, everywhere: bool) -> str:
+    """The amount that no worker has free, of those that a resource may be on (SH-27).
+
+    ``needs`` and the amounts in ``free`` are thousandths of a processor and megabytes of memory;
+    ``everywhere`` is True if it may be on all workers.
+    """
+    which = "no worker has" if everywhere else "no worker that may take it has"
+    for dimension, need in enumerate(needs):
+        most = min(free, key=lambda worker: (-free[worker][dimension], worker))
+        if need > free[most][dimension]:
+            rest = _amount(dimension, max(0.0, free[most][dimension]))
+            return f"{which} {_amount(dimension, need)} free: {most} has the most, {rest}"
+    together = " and ".join(_amount(dimension, need) for dimension, need in enumerate(needs))
+    return f"{which} {together} free at the same time"
+
+
+def _amount(dimension: int, amount: float) -> str:
+    return f"{amount:,.0f} MB of memory" if dimension else f"{amount / 1000:g} cpu"
+
+
 def _why_not_on_its_pin(workers: Mapping[str, frozenset[str]], tags: frozenset[str], pin: str) -> str:
     if pin not in workers:
         return f"pinned to {pin}, which is not live"

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Final
 
+from rebalanser.allocation import Requests
 from rebalanser.applications.manifest import Manifest, parse_manifest
 from rebalanser.errors import InvalidArchive
 from rebalanser.shiva.archives import (
@@ -102,6 +103,11 @@ class Packed:
     def tags(self) -> frozenset[str]:
         """Tags that the manifest requires of a worker (SH-12)."""
         return frozenset(self.manifest.tags)
+
+    @property
+    def requests(self) -> Requests | None:
+        """Amounts of its worker that it takes, as the manifest says (SH-27)."""
+        return self.manifest.requests.as_requests()
 
 
 @dataclass(frozen=True, slots=True)

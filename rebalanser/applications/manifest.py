@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from rebalanser.allocation import MAX_AMOUNT, Requests
 from rebalanser.errors import InvalidManifest, InvalidName
 from rebalanser.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME
 from rebalanser.shiva.types import HealthPolicy, RestartPolicy, check_part
@@ -148,6 +149,27 @@ class Limits(_Part):
     log_files: Annotated[int, Field(ge=2, le=100)] = Field(default=5, description="files of output kept")
 
 
+class Resources(_Part):
+    """What it takes of its worker, to place it by; what it really uses is not limited (SH-27)."""
+
+    cpu: Annotated[float, Field(ge=0, le=MAX_AMOUNT / 1000, allow_inf_nan=False)] = Field(
+        default=0.0, description="processors, to the thousandth; 0.5 is half of one"
+    )
+    memory_mb: Annotated[int, Field(ge=0, le=MAX_AMOUNT)] = Field(
+        default=0, description="megabytes of memory, of all its processes"
+    )
+
+    @model_validator(mode="after")
+    def _is_a_number_of_thousandths(self) -> Self:
+        if round(self.cpu * 1000) / 1000 != self.cpu:
+            raise ValueError(f"cpu {self.cpu!r} has more than three decimal places")
+        return self
+
+    def as_requests(self) -> Requests | None:
+        """Return what the leader needs of it; None if it requests nothing."""
+        return Requests(round(self.cpu * 1000), self.memory_mb) or None
+
+
 class Manifest(_Part):
     """What to run, and how: the content of ``shiva.json`` (SH-4)."""
 
@@ -160,6 +182,9 @@ class Manifest(_Part):
         default=10.0, description="how long after SIGTERM its whole process group gets SIGKILL"
     )
     limits: Limits = Field(default_factory=Limits)
+    requests: Resources = Field(
+        default_factory=Resources, description="a worker must have that much free; without any, all have"
+    )
     health_check: HealthCheck | None = Field(
         default=None, description="without one it counts as running as soon as its process does"
     )

@@ -6,14 +6,15 @@ is read from the last ping and the last pongs. What is too old is never called r
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from pydantic import BaseModel
 
+from rebalanser.allocation import Capacity
 from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
 from rebalanser.shiva.types import (
     ApplicationEntry,
@@ -66,6 +67,12 @@ class WorkerStatus(BaseModel):
     """True if its last pong is too old, or it has left: what it runs is not known."""
     cordon: Cordon | None = None
     """Cordoned or drained by an operator (SH-26)."""
+    requested_cpu: float = 0.0
+    """Processors that these applications request together (SH-27)."""
+    requested_memory_mb: int = 0
+    cpu: float | None = None
+    """Processors that they may request together; None for no limit."""
+    memory_mb: int | None = None
 
 
 class ApplicationStatus(BaseModel):
@@ -92,6 +99,9 @@ class ApplicationStatus(BaseModel):
     """Restarts of its process, from its worker's last pong."""
     failed_on: dict[str, str]
     """The workers where it failed, with the reasons."""
+    cpu: float = 0.0
+    """Processors that it requests of its worker (SH-27)."""
+    memory_mb: int = 0
 
 
 class SetAsideStatus(BaseModel):
@@ -157,10 +167,12 @@ def status_of(
     )
     if document is None:
         return status
-    named = Counter(entry.worker for entry in document.applications.values())
+    named: dict[WorkerId | None, list[ApplicationEntry]] = defaultdict(list)
+    for entry in document.applications.values():
+        named[entry.worker].append(entry)
     workers = {
-        worker: _worker(worker, entry, named[worker], document.cordons.get(worker), heard, limit_s)
-        for worker, entry in sorted(document.workers.items())
+        worker: _worker(worker, known, named[worker], document.cordons.get(worker), heard, limit_s)
+        for worker, known in sorted(document.workers.items())
     }
     return status.model_copy(
         update={
@@ -194,7 +206,7 @@ def _stale_after_s(document: AssignmentDocument | None) -> float:
 def _worker(
     worker: WorkerId,
     entry: WorkerEntry,
-    applications: int,
+    applications: Sequence[ApplicationEntry],
     cordon: Cordon | None,
     heard: LastHeard | None,
     limit_s: float,
@@ -203,16 +215,22 @@ def _worker(
     if pong is not None and pong.incarnation != entry.incarnation:
         pong = age_s = None
     left = pong is not None and pong.leaving
+    requested = [each.requests for each in applications if each.requests is not None]
+    capacity = entry.capacity or Capacity()
     return WorkerStatus(
         worker=worker,
         host=entry.host,
         tags=sorted(entry.tags),
         incarnation=entry.incarnation.number,
-        applications=applications,
+        applications=len(applications),
         pong_age_s=age_s,
         follows=str(pong.seen) if pong is not None and pong.seen is not None else None,
         stale=heard is not None and (age_s is None or age_s > limit_s or left),
         cordon=cordon,
+        requested_cpu=sum(each.cpu_milli for each in requested) / 1000,
+        requested_memory_mb=sum(each.memory_mb for each in requested),
+        cpu=None if capacity.cpu_milli is None else capacity.cpu_milli / 1000,
+        memory_mb=capacity.memory_mb,
     )
 
 
@@ -262,4 +280,6 @@ def _application(
         size_bytes=entry.archive.size_bytes,
         restarts=restarts,
         failed_on=dict(sorted(entry.failed_on.items())),
+        cpu=entry.requests.cpu_milli / 1000 if entry.requests else 0.0,
+        memory_mb=entry.requests.memory_mb if entry.requests else 0,
     )

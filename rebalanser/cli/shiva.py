@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from rebalanser.allocation import MAX_AMOUNT, Capacity
 from rebalanser.applications import (
     ClusterStatus,
     TopicNames,
@@ -133,6 +134,28 @@ GraceOption = Annotated[
         min=0.0,
         metavar="SECONDS",
         help="How long the applications of a missing worker wait for it before they move.",
+    ),
+]
+CpuOption = Annotated[
+    float | None,
+    typer.Option(
+        "--cpu",
+        min=0.0,
+        max=MAX_AMOUNT / 1000,
+        metavar="N",
+        show_default="no limit",
+        help="Processors that the applications of this worker may request together.",
+    ),
+]
+MemoryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--memory-mb",
+        min=0,
+        max=MAX_AMOUNT,
+        metavar="MB",
+        show_default="no limit",
+        help="Megabytes of memory that they may request together.",
     ),
 ]
 KeepFilesOption = Annotated[
@@ -341,6 +364,8 @@ def worker(
     kafka: KafkaOption = None,
     id: IdOption = None,  # noqa: A002 - the option's name
     tag: TagOption = None,
+    cpu: CpuOption = None,
+    memory_mb: MemoryOption = None,
     keep_files: KeepFilesOption = 3600.0,
     registry: UrlOption = None,
     topics: TopicsOption = None,
@@ -354,7 +379,7 @@ def worker(
     name = _default_id(id)
     record = _recorder(face, history, history_topic, name)
     with _opened(face, topics) as opened, record("worker") as working:
-        running = [opened.run_worker(name, data, _worker_options(tag, keep_files), working)]
+        running = [opened.run_worker(name, data, _worker_options(tag, cpu, memory_mb, keep_files), working)]
         _run_until_signal(face, running, f"worker {name}")
 
 
@@ -365,6 +390,8 @@ def daemon(
     kafka: KafkaOption = None,
     id: IdOption = None,  # noqa: A002 - the option's name
     tag: TagOption = None,
+    cpu: CpuOption = None,
+    memory_mb: MemoryOption = None,
     keep_files: KeepFilesOption = 3600.0,
     round: RoundOption = 30.0,  # noqa: A002 - the option's name
     missed_rounds: MissedOption = 1,
@@ -395,7 +422,7 @@ def daemon(
         snapshot_changes=snapshot_changes,
     )
     options.check()
-    offered = _worker_options(tag, keep_files)
+    offered = _worker_options(tag, cpu, memory_mb, keep_files)
     _warn_of_short_deadline(options, offered)
     record = _recorder(face, history, history_topic, name)
     with _opened(face, topics) as opened, record("leader") as leading, record("worker") as working:
@@ -418,9 +445,13 @@ def _warn_of_short_deadline(options: LeaderOptions, offered: WorkerOptions) -> N
         get_logger("rebalanser.shiva").warning(str(warning), action="short_deadline")
 
 
-def _worker_options(tags: list[str] | None, keep_files_s: float) -> WorkerOptions:
+def _worker_options(
+    tags: list[str] | None, cpu: float | None, memory_mb: int | None, keep_files_s: float
+) -> WorkerOptions:
     wanted = frozenset(check_part(tag, "tag") for tag in tags or ())
-    return WorkerOptions(tags=wanted, keep_files_s=keep_files_s)
+    limited = cpu is not None or memory_mb is not None
+    capacity = Capacity(None if cpu is None else round(cpu * 1000), memory_mb) if limited else None
+    return WorkerOptions(tags=wanted, capacity=capacity, keep_files_s=keep_files_s)
 
 
 @app.command()

@@ -61,9 +61,26 @@ def worker_line(worker: WorkerStatus, status: ClusterStatus) -> str:
     cordon = f", {worker.cordon}" if worker.cordon else ""
     said = _last_said(worker, status)
     return (
-        f"{worker.worker}: {counted(worker.applications, 'application')}{tags}, on {worker.host}"
-        f"{cordon}{f', {said}' if said else ''}"
+        f"{worker.worker}: {counted(worker.applications, 'application')}{_there(worker)}{tags}"
+        f", on {worker.host}{cordon}{f', {said}' if said else ''}"
     )
+
+
+def _there(worker: WorkerStatus) -> str:
+    """Return what is requested of a worker's capacity, such as ``(1.5 of 4 cpu)``; empty for nothing."""
+    parts = []
+    if worker.requested_cpu or worker.cpu is not None:
+        parts.append(f"{worker.requested_cpu:g}{'' if worker.cpu is None else f' of {worker.cpu:g}'} cpu")
+    if worker.requested_memory_mb or worker.memory_mb is not None:
+        of = "" if worker.memory_mb is None else f" of {worker.memory_mb:,}"
+        parts.append(f"{worker.requested_memory_mb:,}{of} MB")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _requests(application: ApplicationStatus) -> list[str]:
+    """Return what an application requests of its worker, such as ``0.5 cpu``."""
+    cpu = [f"{application.cpu:g} cpu"] if application.cpu else []
+    return [*cpu, f"{application.memory_mb:,} MB"] if application.memory_mb else cpu
 
 
 def _last_said(worker: WorkerStatus, status: ClusterStatus) -> str:
@@ -93,6 +110,7 @@ def application_line(application: ApplicationStatus) -> str:
         parts.append(application.mode.value)
     if application.tags:
         parts.append(f"tags {' '.join(application.tags)}")
+    parts += _requests(application)
     if application.restarts:
         parts.append(counted(application.restarts, "restart"))
     parts.extend(_reasons(application))
@@ -136,7 +154,7 @@ def render(status: ClusterStatus) -> RenderableType:
     workers = Table("worker", "host", "tags", "applications", "last heard", box=ROUNDED)
     for worker in status.workers:
         name = f"{worker.worker} ({worker.cordon})" if worker.cordon else worker.worker
-        row = (name, worker.host, " ".join(worker.tags), f"{worker.applications:,}")
+        row = (name, worker.host, " ".join(worker.tags), f"{worker.applications:,}{_there(worker)}")
         workers.add_row(*row, Text(_last_said(worker, status), "red" if worker.stale else ""))
     applications = Table("application", "state", "worker", "mode", "tags", "reason", box=ROUNDED)
     for each in status.applications:

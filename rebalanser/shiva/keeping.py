@@ -98,4 +98,4 @@ class Keeper:
 
 
 def _start_of(application: ApplicationId, entry: ApplicationEntry) -> StartCommand:
-    return StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags)
+    return StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags, entry.requests)

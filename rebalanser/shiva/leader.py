@@ -346,6 +346,7 @@ class Leader:
         entry = self._board.entries.get(start.application)
         if entry is None or entry.command != start.command:
             return False
+        self._board.recall_requests(start)
         if command.at.offset > entry.offset:
             self._board.restand(start.application, command.at.offset, command.at.timestamp_ms)
         return True

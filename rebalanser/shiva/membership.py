@@ -24,7 +24,7 @@ class Verdict(Enum):
     SUCCEEDED = auto()
     """A new process of the same folder."""
     CHANGED = auto()
-    """The same process, on another host or with other tags."""
+    """The same process, on another host, with other tags or another capacity."""
     HEARD = auto()
     LEFT = auto()
 
@@ -217,4 +217,4 @@ def _has_followed(seen: Epoch | None, required: Epoch) -> bool:
 
 
 def _entry(pong: Pong) -> WorkerEntry:
-    return WorkerEntry(pong.incarnation, pong.tags, pong.host)
+    return WorkerEntry(pong.incarnation, pong.tags, pong.host, pong.capacity)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
-from rebalanser.allocation import Placement, place
+from rebalanser.allocation import Placement, Requests, place
 from rebalanser.shiva.membership import Members
 from rebalanser.shiva.records import AssignmentDocument, Pong, RunReport, StartCommand
 from rebalanser.shiva.safeguards import Safeguards
@@ -109,6 +109,8 @@ class Board:
         self._guards = guards
         self._retries = retries
         self._unplaced = True
+        self._held_up: set[ApplicationId] = set()
+        """Applications whose next worker has no room for them until others have left it (SH-27)."""
         self._named: dict[WorkerId, dict[ApplicationId, None]] = {}
         self._left: dict[Behind, dict[ApplicationId, None]] = {}
         self._targets: dict[ApplicationId, WorkerId] = {}
@@ -197,11 +199,13 @@ class Board:
             mode=start.mode,
             archive=start.archive,
             tags=start.tags,
+            requests=start.requests,
             offset=offset,
             timestamp_ms=timestamp_ms,
         )
         if before is not None:
-            vacated = before if before.mode is start.mode else self._vacated(before)
+            stays = before.mode is start.mode and not _requests_more(start, before)
+            vacated = before if stays else self._vacated(before)
             named = vacated.worker is not None
             state = ApplicationState.ASSIGNED if named else ApplicationState.WAITING
             entry = replace(entry, state=state, worker=vacated.worker, leaving=vacated.leaving)
@@ -232,6 +236,7 @@ class Board:
                 mode=start.mode,
                 archive=start.archive,
                 tags=start.tags,
+                requests=start.requests,
                 leaving=before.leaving if before else None,
                 reason=reason,
                 offset=offset,
@@ -252,12 +257,19 @@ class Board:
         entry = self.entries[application]
         self.entries[application] = replace(entry, offset=offset, timestamp_ms=timestamp_ms)
 
+    def recall_requests(self, start: StartCommand) -> None:
+        """Take the requests from a start command: a leader of an earlier version leaves them out (SH-27)."""
+        entry = self.entries[start.application]
+        if entry.requests is None and start.requests is not None:
+            self._set(start.application, replace(entry, requests=start.requests))
+            self._unplaced = True
+
     def _vacated(self, entry: ApplicationEntry) -> ApplicationEntry:
         """Return the entry without a worker, and waiting for the last one."""
         incarnation = self._members.incarnation(entry.worker) if entry.worker is not None else None
         if entry.worker is None or incarnation is None:
             return replace(entry, worker=None)
-        leaving = Leaving(entry.worker, incarnation, self.next, entry.mode)
+        leaving = Leaving(entry.worker, incarnation, self.next, entry.mode, entry.requests)
         return replace(entry, worker=None, leaving=self._guards.stops_first(leaving))
 
     def vacate(self, worker: WorkerId, kept_s: float, now: float) -> None:
@@ -372,7 +384,12 @@ class Board:
         target = self._targets.get(application)
         if entry.state is ApplicationState.STOPPING:
             self._drop(application)
-        elif target is not None and target in self._members.entries and not self._unplaced:
+        elif (
+            target is not None
+            and target in self._members.entries
+            and not self._unplaced
+            and self._has_room(target, application, entry)
+        ):
             self.put(application, replace(entry, state=ApplicationState.ASSIGNED, worker=target, reason=""))
         else:
             self.put(application, entry)
@@ -399,7 +416,7 @@ class Board:
         """Prefer a worker that was cut off and still runs an application without a worker."""
         if not report.state.may_run:
             return
-        leaving = Leaving(pong.worker, pong.incarnation, self.next, entry.mode)
+        leaving = Leaving(pong.worker, pong.incarnation, self.next, entry.mode, entry.requests)
         self.put(application, replace(entry, leaving=self._guards.stops_first(leaving)))
         self._unplaced = True
 
@@ -456,9 +473,10 @@ class Board:
 
     def settle(self) -> None:
         """Place everything anew, if that may change anything: balanced, by tags, few moves (SH-12)."""
-        if not self._unplaced:
+        if not self._unplaced and not self._held_up:
             return
         self._unplaced = False
+        self._held_up.clear()
         named = {
             str(application): (application, entry)
             for application, entry in self.to_run()
@@ -468,7 +486,7 @@ class Board:
         for name, (application, entry) in named.items():
             holder = placement.holders.get(name)
             if holder is None:
-                self._send_nowhere(application, entry, placement.unplaced[name])
+                self._send_nowhere(application, entry, placement.unplaced[name], name in placement.full)
             elif entry.worker != holder:
                 self._send(application, entry, holder)
 
@@ -490,6 +508,10 @@ class Board:
             {name: entry.tags for name, (_, entry) in named.items()},
             previous,
             refused=refused,
+            requests={name: entry.requests for name, (_, entry) in named.items() if entry.requests},
+            capacities={
+                worker: known.capacity for worker, known in self._members.entries.items() if known.capacity
+            },
         )
 
     def _cordoned(self, cordon: Cordon) -> frozenset[WorkerId]:
@@ -509,7 +531,7 @@ class Board:
             known = self._members.incarnation(target)
             if self._guards.may_take_back(leaving, known, entry.mode):
                 leaving = None
-        if leaving is None:
+        if leaving is None and self._has_room(target, application, entry):
             assigned = replace(
                 vacated,
                 state=ApplicationState.ASSIGNED,
@@ -520,23 +542,51 @@ class Board:
             )
             self.put(application, assigned)
             return
-        reason = f"to be started on {target} once {leaving.worker} has stopped it or is gone"
+        if leaving is None:
+            reason = f"to be started on {target} once others that leave it have made room"
+            self._held_up.add(application)
+        else:
+            reason = f"to be started on {target} once {leaving.worker} has stopped it or is gone"
         self.put(application, replace(vacated, state=ApplicationState.MOVING, reason=reason, kept_for=None))
         self._targets[application] = target
 
-    def _send_nowhere(self, application: ApplicationId, entry: ApplicationEntry, reason: str) -> None:
+    def _has_room(self, worker: WorkerId, application: ApplicationId, entry: ApplicationEntry) -> bool:
+        """True if a worker has room for an application beside all that it may still run (SH-27)."""
+        known, requests = self._members.entries[worker], entry.requests
+        if requests is None or known.capacity is None:
+            return True
+        taken = [
+            self.entries[other].requests for other in self._named.get(worker, ()) if other != application
+        ]
+        for other in self._left.get((worker, known.incarnation), ()):
+            leaving = self.entries[other].leaving
+            if leaving is not None and other != application:
+                taken.append(leaving.requests)
+        return self._guards.has_room(known.capacity, requests, [each for each in taken if each is not None])
+
+    def _send_nowhere(
+        self, application: ApplicationId, entry: ApplicationEntry, reason: str, full: bool
+    ) -> None:
         workers = self._members.entries
         able = [worker for worker, known in workers.items() if entry.tags <= known.tags]
         closed = sorted(worker for worker in able if worker in self.cordons and worker not in entry.failed_on)
-        failed = not closed and any(worker in able for worker in entry.failed_on)
+        failed = not full and not closed and any(worker in able for worker in entry.failed_on)
         state = ApplicationState.FAILED if failed else ApplicationState.WAITING
-        if closed:
+        if closed and not full:
             shown = ", ".join(f"{worker} ({self.cordons[worker]})" for worker in closed[:MAX_NAMED])
             more = len(closed) - MAX_NAMED
             reason = f"no other worker could take it than {shown}{f' and {more} more' if more > 0 else ''}"
         elif failed:
             reason += self._retries.note(application)
         self.put(application, replace(self._vacated(entry), state=state, reason=reason, kept_for=None))
+
+
+def _requests_more(start: StartCommand, before: ApplicationEntry) -> bool:
+    """True if an application needs room that its worker may not have before others have left it (SH-27)."""
+    if start.requests is None:
+        return False
+    known = before.requests or Requests()
+    return start.requests.cpu_milli > known.cpu_milli or start.requests.memory_mb > known.memory_mb
 
 
 def _waits_for(entry: ApplicationEntry, pong: Pong) -> bool:

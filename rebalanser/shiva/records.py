@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -58,6 +59,8 @@ class StartCommand:
     archive: Archive
     mode: Mode
     tags: frozenset[Tag] = frozenset()
+    requests: Requests | None = None
+    """Amounts of its worker that it takes (SH-27); None for none, and from a version that knew none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +266,8 @@ class Pong:
     applications: Mapping[ApplicationId, RunReport] = field(default_factory=lambda: MappingProxyType({}))
     reads_changes: bool = False
     """False from a version that reads whole documents only (SH-24)."""
+    capacity: Capacity | None = None
+    """Amounts that its applications may request together (SH-27); None for no limit."""
 
 
 CommandRecord: TypeAlias = (

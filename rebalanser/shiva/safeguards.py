@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.shiva.records import Pong
 from rebalanser.shiva.types import ApplicationId, Epoch, Incarnation, Leaving, Mode
 
@@ -84,6 +87,14 @@ class Safeguards:
     def longest_deadline(self, own_s: float, inherited_s: float) -> float:
         """Return for how many seconds workers may run on permissions of this or an earlier leader (SH-14)."""
         return max(own_s, inherited_s)
+
+    def has_room(self, capacity: Capacity, requests: Requests, taken: Sequence[Requests]) -> bool:
+        """True if a worker has what an application requests beside what is taken (SH-27)."""
+        cpu_milli = requests.cpu_milli + sum(each.cpu_milli for each in taken)
+        memory_mb = requests.memory_mb + sum(each.memory_mb for each in taken)
+        return (capacity.cpu_milli is None or not requests.cpu_milli or cpu_milli <= capacity.cpu_milli) and (
+            capacity.memory_mb is None or not requests.memory_mb or memory_mb <= capacity.memory_mb
+        )
 
     def fits(self, needed_bytes: int, budget_bytes: int) -> bool:
         """True if the archives of all that is to run fit into COMMAND's retention (SH-15)."""

@@ -32,7 +32,7 @@ APPLICATION_STEPS: Final[Mapping[ApplicationState, Mapping[ApplicationState, str
     {
         _S.WAITING: {
             _S.ASSIGNED: "a worker can take it",
-            _S.MOVING: "a worker can take it, its last one may still run it",
+            _S.MOVING: "a worker can take it, once its last one has stopped it, or others have left",
             _S.FAILED: "only workers where it failed are left",
             _S.FINISHED: "its last worker says that it finished",
             _S.STOPPING: "stop commanded",
@@ -70,7 +70,7 @@ APPLICATION_STEPS: Final[Mapping[ApplicationState, Mapping[ApplicationState, str
         },
         _S.FAILED: {
             _S.ASSIGNED: "a worker that can take it joined",
-            _S.MOVING: "a worker that can take it joined, its last one may still run it",
+            _S.MOVING: "a worker can take it, once its last one has stopped it, or others have left",
             _S.WAITING: "tried again, started anew, or the workers where it failed are gone",
             _S.FINISHED: "its last worker says that it finished",
             _S.STOPPING: "stop commanded",

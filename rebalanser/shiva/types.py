@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, Self, TypeAlias
 
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.errors import InvalidName
 
 WorkerId: TypeAlias = str
@@ -227,7 +228,7 @@ class ApplicationState(StrEnum):
     WAITING = "waiting"
     """No worker can take it; the reason says why."""
     MOVING = "moving"
-    """It starts elsewhere once its last worker has stopped it or is gone (SH-13)."""
+    """It starts elsewhere once its last worker has stopped it or is gone (SH-13), and has room (SH-27)."""
     ASSIGNED = "assigned"
     """It has a worker, which has not reported yet that it runs."""
     RUNNING = "running"
@@ -250,6 +251,8 @@ class Leaving:
     epoch: Epoch
     mode: Mode = Mode.EXCLUSIVE
     """Mode in which it may run there; a later start command may have another mode."""
+    requests: Requests | None = None
+    """Amounts that it may still take there (SH-27); None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,8 @@ class WorkerEntry:
     incarnation: Incarnation
     tags: frozenset[Tag] = frozenset()
     host: str = ""
+    capacity: Capacity | None = None
+    """Amounts that its applications may request together (SH-27); None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +289,8 @@ class ApplicationEntry:
     """Restarts of a finished application; those of a running one are in its worker's pongs."""
     kept_for: WorkerId | None = None
     """The absent worker that gets it back if it returns in time (SH-26)."""
+    requests: Requests | None = None
+    """Amounts of its worker that it takes (SH-27); None for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -686,6 +686,7 @@ class Worker:
             leaving=leaving,
             applications=said.applications,
             reads_changes=True,
+            capacity=self._options.capacity,
         )
         self._effects.append(SendPong(pong))
 

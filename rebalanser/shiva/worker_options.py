@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from rebalanser.allocation import Capacity
 from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.types import Tag, check_part
 
@@ -23,6 +24,8 @@ class WorkerOptions:
 
     tags: frozenset[Tag] = frozenset()
     """Tags of the worker; an application runs only on workers that have all of its tags (SH-12)."""
+    capacity: Capacity | None = None
+    """Processors and memory that its applications may request together (SH-27). Default: no limit."""
     clock_drift_ratio: float = 0.01
     """Ratio by which the leader's clock may run faster than the worker's: 0.01 is a second in 100 s."""
     safety_margin_s: float = 1.0

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from rebalanser.allocation import Requests
 from rebalanser.applications.manifest import Manifest, manifest_schema, parse_manifest
 from rebalanser.errors import InvalidManifest
 from rebalanser.shiva.types import HealthPolicy, RestartPolicy
@@ -26,6 +27,7 @@ FULL: dict[str, Any] = {
     },
     "stop_timeout_s": 2.5,
     "limits": {"memory_bytes": 268435456, "open_files": 64, "log_bytes": 65536, "log_files": 2},
+    "requests": {"cpu": 0.5, "memory_mb": 256},
     "tags": ["gpu", "zone-a"],
     "version": "1.2",
     "health_check": {
@@ -79,6 +81,10 @@ def test_everything_that_can_be_said_is_read() -> None:
         ({"limits": {"log_files": 1}}, "limits.log_files: "),
         ({"limits": {"log_bytes": 100}}, "limits.log_bytes: "),
         ({"limits": {"cpus": 4}}, "limits.cpus: "),
+        ({"requests": {"cpu": -1}}, "requests.cpu: "),
+        ({"requests": {"cpu": 0.0001}}, "requests: cpu 0.0001 has more than three decimal places"),
+        ({"requests": {"memory_mb": 0.5}}, "requests.memory_mb: "),
+        ({"requests": {"disk": 1}}, "requests.disk: "),
         ({"tags": ["a b"]}, "tags[0]: 'a b' cannot be a tag"),
         ({"commnad": []}, "commnad: "),
         ({"health_check": {}}, "health_check: give one of http, tcp and exec, not none"),
@@ -107,6 +113,15 @@ def test_an_error_is_told_with_its_place(changes: dict[str, object], told: str) 
     assert str(refused.value).startswith("app/shiva.json: ")
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.rule("SH-27")
+def test_requests_are_counted_in_thousandths() -> None:
+    manifest = parse_manifest(written(requests={"cpu": 0.29, "memory_mb": 256}))
+    assert manifest.requests.as_requests() == Requests(290, 256)
+    assert parse_manifest(written(requests={"cpu": 2})).requests.as_requests() == Requests(2000)
+    assert parse_manifest(written(requests={"cpu": 0})).requests.as_requests() is None
+    assert parse_manifest(b'{"command": ["true"]}').requests.as_requests() is None
 
 
 def test_all_errors_are_told_at_once() -> None:

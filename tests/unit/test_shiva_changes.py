@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rebalanser.allocation import Requests
 from rebalanser.errors import InternalError
 from rebalanser.shiva.changes import DocumentChain, change_between, changed
 from rebalanser.shiva.records import AssignmentDocument, DocumentChange
@@ -46,6 +47,7 @@ documents = st.builds(
             st.just(Archive("0" * 64, 1, 1)),
             worker=st.sampled_from([None, "w1", "w2"]),
             offset=few,
+            requests=st.sampled_from([None, Requests(500)]),
             failed_on=st.dictionaries(st.sampled_from(["w1", "w2"]), st.just("r"), max_size=1),
             restarts=few,
         ),

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.applications import Commanded, Start, TopicNames, read_channel_file
 from rebalanser.applications.status import (
     ApplicationStatus,
@@ -286,6 +287,40 @@ def test_a_cordoned_worker_is_shown_whether_or_not_it_is_there() -> None:
     Console(file=drawn, width=200).print(render(status))
     assert "w1 (drained)" in drawn.getvalue()
     assert "w2: cordoned, not there" in drawn.getvalue()
+
+
+@pytest.mark.rule("SH-11", "SH-27")
+def test_requests_and_capacities_are_shown() -> None:
+    before = document()
+    ((name, entry),) = before.applications.items()
+    ((worker, known),) = before.workers.items()
+    light = {name: replace(entry, worker=worker, requests=Requests(500, 1024))}
+    for capacity, shown in (
+        (None, "0.5 cpu, 1,024 MB"),
+        (Capacity(2000), "0.5 of 2 cpu, 1,024 MB"),
+        (Capacity(0, 4096), "0.5 of 0 cpu, 1,024 of 4,096 MB"),
+    ):
+        limited = {worker: replace(known, capacity=capacity)}
+        status = status_of("c", replace(before, applications=light, workers=limited))
+        lines = plain(status)
+        assert lines[1].startswith(f"{worker}: 1 application ({shown}), on")
+        assert ", 0.5 cpu, 1,024 MB" in lines[2]
+        drawn = io.StringIO()
+        Console(file=drawn, width=200).print(render(status))
+        assert f"1 ({shown})" in drawn.getvalue()
+    assert status_of("c", replace(before, workers=limited)).workers[0].model_dump(
+        include={"cpu", "memory_mb"}
+    ) == {
+        "cpu": 0.0,
+        "memory_mb": 4096,
+    }
+
+
+@pytest.mark.rule("SH-27")
+def test_the_capacity_of_a_worker_is_an_option() -> None:
+    assert cli._worker_options(None, None, None, 1.0).capacity is None
+    assert cli._worker_options(None, 1.001, None, 1.0).capacity == Capacity(1001)
+    assert cli._worker_options(None, None, 512, 1.0).capacity == Capacity(None, 512)
 
 
 @pytest.mark.rule("SH-20", "SH-26")

@@ -14,6 +14,7 @@ from rebalanser_kafka.records import FRAMING_BYTES
 from rebalanser_kafka.shiva import commands
 from rebalanser_kafka.shiva.commands import Publication, packed_starts
 
+from rebalanser.allocation import Requests
 from rebalanser.applications import Packed, Start
 from rebalanser.errors import InvalidArchive, InvalidManifest, InvalidName, InvalidSettings, OutcomeUnknown
 from rebalanser.shiva.types import ApplicationId
@@ -151,6 +152,16 @@ def test_tags_of_the_manifest_and_of_the_start_are_required(source: Path) -> Non
     (packed,) = packed_starts([start])
     publication = Publication(cast("LogWriter", Writer()), "command", 30.0, MESSAGE_BYTES, print)
     assert publication._command(start, packed).tags == {"gpu", "ssd"}
+
+
+@pytest.mark.rule("SH-27")
+def test_requests_of_the_manifest_are_in_the_start_command(source: Path) -> None:
+    manifest = json.loads((source / "shiva.json").read_text())
+    (source / "shiva.json").write_text(json.dumps({**manifest, "requests": {"cpu": 0.5, "memory_mb": 256}}))
+    start = Start(application(0), source)
+    (packed,) = packed_starts([start])
+    publication = Publication(cast("LogWriter", Writer()), "command", 30.0, MESSAGE_BYTES, print)
+    assert publication._command(start, packed).requests == Requests(500, 256)
 
 
 def test_a_topic_that_takes_no_part_is_refused_with_the_numbers() -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.errors import InternalError, InvalidSettings
 from rebalanser.shiva.changes import change_between, changed
 from rebalanser.shiva.leader import Leader
@@ -57,6 +58,7 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
+from rebalanser.shiva.safeguards import Safeguards
 from rebalanser.shiva.states import (
     APPLICATION_BEGINS,
     APPLICATION_ENDS,
@@ -147,9 +149,11 @@ class Rig:
         mode: Mode = Mode.AVAILABLE,
         tags: Iterable[str] = (),
         archive: Archive = SMALL,
+        cpu: int = 0,
     ) -> StartCommand:
         self.parts(application, archive)
-        record = StartCommand(application, command, archive, mode, frozenset(tags))
+        requests = Requests(cpu) or None
+        record = StartCommand(application, command, archive, mode, frozenset(tags), requests)
         self.feed(StartRead(self.at(), record))
         return record
 
@@ -170,6 +174,7 @@ class Rig:
         tags: Iterable[str] = (),
         leaving: bool = False,
         sequence: int | None = None,
+        cpu: int | None = None,
     ) -> None:
         """A pong that has seen the last published document, unless told otherwise."""
         document = self.leader.document
@@ -190,6 +195,7 @@ class Rig:
                     leaving=leaving,
                     applications=reports,
                     reads_changes=self.reads_changes,
+                    capacity=None if cpu is None else Capacity(cpu),
                 )
             )
         )
@@ -262,6 +268,7 @@ class Rig:
             dict.fromkeys(named, RunState.RUNNING),
             number=entry.incarnation.number if entry else 1,
             tags=entry.tags if entry else (),
+            cpu=entry.capacity.cpu_milli if entry and entry.capacity else None,
         )
 
 
@@ -1155,6 +1162,115 @@ def test_an_application_runs_only_on_a_worker_that_has_all_of_its_tags(rig: Rig)
     assert (rig.state(B), rig.entry(B).reason) == (ApplicationState.WAITING, "no worker has the tag z")
     rig.pong("w3", tags=["z"])
     assert rig.settle().applications[B].worker == "w3"
+
+
+@pytest.mark.rule("SH-27")
+class TestRequests:
+    """A worker never gets more than its capacity; what has no room waits, with the reason."""
+
+    @pytest.fixture
+    def full(self, rig: Rig) -> Rig:
+        """A and B run on w1, which has no room for more, in 600 and 400 thousandths of its processor."""
+        rig.lead()
+        rig.pong("w1", cpu=1000)
+        rig.start(A, cpu=600)
+        rig.start(B, cpu=400)
+        rig.settle()
+        rig.runs_what_it_should("w1")
+        rig.settle()
+        assert (rig.entry(A).worker, rig.entry(B).worker) == ("w1", "w1")
+        return rig
+
+    def test_what_has_no_room_waits_until_a_worker_has(self, full: Rig) -> None:
+        full.start(C, cpu=300)
+        full.settle()
+        reason = "no worker has 0.3 cpu free: w1 has the most, 0 cpu"
+        assert (full.state(C), full.entry(C).reason) == (ApplicationState.WAITING, reason)
+        full.pong("w2", cpu=300)
+        assert full.settle().applications[C].worker == "w2"
+        assert (full.entry(A).worker, full.entry(B).worker) == ("w1", "w1")
+
+    def test_what_is_being_stopped_keeps_its_room_until_it_has_ended(self, full: Rig) -> None:
+        full.stop(B)
+        full.start(C, cpu=400)
+        full.settle()
+        assert (full.state(C), full.entry(C).worker) == (ApplicationState.MOVING, None)
+        assert full.entry(C).reason == "to be started on w1 once others that leave it have made room"
+        full.pong("w1", {A: RunState.RUNNING, B: RunState.STOPPING}, cpu=1000)
+        assert full.settle().applications[C].worker is None
+        full.pong("w1", {A: RunState.RUNNING}, cpu=1000)
+        assert full.settle().applications[C].worker == "w1"
+
+    def test_what_requests_nothing_starts_on_a_full_worker(self, full: Rig) -> None:
+        full.start(C)
+        assert full.settle().applications[C].worker == "w1"
+
+    def test_what_is_started_anew_with_more_starts_once_others_have_left(self, rig: Rig) -> None:
+        rig.lead()
+        rig.pong("w1", cpu=1000)
+        rig.start(A, cpu=300)
+        rig.start(B, cpu=200)
+        rig.settle()
+        rig.runs_what_it_should("w1")
+        rig.start(A, "start-2", cpu=900)
+        rig.settle()
+        assert (rig.state(A), rig.state(B)) == (ApplicationState.MOVING, ApplicationState.WAITING)
+        rig.pong("w1", {B: RunReport("start-1", RunState.STOPPING)}, cpu=1000)
+        assert rig.settle().applications[A].worker is None
+        rig.pong("w1", {}, cpu=1000)
+        assert rig.settle().applications[A].worker == "w1"
+
+    def test_what_is_started_anew_with_more_stays_where_there_is_room(self, rig: Rig) -> None:
+        rig.lead()
+        rig.pong("w1", cpu=1000)
+        rig.pong("w2", cpu=1000)
+        rig.start(A, cpu=600)
+        rig.settle()
+        before = rig.entry(A).worker
+        rig.runs_what_it_should(before or "")
+        rig.start(A, "start-2", cpu=900)
+        rig.settle()
+        assert (rig.entry(A).worker, rig.state(A)) == (before, ApplicationState.ASSIGNED)
+
+    def test_a_worker_that_is_smaller_now_gives_up_what_is_too_much(self, full: Rig) -> None:
+        full.pong("w1", {}, number=2, cpu=600)
+        full.settle()
+        assert (full.entry(A).worker, full.entry(B).worker) == ("w1", None)
+        assert full.entry(B).reason.startswith("no worker has 0.4 cpu free")
+
+    def test_what_failed_elsewhere_and_has_no_room_waits_for_it(self, full: Rig) -> None:
+        full.pong("w2", cpu=500)
+        full.start(C, cpu=500)
+        full.settle()
+        full.pong("w2", {C: RunReport("start-1", RunState.FAILED, 0, "broken")}, cpu=500)
+        full.settle()
+        assert full.state(C) is ApplicationState.WAITING
+        assert full.entry(C).reason.startswith("no worker that may take it has 0.5 cpu free: w1 has the most")
+        assert full.entry(C).failed_on == {"w2": "broken"}
+
+    def test_a_leader_of_an_earlier_version_has_left_requests_out_of_its_document(self, full: Rig) -> None:
+        document = full.document
+        forgetful = {app: replace(entry, requests=None) for app, entry in document.applications.items()}
+        after = Rig(offset=500)
+        after.take_over(replace(document, applications=forgetful), term=200)
+        for app, cpu in ((A, 600), (B, 400)):
+            after.start(app, cpu=cpu)
+        after.feed(CaughtUp())
+        after.pong("w1", {A: RunState.RUNNING, B: RunState.RUNNING}, cpu=1000)
+        after.settle()
+        assert (after.entry(A).requests, after.entry(B).requests) == (Requests(600), Requests(400))
+        assert (after.entry(A).worker, after.entry(B).worker) == ("w1", "w1")
+
+    def test_a_command_that_is_kept_keeps_its_requests(self, full: Rig) -> None:
+        full.keep_company(OPTIONS.retention_s * OPTIONS.keep_ratio + OPTIONS.round_s, "w1")
+        assert {command.start.requests for command in kept(full)} == {Requests(600), Requests(400)}
+
+    def test_capacity_bounds_what_is_still_leaving_too(self) -> None:
+        guards = Safeguards()
+        assert guards.has_room(Capacity(1000, 100), Requests(400), [Requests(600, 100)])
+        assert not guards.has_room(Capacity(1000), Requests(401), [Requests(600)])
+        assert guards.has_room(Capacity(500), Requests(0, 7), [Requests(600)])
+        assert not guards.has_room(Capacity(None, 500), Requests(0, 7), [Requests(0, 494)])
 
 
 @pytest.mark.rule("SH-12")

@@ -36,6 +36,7 @@ from rebalanser_kafka.shiva.wire import (
     peek_epoch,
 )
 
+from rebalanser.allocation import MAX_AMOUNT, Capacity, Requests
 from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.messages import CaughtUp, PartRead, StartRead, Unreadable
 from rebalanser.shiva.options import LeaderOptions
@@ -93,7 +94,12 @@ tags = st.frozensets(names, max_size=3)
 modes = st.sampled_from(Mode)
 epochs = st.builds(Epoch, numbers, numbers)
 incarnations = st.builds(Incarnation, names, numbers)
-starts = st.builds(StartCommand, applications, commands, archives, modes, tags)
+amounts = st.integers(0, MAX_AMOUNT)
+requests = st.none() | st.builds(Requests, amounts, amounts)
+capacities = st.none() | st.builds(Capacity, st.none() | amounts, st.none() | amounts)
+starts = st.builds(StartCommand, applications, commands, archives, modes, tags, requests)
+leavings = st.builds(Leaving, names, incarnations, epochs, modes, requests)
+workers = st.builds(WorkerEntry, incarnations, tags, texts, capacities)
 
 
 def mappings(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -113,7 +119,9 @@ entries = st.builds(
     offset=numbers,
     timestamp_ms=numbers,
     restarts=numbers,
+    leaving=st.none() | leavings,
     kept_for=st.none() | names,
+    requests=requests,
 )
 documents = st.builds(
     AssignmentDocument,
@@ -121,7 +129,7 @@ documents = st.builds(
     leader=names,
     consumed=st.integers(-1, 2**53),
     deadline_s=seconds,
-    workers=mappings(names, st.builds(WorkerEntry, incarnations, tags, texts)),
+    workers=mappings(names, workers),
     applications=mappings(applications, entries),
     set_aside=st.lists(st.builds(SetAside, numbers, texts, texts), max_size=2).map(tuple),
     cordons=mappings(names, st.sampled_from(Cordon)),
@@ -144,6 +152,7 @@ pongs = st.builds(
     leaving=st.booleans(),
     applications=mappings(applications, reports),
     reads_changes=st.booleans(),
+    capacity=capacities,
 )
 changes = st.builds(
     DocumentChange,
@@ -151,7 +160,7 @@ changes = st.builds(
     base=epochs,
     consumed=st.integers(-1, 2**53),
     deadline_s=seconds,
-    workers=mappings(names, st.none() | st.builds(WorkerEntry, incarnations, tags, texts)),
+    workers=mappings(names, st.none() | workers),
     applications=mappings(applications, st.none() | entries),
     progress=mappings(
         applications,
@@ -159,7 +168,7 @@ changes = st.builds(
             Progress,
             state=st.sampled_from(ApplicationState),
             worker=st.none() | names,
-            leaving=st.none() | st.builds(Leaving, names, incarnations, epochs, modes),
+            leaving=st.none() | leavings,
             reason=texts,
             failed_on=mappings(names, texts),
             offset=numbers,
@@ -251,6 +260,16 @@ def with_record(change: Callable[[dict[str, Any]], object]) -> bytes:
     return json.dumps(content).encode()
 
 
+@pytest.mark.rule("SH-27")
+def test_what_an_earlier_version_wrote_requests_nothing_and_has_no_limit() -> None:
+    value = with_record(lambda content: content["record"].pop("requests"))
+    assert decode(b"cmd:t/c/a", value) == START
+    pong = Pong("w", Incarnation("l", 1), 1, 1, 1, None)
+    content = json.loads(encode(pong))
+    del content["record"]["capacity"]
+    assert decode(b"pong:w", json.dumps(content).encode()) == pong
+
+
 def with_archive(**changed: object) -> bytes:
     return with_record(lambda content: content["record"]["archive"].update(changed))
 
@@ -289,6 +308,12 @@ def with_archive(**changed: object) -> bytes:
         pytest.param(b"cmd:t/c/a", with_archive(parts=-1), "-1 parts", id="parts below none"),
         pytest.param(
             b"cmd:t/c/a", with_archive(size_bytes=-(10**12)), "bytes", id="a size that gives budget"
+        ),
+        pytest.param(
+            b"cmd:t/c/a",
+            with_record(lambda c: c["record"].update(requests={"cpu_milli": -1})),
+            "cpu_milli is -1",
+            id="requests that give room",
         ),
         pytest.param(b"part:t/c/a:00:1", b"x", "names no part", id="part without a sha256"),
         pytest.param(b"part:t/c/a:" + b"0" * 64 + b":100000", b"x", "names no part", id="a part beyond all"),

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from rebalanser.allocation import Capacity
 from rebalanser.errors import InternalError, InvalidName, InvalidSettings
 from rebalanser.protocol.states import Table
 from rebalanser.shiva.changes import change_between
@@ -88,6 +89,7 @@ POLICY = RestartPolicy(
 KEEP_S = 500.0
 OPTIONS = WorkerOptions(
     frozenset({"gpu"}),
+    capacity=Capacity(4000, 8000),
     clock_drift_ratio=0.1,
     safety_margin_s=2.0,
     min_pong_interval_s=0.0,
@@ -852,7 +854,7 @@ class TestPongs:
         bench = ready() if caught_up else Bench()
         pong = only(bench.ping(), SendPong)[0].pong
         assert (pong.worker, pong.incarnation, pong.host) == ("w", ME, "host-1")
-        assert pong.tags == {"gpu"}
+        assert (pong.tags, pong.capacity) == ({"gpu"}, Capacity(4000, 8000))
         assert (pong.seen, pong.leaving, pong.applications) == (None, False, {})
 
     @pytest.mark.rule("SH-10")

@@ -186,8 +186,9 @@ class KafkaCluster(Cluster):
                     f"files: {entry.reason}"
                 )
             else:
+                command_id, requests = uuid.uuid4().hex, entry.requests
                 starts.append(
-                    StartCommand(application, uuid.uuid4().hex, entry.archive, entry.mode, entry.tags)
+                    StartCommand(application, command_id, entry.archive, entry.mode, entry.tags, requests)
                 )
         return self._commanded(starts, {**left_out, **self._unknown(gone, document)})
 

@@ -138,7 +138,7 @@ class Publication:
     def _command(self, start: Start, packed: Packed) -> StartCommand:
         archive = Archive(packed.sha256, packed.size_bytes, -(-packed.size_bytes // self._part_bytes))
         tags = packed.tags.union(start.tags)
-        return StartCommand(start.application, uuid.uuid4().hex, archive, start.mode, tags)
+        return StartCommand(start.application, uuid.uuid4().hex, archive, start.mode, tags, packed.requests)
 
     def _parts(self, commands: Sequence[StartCommand], packed: Sequence[Packed]) -> Iterator[NewRecord]:
         for command, each in zip(commands, packed, strict=True):

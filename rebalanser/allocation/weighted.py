@@ -1,0 +1,415 @@
+"""Placement by weight within capacities; the theory is in :mod:`rebalanser.allocation`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
+from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from rebalanser.allocation.balanced import vacancies
+from rebalanser.allocation.reasons import why_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MAX_AMOUNT: Final = 1_000_000_000
+MAX_RELOCATED: Final = 3
+"""Maximum resources that leave a worker so that a waiting one has room there."""
+EVEN: Final = 0.95
+"""Part of a worker's load from which on another one's counts as even: no resource moves for less."""
+
+Amounts: TypeAlias = tuple[int, int]
+"""Thousandths of a processor, and megabytes of memory."""
+_Loads: TypeAlias = tuple[float, float]
+"""Relative loads of two workers, the greater one first."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Requests:
+    """Amounts of its worker that a resource takes; it limits nothing that the resource really uses.
+
+    Raises:
+        ValueError: an amount is out of range.
+    """
+
+    cpu_milli: int = 0
+    """Thousandths of a processor."""
+    memory_mb: int = 0
+    """Megabytes of memory."""
+
+    def __post_init__(self) -> None:
+        """Refuse amounts that no worker can have."""
+        _check_amounts(self)
+
+    def __bool__(self) -> bool:
+        """True if it requests anything."""
+        return self.cpu_milli > 0 or self.memory_mb > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Amounts that the resources of a worker may take together; None for no limit.
+
+    Raises:
+        ValueError: an amount is out of range.
+    """
+
+    cpu_milli: int | None = None
+    memory_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse amounts that no worker can have."""
+        _check_amounts(self)
+
+
+def _check_amounts(given: Requests | Capacity) -> None:
+    for field in fields(given):
+        amount = getattr(given, field.name)
+        if amount is not None and not 0 <= amount <= MAX_AMOUNT:
+            raise ValueError(f"{field.name} is {amount}, and must be from 0 to {MAX_AMOUNT:,}")
+
+
+UNLIMITED: Final = Capacity()
+
+
+def pack(
+    workers: Iterable[str],
+    open_to: Mapping[str, tuple[str, ...]],
+    requests: Mapping[str, Requests],
+    capacities: Mapping[str, Capacity],
+    previous: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Place resources that request something; return the holders, and why the others have none (SH-27).
+
+    Args:
+        workers: all live workers.
+        open_to: the workers that each resource may be on, sorted.
+        requests: the requests of each of these resources.
+        capacities: the capacities of workers; one that is missing has no limit.
+        previous: the worker that holds a resource.
+    """
+    together: dict[_Kind, list[str]] = defaultdict(list)
+    for name in sorted(open_to):
+        together[_Kind(requests[name], open_to[name])].append(name)
+    limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
+    scale = _reference(limits.values(), [requests[name] for name in open_to])
+    kinds = sorted(together, key=lambda kind: (-_largest(_amounts(kind.requests), scale), *kind))
+    held = [_held(kind, together[kind], previous) for kind in kinds]
+    packing = _Packing(kinds, held, [len(together[kind]) for kind in kinds], limits, scale)
+    packing.search()
+
+    holders: dict[str, str] = {}
+    full: dict[str, str] = {}
+    for number, kind in enumerate(kinds):
+        needs, going, waiting = {}, [], []
+        kept: set[str] = set()
+        for worker in kind.open_to:
+            names, count = held[number].get(worker, []), packing.counts[worker][number]
+            holders.update(dict.fromkeys(names[:count], worker))
+            kept.update(names)
+            going += names[count:]
+            needs[worker] = count - len(names)
+        waiting = [name for name in together[kind] if name not in kept]
+        homeless = iter([*sorted(going), *waiting])
+        holders.update((next(homeless), worker) for worker in vacancies(needs))
+        for name in homeless:
+            full[name] = packing.why_full(number)
+    return holders, full
+
+
+class _Kind(NamedTuple):
+    """What resources have in common that request the same and may be on the same workers."""
+
+    requests: Requests
+    open_to: tuple[str, ...]
+
+
+def _amounts(requests: Requests) -> Amounts:
+    return requests.cpu_milli, requests.memory_mb
+
+
+def _reference(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> Amounts:
+    """The amounts that count as a full worker where it has no limit: the largest limit, or all requests."""
+    known = list(capacities)
+    wanted = list(requests)
+    cpu_milli = max((c.cpu_milli for c in known if c.cpu_milli is not None), default=0)
+    memory_mb = max((c.memory_mb for c in known if c.memory_mb is not None), default=0)
+    return (
+        cpu_milli or sum(each.cpu_milli for each in wanted) or 1,
+        memory_mb or sum(each.memory_mb for each in wanted) or 1,
+    )
+
+
+def _largest(amounts: Amounts, scale: Amounts) -> float:
+    # Division of integers rounds correctly: equal parts are equal, and order is never reversed.
+    return max(amounts[0] / scale[0], amounts[1] / scale[1])
+
+
+def _held(kind: _Kind, names: Sequence[str], previous: Mapping[str, str]) -> dict[str, list[str]]:
+    held: dict[str, list[str]] = defaultdict(list)
+    able = frozenset(kind.open_to)
+    for name in names:
+        holder = previous.get(name)
+        if holder in able:
+            held[holder].append(name)
+    return held
+
+
+class _Packing:
+    """How many resources of each kind are on each worker, and how full that makes it."""
+
+    def __init__(
+        self,
+        kinds: Sequence[_Kind],
+        held: Sequence[Mapping[str, Sequence[str]]],
+        sizes: Sequence[int],
+        capacities: Mapping[str, Capacity],
+        scale: Amounts,
+    ) -> None:
+        self._kinds = kinds
+        self._needs = [_amounts(kind.requests) for kind in kinds]
+        self._sizes = [_largest(needs, scale) for needs in self._needs]
+        self._able = [frozenset(kind.open_to) for kind in kinds]
+        self._held = held
+        self._waiting = list(sizes)
+        self._limits = {
+            worker: (
+                math.inf if capacity.cpu_milli is None else capacity.cpu_milli,
+                math.inf if capacity.memory_mb is None else capacity.memory_mb,
+            )
+            for worker, capacity in capacities.items()
+        }
+        self._scales = {
+            worker: (capacity.cpu_milli or scale[0], capacity.memory_mb or scale[1])
+            for worker, capacity in capacities.items()
+        }
+        self.counts: dict[str, Counter[int]] = {worker: Counter() for worker in sorted(capacities)}
+        self._loads: dict[str, Amounts] = dict.fromkeys(self.counts, (0, 0))
+        self._fullness = dict.fromkeys(self.counts, 0.0)
+
+    def search(self) -> None:
+        """Keep what fits, place the rest, and improve until no step does.
+
+        Each turn places more, or makes the loads more even, or moves fewer: so it ends.
+        """
+        for number, held in enumerate(self._held):
+            for worker, names in held.items():
+                self._put(number, worker, len(names))
+        for worker in self.counts:
+            self._evict(worker)
+        again = True
+        while again:
+            placed = self._place_waiting()
+            again = self._even_out() or placed
+            again = self._go_back() or again
+
+    def why_full(self, number: int) -> str:
+        """Why no worker has room for one more of a kind."""
+        free = {
+            worker: tuple(
+                limit - load for limit, load in zip(self._limits[worker], self._loads[worker], strict=True)
+            )
+            for worker in self._kinds[number].open_to
+        }
+        return why_full(self._needs[number], free, everywhere=len(free) == len(self.counts))
+
+    def _put(self, number: int, worker: str, count: int = 1) -> None:
+        needs, load = self._needs[number], self._loads[worker]
+        self._loads[worker] = load = (load[0] + count * needs[0], load[1] + count * needs[1])
+        self._fullness[worker] = _largest(load, self._scales[worker])
+        self._waiting[number] -= count
+        counts = self.counts[worker]
+        counts[number] += count
+        if not counts[number]:
+            del counts[number]
+
+    def _move(self, number: int, worker: str, other: str) -> None:
+        self._put(number, worker, -1)
+        self._put(number, other)
+
+    def _fits(self, load: Amounts, worker: str) -> bool:
+        limits = self._limits[worker]
+        return load[0] <= limits[0] and load[1] <= limits[1]
+
+    def _with(self, worker: str, number: int, count: int = 1) -> Amounts:
+        load, needs = self._loads[worker], self._needs[number]
+        return load[0] + count * needs[0], load[1] + count * needs[1]
+
+    def _evict(self, worker: str) -> None:
+        """Take off what is too much: few resources, and small ones if one is enough."""
+        while not self._fits(self._loads[worker], worker):
+            load, limits = self._loads[worker], self._limits[worker]
+            excess = [number for number in self.counts[worker] if self._eases(number, load, limits)]
+            enough = [number for number in excess if self._fits(self._with(worker, number, -1), worker)]
+            self._put(max(enough) if enough else min(excess), worker, -1)
+
+    def _eases(self, number: int, load: Amounts, limits: tuple[float, float]) -> bool:
+        return any(
+            have > limit and need for have, limit, need in zip(load, limits, self._needs[number], strict=True)
+        )
+
+    def _place_waiting(self) -> bool:
+        """Place what waits, the largest first; True if anything was placed."""
+        placed = False
+        for number in range(len(self._kinds)):
+            while self._waiting[number] and (self._fill(number) or self._make_room(number)):
+                placed = True
+        return placed
+
+    def _fill(self, number: int) -> bool:
+        """Place resources of a kind where there is room, each on the worker that is least full with it."""
+        emptiest = [
+            (_largest(load, self._scales[worker]), worker)
+            for worker in self._kinds[number].open_to
+            if self._fits(load := self._with(worker, number), worker)
+        ]
+        heapify(emptiest)
+        placed = False
+        while emptiest and self._waiting[number]:
+            worker = emptiest[0][1]
+            self._put(number, worker)
+            placed = True
+            load = self._with(worker, number)
+            if self._fits(load, worker):
+                heapreplace(emptiest, (_largest(load, self._scales[worker]), worker))
+            else:
+                heappop(emptiest)
+        return placed
+
+    def _make_room(self, number: int) -> bool:
+        """Move a few resources off a worker so that one of this kind has room; False if none would do."""
+        best: list[tuple[int, str]] | None = None
+        target = ""
+        for worker in self._kinds[number].open_to:
+            if not self._fits(self._needs[number], worker):
+                continue
+            found = self._relocations(number, worker, MAX_RELOCATED if best is None else len(best) - 1)
+            if found is not None:
+                best, target = found, worker
+        if best is None:
+            return False
+        for moved, other in best:
+            self._move(moved, target, other)
+        self._put(number, target)
+        return True
+
+    def _relocations(self, number: int, worker: str, at_most: int) -> list[tuple[int, str]] | None:
+        """The moves off a worker that make room there: of what is enough the smallest, else large ones."""
+        moves: list[tuple[int, str]] = []
+        while len(moves) < at_most and not self._fits(self._with(worker, number), worker):
+            step = self._relocation(number, worker)
+            if step is None:
+                break
+            self._move(step[0], worker, step[1])
+            moves.append(step)
+        found = self._fits(self._with(worker, number), worker)
+        for moved, other in reversed(moves):
+            self._move(moved, other, worker)
+        return moves if found else None
+
+    def _relocation(self, number: int, worker: str) -> tuple[int, str] | None:
+        wanted, limits = self._with(worker, number), self._limits[worker]
+        largest: tuple[int, str] | None = None
+        smallest: tuple[int, str] | None = None
+        for each in sorted(self.counts[worker]):
+            if not self._eases(each, wanted, limits):
+                continue
+            other = self._emptiest(each, worker)
+            if other is None:
+                continue
+            largest = largest or (each, other)
+            needs = self._needs[each]
+            if wanted[0] - needs[0] <= limits[0] and wanted[1] - needs[1] <= limits[1]:
+                smallest = each, other
+        return smallest or largest
+
+    def _emptiest(self, number: int, but: str) -> str | None:
+        """The worker that is least full with one more of a kind; None if none has room."""
+        able = (
+            (_largest(load, self._scales[worker]), worker)
+            for worker in self._kinds[number].open_to
+            if worker != but and self._fits(load := self._with(worker, number), worker)
+        )
+        return min(able, default=(0.0, None))[1]
+
+    def _even_out(self) -> bool:
+        """Move single resources, and exchange two, while that makes the loads more even."""
+        changed = False
+        while self._move_down() or self._exchange():
+            changed = True
+        return changed
+
+    def _move_down(self) -> bool:
+        moved = False
+        for worker in sorted(self.counts, key=lambda worker: (-self._fullness[worker], worker)):
+            while step := min(self._moves_from(worker), default=None):
+                self._move(step[1], worker, step[2])
+                moved = True
+        return moved
+
+    def _moves_from(self, worker: str) -> Iterator[tuple[_Loads, int, str]]:
+        """The moves that lower the load of the fuller one of two workers, with the loads that they make."""
+        full = self._fullness[worker]
+        for number in self.counts[worker]:
+            for other in self._kinds[number].open_to:
+                if self._fullness[other] < EVEN * full:
+                    after = self._after(worker, other, number)
+                    if after is not None and after < (full, self._fullness[other]):
+                        yield after, number, other
+
+    def _exchange(self) -> bool:
+        """Exchange a resource of the fullest worker for another, if that lowers its load enough."""
+        fullest = max(self._fullness.values(), default=0.0)
+        enough = EVEN * fullest
+        for worker in [worker for worker, full in self._fullness.items() if full and full == fullest]:
+            best = min(
+                (
+                    (after, number, back, other)
+                    for number in self.counts[worker]
+                    for other in self._kinds[number].open_to
+                    if self._fullness[other] < enough
+                    for back in self.counts[other]
+                    if back != number and worker in self._able[back]
+                    if (after := self._after(worker, other, number, back)) is not None and after[0] <= enough
+                ),
+                default=None,
+            )
+            if best is not None:
+                _, number, back, other = best
+                self._move(number, worker, other)
+                self._move(back, other, worker)
+                return True
+        return False
+
+    def _after(self, worker: str, other: str, number: int, back: int | None = None) -> _Loads | None:
+        """The loads of two workers once a resource has moved between them; None if there is no room."""
+        given = self._needs[number]
+        taken = self._needs[back] if back is not None else (0, 0)
+        ours, theirs = self._loads[worker], self._loads[other]
+        ours = ours[0] - given[0] + taken[0], ours[1] - given[1] + taken[1]
+        theirs = theirs[0] + given[0] - taken[0], theirs[1] + given[1] - taken[1]
+        if not self._fits(theirs, other) or not self._fits(ours, worker):
+            return None
+        left, came = _largest(ours, self._scales[worker]), _largest(theirs, self._scales[other])
+        return (left, came) if left >= came else (came, left)
+
+    def _go_back(self) -> bool:
+        """Undo moves without which the loads are as even."""
+        returned = False
+        for number, held in enumerate(self._held):
+            for home, names in held.items():
+                while self.counts[home][number] < len(names) and (away := self._returns(number, home)):
+                    self._move(number, away, home)
+                    returned = True
+        return returned
+
+    def _returns(self, number: int, home: str) -> str | None:
+        for away in self._kinds[number].open_to:
+            if self.counts[away][number] > len(self._held[number].get(away, ())):
+                now = self._fullness[away], self._fullness[home]
+                after = self._after(away, home, number)
+                if after is not None and after <= (max(now), min(now)):
+                    return away
+        return None
