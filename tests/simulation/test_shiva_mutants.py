@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.allocation.weighted import _Packing
 from rebalanser.shiva.changes import DocumentChain, changed
 from rebalanser.shiva.keeping import Keeper
 from rebalanser.shiva.placing import Board
@@ -229,6 +230,20 @@ MUTANTS = (
         (Switch(Board, "_cordoned", always(frozenset())),),
         frozenset({"SH-26"}),
         "absences",
+    ),
+    Mutant(
+        "capacities",
+        "a worker is given no more than its capacity",
+        (Switch(_Packing, "_fits", always(True)), Switch(Safeguards, "has_room", always(True))),
+        frozenset({"SH-27"}),
+        "weights",
+    ),
+    Mutant(
+        "room made first",
+        "an application starts once what leaves its worker has made room for it",
+        (Switch(Safeguards, "has_room", always(True)),),
+        frozenset({"SH-27"}),
+        "weights",
     ),
     Mutant(
         "commands answered",

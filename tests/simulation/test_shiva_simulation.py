@@ -57,6 +57,15 @@ def test_workers_are_cordoned_drained_and_waited_for_whatever_fails() -> None:
     assert exercised(report, profile) == []
 
 
+@pytest.mark.rule("SH-12", "SH-13", "SH-27")
+@pytest.mark.lesson(12)
+def test_no_worker_is_given_more_than_its_capacity_whatever_fails() -> None:
+    profile = PROFILES["weights"]
+    report = run_seeds(0, CHUNK // 2, profile)
+    assert not report.violations, report.told(lambda seed: replay_command(seed, profile))
+    assert exercised(report, profile) == []
+
+
 @pytest.mark.rule("SH-13", "SH-14", "SH-24")
 @pytest.mark.lesson(12)
 def test_whatever_changes_are_lost_nothing_runs_twice_and_all_is_well_soon() -> None:

@@ -13,7 +13,7 @@ from rebalanser.testing.shiva_simulation.clients import awkward
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.log import Poison, Write
 from rebalanser.testing.shiva_simulation.running import SIGKILL
-from rebalanser.testing.shiva_simulation.scenario import DRIFT_RATIO
+from rebalanser.testing.shiva_simulation.scenario import DRIFT_RATIO, requests
 
 if TYPE_CHECKING:
     from rebalanser.shiva.messages import Fact
@@ -156,6 +156,9 @@ class Chaos:
             awkward(world) if strange else None,
             parts=random.randint(1, 2),
             anew=anew,
+            requests=requests(random)
+            if world.scenario.weighed and random.random() < world.scenario.weighed
+            else None,
         )
 
     def _command_start(self, _: Host) -> None:

@@ -12,6 +12,7 @@ from rebalanser.testing.shiva_simulation.running import Behaviour
 from rebalanser.testing.shiva_simulation.scenario import POLICY
 
 if TYPE_CHECKING:
+    from rebalanser.allocation import Requests
     from rebalanser.testing.shiva_simulation.log import Value
     from rebalanser.testing.shiva_simulation.world import World
 
@@ -39,6 +40,7 @@ class Clients:
         behaviour: Behaviour | None = None,
         parts: int = 1,
         anew: bool = True,
+        requests: Requests | None = None,
     ) -> None:
         """Write an archive and the command to start it; ``anew`` for an archive that is not there yet."""
         self._commands += 1
@@ -52,7 +54,9 @@ class Clients:
             (part_key(application, archive.sha256, n), Part(application, archive.sha256, n))
             for n in range(archive.parts)
         ]
-        values.append((f"cmd:{application}", StartCommand(application, command, archive, mode, tags)))
+        values.append(
+            (f"cmd:{application}", StartCommand(application, command, archive, mode, tags, requests))
+        )
         self._send(values)
 
     def start_without_parts(self, application: ApplicationId, mode: Mode) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.shiva.records import (
     AssignmentDocument,
     DocumentChange,
@@ -13,6 +15,7 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
+from rebalanser.shiva.states import TO_RUN
 from rebalanser.shiva.types import ApplicationState, Cordon, Mode
 from rebalanser.testing.shiva_simulation.events import part_key
 from rebalanser.testing.shiva_simulation.faults import Fault
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from rebalanser.testing.shiva_simulation.world import World
 
 _NAMED = frozenset({ApplicationState.ASSIGNED, ApplicationState.RUNNING})
+_DIMENSIONS = ("cpu_milli", "memory_mb")
+_EVEN = 0.95
+"""Part of a worker's load from which on another one's counts as even."""
 
 
 class Oracle:
@@ -130,6 +136,20 @@ class Oracle:
         for application, entry in document.applications.items():
             if entry.worker is not None and entry.leaving is not None:
                 raise Violation("SH-13", f"{application} names {entry.worker} beside {entry.leaving.worker}")
+        for name, load in self._loads(document).items():
+            if not _fits(load, document.workers[name].capacity):
+                raise Violation("SH-27", f"{name} is given {load}, and has {document.workers[name].capacity}")
+
+    def _loads(self, document: AssignmentDocument) -> dict[str, tuple[int, ...]]:
+        """What the applications that a document names each known worker for request, as commanded."""
+        loads: dict[str, tuple[int, ...]] = dict.fromkeys(document.workers, (0, 0))
+        for entry in document.applications.values():
+            if entry.worker in loads:
+                loads[entry.worker] = _plus(loads[entry.worker], self._requests(entry.command))
+        return loads
+
+    def _requests(self, command: CommandId) -> Requests:
+        return self._started[command].requests or Requests()
 
     def asked_to_start(self, worker: WorkerProcess, start: StartProcess) -> None:
         """A worker wants a process."""
@@ -169,11 +189,27 @@ class Oracle:
             world.say(process.host.plan.name, f"RUNS {application} ({process.command}, {_mode(process)})")
         for other in self.running[application]:
             self._judge_overlap(other, process)
+        self._judge_room(process)
         self.running[application].append(process)
         before = self._ran_on.get(application)
         if before is not None and before != process.host.plan.name:
             self.moves += 1
         self._ran_on[application] = process.host.plan.name
+
+    def _judge_room(self, process: ApplicationProcess) -> None:
+        """What a worker was to stop has made room, unless the host was cut off and runs on (SH-27)."""
+        host, since = process.host, self._world.now - 3 * self._world.deadline_s
+        if host.disturbed.ever(since) or host.unknown.ever(since) or not self._requests(process.command):
+            return
+        total: tuple[int, ...] = (0, 0)
+        for each in host.processes:
+            total = _plus(total, self._requests(each.command))
+        if not _fits(total, process.worker.capacity):
+            raise Violation(
+                "SH-27",
+                f"{host.plan.name} starts {process.application}, and then runs what takes {total} of "
+                f"{process.worker.capacity}",
+            )
 
     def _judge_overlap(self, older: ApplicationProcess, newer: ApplicationProcess) -> None:
         """What is exclusive is alone, except for what an earlier command let run as available (SH-14)."""
@@ -224,6 +260,10 @@ class Oracle:
         known = {(worker, entry.incarnation) for worker, entry in document.workers.items()}
         if not known <= present:
             return f"SH-8: the document knows {sorted(map(str, known - present))}"
+        for worker in self._world.workers:
+            known_capacity = document.workers[worker.id].capacity if worker.id in document.workers else None
+            if worker.id in document.workers and known_capacity != worker.capacity:
+                return f"SH-27: {worker.id} has {worker.capacity}, and the document says {known_capacity}"
         missing = {worker for worker, _ in present} - set(document.workers)
         return f"SH-8: the document does not know {sorted(missing)}" if missing else None
 
@@ -263,7 +303,9 @@ class Oracle:
             ApplicationState.RUNNING: behaviour.exits_after_s is None and not behaviour.unusable,
             ApplicationState.REFUSED: refusable,
             ApplicationState.FINISHED: behaviour.ends,
-            ApplicationState.WAITING: not able or _closed(document, able - entry.failed_on.keys()),
+            ApplicationState.WAITING: not able
+            or _closed(document, able - entry.failed_on.keys())
+            or self._is_full(document, entry, able),
             ApplicationState.FAILED: self._has_failed(entry, able),
         }
         if not allowed.get(entry.state, False):
@@ -273,6 +315,14 @@ class Oracle:
         if entry.state in {ApplicationState.WAITING, ApplicationState.FAILED} and not entry.reason:
             return f"SH-11: no reason is given why {application} is {entry.state}"
         return None
+
+    def _is_full(self, document: AssignmentDocument, entry: ApplicationEntry, able: set[str]) -> bool:
+        """True if no worker that may take it has room, and not all for another reason."""
+        loads, requests = self._loads(document), self._requests(entry.command)
+        left = able - entry.failed_on.keys() - document.cordons.keys()
+        return bool(left) and not any(
+            _fits(_plus(loads[worker], requests), document.workers[worker].capacity) for worker in left
+        )
 
     def _has_failed(self, entry: ApplicationEntry, able: set[str]) -> bool:
         tried_again = self._world.scenario.options.retry_max_s < NEVER_S
@@ -302,17 +352,59 @@ class Oracle:
     def _loads_unsettled(self, document: AssignmentDocument) -> str | None:
         loads = dict.fromkeys(document.workers, 0)
         for entry in document.applications.values():
-            if entry.worker is not None and entry.state in _NAMED:
+            if entry.worker is not None and entry.state in _NAMED and not self._requests(entry.command):
                 loads[entry.worker] += 1
+        weights, full = self._loads(document), self._fullness(document)
         for application, entry in document.applications.items():
             if entry.worker is None or entry.state not in _NAMED:
                 continue
+            requests, here = self._requests(entry.command), entry.worker
             for other, known in document.workers.items():
                 if other in entry.failed_on or other in document.cordons or not entry.tags <= known.tags:
                     continue
-                if loads[entry.worker] - loads[other] > 1:
+                if requests:
+                    grown, less = _plus(weights[other], requests), _plus(weights[here], requests, -1)
+                    before, after = full(here, weights[here]), full(other, grown)
+                    much = full(other, weights[other]) < _EVEN * before
+                    if much and _fits(grown, known.capacity) and max(after, full(here, less)) < before:
+                        return f"SH-27: {application} is on {here} of {weights}, and {other} could have it"
+                elif loads[entry.worker] - loads[other] > 1:
                     return f"SH-12: {application} is on {entry.worker} of {loads}, and {other} could have it"
         return None
+
+    def _fullness(self, document: AssignmentDocument) -> Callable[[str, tuple[int, ...]], float]:
+        """The relative load of a worker, where there is no limit of the largest one or of all requests."""
+        cordons = document.cordons
+        capacities = {
+            name: known.capacity or Capacity()
+            for name, known in document.workers.items()
+            if cordons.get(name) is not Cordon.DRAINED
+        }
+        wanted = [
+            self._requests(entry.command)
+            for entry in document.applications.values()
+            if entry.state in TO_RUN
+            and any(
+                entry.tags <= document.workers[name].tags
+                and name not in entry.failed_on
+                and (name not in cordons or name == entry.worker)
+                for name in capacities
+            )
+        ]
+        limits = {
+            name: [getattr(c, dimension) for dimension in _DIMENSIONS] for name, c in capacities.items()
+        }
+        most = [
+            max((each[n] for each in limits.values() if each[n] is not None), default=0)
+            or sum(getattr(each, dimension) for each in wanted)
+            or 1
+            for n, dimension in enumerate(_DIMENSIONS)
+        ]
+
+        def fullness(worker: str, load: tuple[int, ...]) -> float:
+            return max(a / (own or other) for a, own, other in zip(load, limits[worker], most, strict=True))
+
+        return fullness
 
     def _cordons_unsettled(self, document: AssignmentDocument) -> str | None:
         if document.cordons != self._cordons:
@@ -364,6 +456,17 @@ class Oracle:
 def _closed(document: AssignmentDocument, workers: set[str]) -> bool:
     """True if there are such workers, and all are cordoned."""
     return bool(workers) and workers <= document.cordons.keys()
+
+
+def _plus(load: tuple[int, ...], requests: Requests, sign: int = 1) -> tuple[int, ...]:
+    return tuple(
+        amount + sign * getattr(requests, name) for amount, name in zip(load, _DIMENSIONS, strict=True)
+    )
+
+
+def _fits(load: tuple[int, ...], capacity: Capacity | None) -> bool:
+    limits = [getattr(capacity or Capacity(), dimension) for dimension in _DIMENSIONS]
+    return all(limit is None or amount <= limit for amount, limit in zip(load, limits, strict=True))
 
 
 def _mode(process: ApplicationProcess) -> str:

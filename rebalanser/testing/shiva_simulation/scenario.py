@@ -8,6 +8,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
+from rebalanser.allocation import Capacity, Requests
 from rebalanser.shiva.options import LeaderOptions
 from rebalanser.shiva.types import RestartPolicy
 from rebalanser.shiva.worker_options import WorkerOptions
@@ -52,6 +53,12 @@ class HostPlan:
     leads: bool = False
     tags: frozenset[str] = frozenset()
     starts_at_s: float = 0.0
+    capacities: tuple[Capacity | None, ...] = (None,)
+    """Of its incarnations in turn."""
+
+    def capacity(self, incarnation: int) -> Capacity | None:
+        """What the applications of an incarnation of its worker may request."""
+        return self.capacities[incarnation % len(self.capacities)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +80,14 @@ class Scenario:
     tagged: float = 0.2
     awkward: float = 0.15
     """How probable it is that an application exits by itself, hangs or cannot be unpacked."""
+    weighed: float = 0.0
+    """How probable it is that a start command requests processors or memory."""
 
-    def worker_options(self, plan: HostPlan) -> WorkerOptions:
-        """How the worker of a host behaves."""
+    def worker_options(self, plan: HostPlan, incarnation: int = 1) -> WorkerOptions:
+        """How an incarnation of the worker of a host behaves."""
         return WorkerOptions(
             tags=plan.tags,
+            capacity=plan.capacity(incarnation),
             clock_drift_ratio=DRIFT_RATIO,
             safety_margin_s=MARGIN_S,
             keep_files_s=KEEP_FILES_S,
@@ -101,6 +111,8 @@ class Profile:
     """How long after a failure an application is tried again."""
     away_grace_s: tuple[float, ...] = (0.0,)
     """Of leaders; with several each run has one of them."""
+    weighed: tuple[float, ...] = (0.0,)
+    """How probable requests are; with several each run has one of them, and its workers have capacities."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
@@ -114,6 +126,8 @@ class Profile:
         faults = self._faults(random)
         if Fault.IMPOSTOR in faults:
             hosts.append(HostPlan("again", random.choice(known), starts_at_s=random.uniform(3.0, 15.0)))
+        if len(self.weighed) > 1:
+            hosts = [replace(host, capacities=_capacities(random)) for host in hosts]
         grace_s = self.away_grace_s[0] if len(self.away_grace_s) == 1 else random.choice(self.away_grace_s)
         return Scenario(
             hosts=tuple(_with_start(host, random) for host in hosts),
@@ -130,6 +144,7 @@ class Profile:
             exclusive=random.choice(self.exclusive),
             tagged=random.choice((0.0, 0.4)),
             awkward=random.choice(self.awkward),
+            weighed=self.weighed[0] if len(self.weighed) == 1 else random.choice(self.weighed),
         )
 
     def _faults(self, random: Random) -> dict[Fault, float]:
@@ -146,9 +161,21 @@ def _tags(random: Random) -> frozenset[str]:
     return frozenset({"gpu"}) if random.random() < 0.4 else frozenset()
 
 
+def _capacities(random: Random) -> tuple[Capacity | None, ...]:
+    def limit() -> int | None:
+        return random.choice((None, 400, 800, 800, 1200))
+
+    return tuple(Capacity(limit(), limit()) for _ in range(random.randint(1, 2)))
+
+
+def requests(random: Random) -> Requests:
+    """Draw what an application requests; two of them may fill a worker, or one of them none."""
+    return Requests(random.choice((0, 100, 300, 500, 900)), random.choice((0, 0, 100, 300, 500)))
+
+
 def _with_start(plan: HostPlan, random: Random) -> HostPlan:
     at_s = plan.starts_at_s or random.choice((0.0, 0.0, random.random(), 12 * random.random()))
-    return HostPlan(plan.name, plan.worker, plan.leads, plan.tags, at_s)
+    return replace(plan, starts_at_s=at_s)
 
 
 def _options(random: Random) -> LeaderOptions:
@@ -277,6 +304,25 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 ),
                 exclusive=(0.0, 1.0),
                 away_grace_s=(0.0, 2.0, 6.0, 12.0),
+            ),
+            replace(
+                _closer(
+                    "weights",
+                    {
+                        **_COMMANDS,
+                        Fault.CORDON: 1,
+                        Fault.LEAVE: 3,
+                        Fault.ROLLING: 3,
+                        Fault.HANG: 2,
+                        Fault.CUT: 1,
+                        Fault.KICK: 1,
+                        Fault.LAG: 1,
+                    },
+                    mean_between_faults_s=(0.5, 2.0),
+                ),
+                exclusive=(0.0, 1.0),
+                away_grace_s=(0.0, 6.0),
+                weighed=(0.6, 1.0),
             ),
             _closer("retention", {**_COMMANDS, Fault.BULK: 4, Fault.RETENTION: 4, Fault.COMPACTION: 4}),
             _closer(

@@ -55,6 +55,7 @@ class WorkerProcess(Process):
         assert host.plan.worker is not None
         self.id = host.plan.worker
         self.incarnation = Incarnation(host.lineage, host.incarnations)
+        self.capacity = host.plan.capacity(self.incarnation.number)
         self.machine = world.make_worker(self)
         self.processes: dict[int, ApplicationProcess] = {}
         """By run number: what was started and has not ended."""

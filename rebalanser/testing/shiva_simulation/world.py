@@ -139,7 +139,7 @@ class World:
     def make_worker(self, process: WorkerProcess) -> Worker:
         """The machine of a new incarnation."""
         plan = process.host.plan
-        options = self.scenario.worker_options(plan)
+        options = self.scenario.worker_options(plan, process.incarnation.number)
         return self.worker_class(process.id, process.incarnation, plan.name, options)
 
     def group_allows(self, generation: int | None) -> bool:
