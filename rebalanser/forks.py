@@ -58,6 +58,8 @@ class _Postponed:
 
     def __exit__(self, *_: object) -> None:
         own = self._own
+        if not own.depth:  # a child that was forked within
+            return
         own.depth -= 1
         if not own.depth:
             with self._lock:

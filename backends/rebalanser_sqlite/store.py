@@ -128,9 +128,7 @@ class _WriteTransaction:
     def __enter__(self) -> None:
         forks.postponed.__enter__()
         try:
-            self._store.begin_write(self._ends)
-            if self._ends_within_s is not None:
-                self._ends = Deadline.after(self._ends_within_s)
+            self._ends = self._store.begin_write(self._ends, self._ends_within_s)
         except BaseException:
             forks.postponed.__exit__()
             raise
@@ -387,13 +385,17 @@ class Store:
         """
         return _WriteTransaction(self, deadline, ends_within_s)
 
-    def begin_write(self, deadline: Deadline) -> None:
-        """Begin a write transaction. The caller is within :data:`rebalanser.forks.postponed`."""
+    def begin_write(self, deadline: Deadline, ends_within_s: float | None) -> Deadline:
+        """Begin a write transaction, and return when it must end.
+
+        The caller is within :data:`rebalanser.forks.postponed`.
+        """
         self._resume(deadline)
         self._pages_before, self._pages_left, self._pages_now = self._pages_left, 0, 0
         try:
             patiently(self._begin_writing, deadline)
             self._check_identity()
+            return deadline if ends_within_s is None else Deadline.after(ends_within_s)
         except sqlite3.Error as error:
             self._roll_back()
             raise failure(error, self.path) from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser import forks
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio
 
@@ -224,3 +225,13 @@ def test_a_store_in_memory_is_refused_in_a_child(tmp_path: Path) -> None:
 def test_a_closed_queue_stays_closed_in_a_child(tmp_path: Path) -> None:
     told, _ = told_by(tmp_path, "closed")
     assert told[0]["child"] == "InvalidState"
+
+
+def test_a_child_that_was_forked_within_counts_its_own_threads_only() -> None:
+    postponed = forks._Postponed()
+    with postponed:
+        postponed.begin_anew()  # as in the child
+    assert postponed.close()
+    postponed.open()
+    with postponed:
+        assert postponed._inside == 1
