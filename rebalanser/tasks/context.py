@@ -39,7 +39,7 @@ from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
 from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.batcher import WriteBatcher
-from rebalanser.tasks.writes.pending import PendingWrite
+from rebalanser.tasks.writes.pending import PendingWrite, WriteFuture
 
 if TYPE_CHECKING:
     import sqlite3
@@ -425,7 +425,7 @@ class Context:
         """Return the term of a claim that a request from now on makes or renews."""
         return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
 
-    def submit(self, pending: PendingWrite[ResultT]) -> Future[ResultT]:
+    def submit(self, pending: PendingWrite[ResultT]) -> WriteFuture[ResultT]:
         """Submit a pending write; see :meth:`~rebalanser.tasks.writes.batcher.WriteBatcher.submit`."""
         return self.batcher.submit(pending)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -45,7 +44,7 @@ from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, given_calls, refuse_too_many, sort_by_dependency
 from rebalanser.tasks.writes.batches import enqueue_together
-from rebalanser.tasks.writes.pending import PendingEnqueue
+from rebalanser.tasks.writes.pending import PendingEnqueue, await_all
 from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit, run_script
 
 MAX_WARNED: Final = 100
@@ -521,7 +520,8 @@ class Producer(OpenQueue):
                 self.context.batcher.write_all(pending_writes)
                 return None
             case Await(pending_writes=pending_writes):
-                return concurrent.futures.wait([pending.future for pending in pending_writes])
+                await_all(pending_writes)
+                return None
             case ReadTasks(ids=ids):
                 return self.context.read(ids)
             case ReadPayloads(ids=ids):

@@ -387,18 +387,6 @@ def test_who_ends_does_not_wait_for_an_engine_that_stays_away(
     assert isinstance(lasting.future.exception(0), RegistryUnavailable)
 
 
-def test_who_has_given_up_waiting_ends_nothing(engine: Gated, batcher: WriteBatcher) -> None:
-    asked = [Asked("a"), Asked("b")]
-    batcher.submit_all(asked)
-    engine.has_begun.wait()
-    assert asked[0].future.cancel()
-    engine.may.set()
-    assert outcomes(asked[1:]) == ["b"]
-    later = Asked("c")
-    batcher.submit(later)
-    assert outcomes([later]) == ["c"]
-
-
 def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, batcher: WriteBatcher) -> None:
     engine.may.set()
     for task in "abc":

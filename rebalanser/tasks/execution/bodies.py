@@ -36,6 +36,7 @@ from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.model import Head, Status, Stored
 from rebalanser.tasks.rules import Decision, Reason, Refused
+from rebalanser.tasks.writes.pending import WriteFuture
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +381,7 @@ class Bodies:
         claim: WorkerClaim,
         completed: Head | None,
         failure: BaseException | None,
-        outcome: Future[Stored | Refused],
+        outcome: WriteFuture[Stored | Refused],
     ) -> None:
         error = outcome.exception()
         if failure is not None:

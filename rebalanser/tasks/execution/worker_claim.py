@@ -19,7 +19,7 @@ from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import FilledPayload, fill_results
 from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
-from rebalanser.tasks.writes.pending import PendingMove
+from rebalanser.tasks.writes.pending import PendingMove, WriteFuture
 
 if TYPE_CHECKING:
     import sqlite3
@@ -143,7 +143,7 @@ class WorkerClaim(Claim):
         rule = RenewalRule(self.held, context.clock.now, context.term)
         renewal = Renewal(PendingMove(self._life.stored, rule), Future())
 
-        def settle(settled: Future[Stored | Refused]) -> None:
+        def settle(settled: WriteFuture[Stored | Refused]) -> None:
             error = settled.exception()
             if error is None:
                 renewal.outcome.set_result(self._renewed(settled.result(), rule.written_at))
@@ -181,7 +181,7 @@ class WorkerClaim(Claim):
         """Return the result as it is to be stored; raises what :meth:`complete_in` does if it can't be."""
         return self._context.check("a result", result)
 
-    def settle(self, rule: Callable[[Stored], Decision]) -> Future[Stored | Refused]:
+    def settle(self, rule: Callable[[Stored], Decision]) -> WriteFuture[Stored | Refused]:
         """End it by a rule. It is over for this worker from now on, whatever the outcome.
 
         The write is kept while the engine is away: a result is stored unless another claim is made meanwhile.

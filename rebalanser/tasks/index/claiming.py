@@ -85,7 +85,7 @@ class PendingClaim(PendingMove):
         slot: FreeSlot | None = None,
         failed: FailedDependency | None = None,
     ) -> None:
-        super().__init__(offered, self._claimed, epoch=epoch, slot=slot)
+        super().__init__(offered, None, epoch=epoch, slot=slot)
         self.claimant = claimant
         self.slot = slot
         self._offered = offered
@@ -95,6 +95,10 @@ class PendingClaim(PendingMove):
         """The revision at which the claim was written, if its answer said so."""
         self.payload: bytes | None = None
         """The payload, if the answer had it."""
+
+    def decision(self, stored: Stored) -> Decision:
+        """Return the claimed state, or why the claim is refused."""
+        return self._claimed(stored)
 
     def set_start(self, start: RateStart | None) -> None:
         """Set the rate limit's start for which the claim counts (SK-23)."""

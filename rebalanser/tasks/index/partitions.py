@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import secrets
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -23,7 +22,7 @@ from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
-from rebalanser.tasks.writes.pending import PendingTakeOver
+from rebalanser.tasks.writes.pending import PendingTakeOver, await_all
 from rebalanser.tasks.writes.script import (
     Await,
     ReadPage,
@@ -435,7 +434,8 @@ class Partitions(ClaimSource):
                 context.batcher.submit_all(pending_writes)
                 return None
             case Await(pending_writes=pending_writes):
-                return concurrent.futures.wait([pending.future for pending in pending_writes])
+                await_all(pending_writes)
+                return None
             case _:
                 raise InternalError(f"an index makes no request {request!r}")
 

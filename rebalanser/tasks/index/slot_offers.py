@@ -10,7 +10,6 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -34,7 +33,7 @@ from rebalanser.tasks.index.free_slots import (
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.rules import ClaimKey, Decision
-from rebalanser.tasks.writes.pending import PendingMove
+from rebalanser.tasks.writes.pending import PendingMove, await_all
 from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, run_script
 
 LEASE_S: Final = 5.0
@@ -484,7 +483,7 @@ class SlotOffers:
             case Submit(pending_writes=pending_writes):
                 context.batcher.submit_all(pending_writes)
             case Await(pending_writes=pending_writes):
-                wait([pending.future for pending in pending_writes])
+                await_all(pending_writes)
             case _:
                 return self._write(request, timeout_s)
         return None

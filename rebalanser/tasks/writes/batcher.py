@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Final, TypeVar
 
@@ -22,7 +21,7 @@ from rebalanser.errors import Forked, InternalError, InvalidState
 from rebalanser.tasks.engine import Answer, Engine, Enqueue
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.writes.batches import Batches, FirstError, Settlement, fail_all
-from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
+from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite, WriteFuture
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
 
 LOOP_NAME: Final = "writer"
@@ -54,7 +53,7 @@ class WriteBatcher:
         for loop in self._loops:
             loop.start()
 
-    def submit(self, pending: PendingWrite[ResultT]) -> Future[ResultT]:
+    def submit(self, pending: PendingWrite[ResultT]) -> WriteFuture[ResultT]:
         """Submit a pending write; those of one task are written in the order of their submission.
 
         Its future raises :class:`~rebalanser.errors.OutcomeUnknown` or

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from rebalanser.errors import InternalError, RegistryUnavailable
+from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import (
     Answer,
     Applied,
@@ -34,6 +34,86 @@ from rebalanser.tasks.rules import Decision, Reason, Refused
 Decide: TypeAlias = Callable[[Stored], Decision]
 """A rule of :mod:`~rebalanser.tasks.rules` with all that it needs but the task."""
 ResultT = TypeVar("ResultT")
+_log = get_logger()
+
+
+class WriteFuture(Generic[ResultT]):
+    """The result of a pending write, or its error, once it is settled. May be used from any thread.
+
+    It is used as a :class:`concurrent.futures.Future`, but can't be cancelled. That one makes a condition,
+    and takes it at each look; a worker has two futures for each task.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_is_done", "_lock", "_result")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_done = False
+        self._result: ResultT | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[WriteFuture[ResultT]], object]] = []
+
+    def done(self) -> bool:
+        """True if it has a result or an error."""
+        return self._is_done
+
+    def result(self, timeout: float | None = None) -> ResultT:
+        """Return the result, or raise the error; waits for it, at most ``timeout`` seconds.
+
+        Raises:
+            TimeoutError: it has none in time.
+        """
+        if (error := self.exception(timeout)) is None:
+            return cast("ResultT", self._result)
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, None if there is a result; waits as :meth:`result` does."""
+        if not self._is_done:
+            self._await(timeout)
+        return self._error
+
+    def set_result(self, result: ResultT) -> None:
+        """Set the result, and call the callbacks."""
+        self._settle(result, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Set the error, and call the callbacks."""
+        self._settle(None, error)
+
+    def add_done_callback(self, callback: Callable[[WriteFuture[ResultT]], object]) -> None:
+        """Call ``callback`` once it is done, in the thread that settles it; now if it is."""
+        with self._lock:
+            if not self._is_done:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def _settle(self, result: ResultT | None, error: BaseException | None) -> None:
+        with self._lock:
+            if self._is_done:
+                raise InternalError("a pending write is settled twice")
+            self._result, self._error = result, error
+            self._is_done = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[WriteFuture[ResultT]], object]) -> None:
+        try:
+            callback(self)
+        except Exception as error:  # the other writes of its batch go on
+            _log.error("a callback of a write raised", action="write_callback_failed", exc_info=error)
+
+    def _await(self, timeout: float | None) -> None:
+        settled = threading.Lock()
+        settled.acquire()
+        self.add_done_callback(lambda _: settled.release())
+        if not settled.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"a write was not settled within {timeout:g} s")
 
 
 class PendingWrite(ABC, Generic[ResultT]):
@@ -50,7 +130,7 @@ class PendingWrite(ABC, Generic[ResultT]):
     def __init__(self, task: TaskId, *, lasting: bool = False) -> None:
         self.task = task
         self.lasting = lasting
-        self.future: Future[ResultT] = Future()
+        self.future: WriteFuture[ResultT] = WriteFuture()
 
     @property
     def settled(self) -> bool:
@@ -60,8 +140,7 @@ class PendingWrite(ABC, Generic[ResultT]):
     def fail(self, error: BaseException) -> None:
         """Set an error on the future, unless it is settled."""
         if not self.settled:
-            with suppress(InvalidStateError):  # the caller has cancelled it meanwhile
-                self.future.set_exception(error)
+            self.future.set_exception(error)
 
     @abstractmethod
     def write(self) -> Write | None:
@@ -76,18 +155,24 @@ class PendingWrite(ABC, Generic[ResultT]):
         """Take the task as it is stored now, None if it does not exist."""
 
 
+def await_all(pending_writes: Sequence[PendingWrite[Any]]) -> None:
+    """Wait until all pending writes are settled, also those that fail."""
+    for pending in reversed(pending_writes):  # once the last of a batch is settled, so are the others
+        pending.future.exception()
+
+
 class PendingMove(PendingWrite["Stored | Refused"]):
     """Moves a task to its next state by a rule. The result is the moved task, or why it is refused.
 
     ``update`` is written with the move. With an ``epoch`` the move needs that epoch to be the partition's and
     the queue not to be paused. With a ``slot`` a claim is refused once the slot is gone, and with a ``start``
-    once the mark of its rate limit is another.
+    once the mark of its rate limit is another. A subclass may decide itself: see :meth:`decision`.
     """
 
     def __init__(
         self,
         stored: Stored,
-        decide: Decide,
+        decide: Decide | None,
         *,
         epoch: Epoch | None = None,
         update: Update | None = None,
@@ -110,10 +195,16 @@ class PendingMove(PendingWrite["Stored | Refused"]):
         self._refused: list[int] = []
         """Revisions at which the condition failed."""
 
+    def decision(self, stored: Stored) -> Decision:
+        """Return the next state of a task, or why it is refused."""
+        if self._decide is None:
+            raise InternalError("a move has no rule")
+        return self._decide(stored)
+
     def write(self) -> Move | None:
         """Return the move to the state that the rule gives."""
         stored = self._stored
-        decision = self._decide(stored)
+        decision = self.decision(stored)
         if isinstance(decision, Refused) or decision == stored.state:
             self.future.set_result(decision if isinstance(decision, Refused) else stored)
             return None
