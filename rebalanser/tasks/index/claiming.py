@@ -584,7 +584,7 @@ class OwnedIndex:
         while offers:
             (_, task), number, claiming = offers[0]
             yield claiming, task
-            if (best := claiming.owner.best(now, wall, names)) is not None:
+            if (best := claiming.owner.next_best(names)) is not None:
                 heapq.heapreplace(offers, (best, number, claiming))
             else:
                 heapq.heappop(offers)

@@ -108,6 +108,8 @@ class Dependencies:
 
     def drop(self, task: TaskId) -> None:
         """Stop waiting for a task, for any other reason; no-op if it does not wait."""
+        if task not in self._missing and task not in self._choices:  # as most tasks
+            return
         choice = self._choices.pop(task, None)
         for needed in (*self._missing.pop(task, ()), *(choice.passed if choice else ())):
             waiting = self._waiting[needed]

@@ -70,13 +70,15 @@ class OpenTasks:
     makes it anew.
     """
 
-    __slots__ = ("_numbers", "_partition", "_tasks", "_templates")
+    __slots__ = ("_last", "_numbers", "_partition", "_tasks", "_templates")
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
         self._tasks: dict[TaskId, Stored | int] = {}
         self._templates: list[tuple[str, str, int, int, float | None, AfterFailure]] = []
         self._numbers: dict[tuple[str, str, int, int, float | None, AfterFailure], int] = {}
+        self._last = 0
+        """The last number: tasks of one transaction have one number, and share the object."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -101,6 +103,11 @@ class OpenTasks:
         found = self._tasks.get(task)
         return _running_claim(found) if isinstance(found, Stored) else None
 
+    def has_rate(self, task: TaskId) -> bool:
+        """True if an open task has a rate limit."""
+        found = self._tasks[task]
+        return isinstance(found, Stored) and bool(found.head.rate_limit)
+
     def put(self, stored: Stored) -> None:
         """Store a task, in place of what was known of it."""
         self._tasks[stored.head.id] = self._packed(stored)
@@ -124,7 +131,10 @@ class OpenTasks:
                 return stored
             self._templates.append(template)
             self._numbers[template] = number
-        return stored.revision * MAX_TEMPLATES + number
+        packed = stored.revision * MAX_TEMPLATES + number
+        if packed != self._last:
+            self._last = packed
+        return self._last
 
     def _unpacked(self, task: TaskId, found: Stored | int) -> Stored:
         if isinstance(found, Stored):
@@ -183,6 +193,9 @@ class Owner:
 
         Older news change nothing (SK-11). For a task in another partition only its status matters.
         """
+        self._learn(stored, now)
+
+    def _learn(self, stored: Stored, now: float, *, was_taken: bool = False) -> None:
         task = stored.head.id
         if stored.partition != self.partition:
             self._learn_status(task, stored.state.status)
@@ -195,7 +208,7 @@ class Owner:
             if stored.revision > known:
                 self._keep(stored, now)
             self._doubtful.pop(task, None)
-            self._place(task, now)
+            self._place(task, now, was_taken=was_taken)
             self.learn_unfinished(task, stored.state.status)
         elif stored.revision > known:
             self._close(task, stored.revision)
@@ -282,6 +295,10 @@ class Owner:
         self._wake(now, wall)
         return self._ready.best(names)
 
+    def next_best(self, names: Collection[str] | None = None) -> Rank | None:
+        """Return the task to claim after that of :meth:`best` was taken, at the same time; None for none."""
+        return self._ready.best(names)
+
     def names(self) -> set[str]:
         """Return the functions that have tasks to claim."""
         return set(self._ready.names())
@@ -296,7 +313,7 @@ class Owner:
 
     def has_rate(self, task: TaskId) -> bool:
         """True if an open task has a rate limit."""
-        return bool(self._open[task].head.rate_limit)
+        return self._open.has_rate(task)
 
     def take(self, task: TaskId) -> tuple[Stored, bool]:
         """Take a task whose claim is about to be written: it is not offered until the outcome is known.
@@ -334,8 +351,8 @@ class Owner:
 
     def settled(self, stored: Stored, now: float) -> None:
         """Learn the task as a write has left it, not later than ``now``."""
-        self._taken.pop(stored.head.id, None)
-        self.learn(stored, now)
+        was_taken = self._taken.pop(stored.head.id, None) is not None
+        self._learn(stored, now, was_taken=was_taken)
         known = self._open.revision(stored.head.id)
         if known is not None and known > stored.revision:
             self._place(stored.head.id, now)
@@ -407,12 +424,13 @@ class Owner:
         elif before is None or not is_same_term(claim, before):
             self._over_at[task] = over_at(claim, now, self._clock, self._buffer_s)
 
-    def _place(self, task: TaskId, now: float) -> None:
-        """Put a task in its place."""
+    def _place(self, task: TaskId, now: float, *, was_taken: bool = False) -> None:
+        """Put a task in its place; one that was taken has none to leave."""
         stored = self._open.get(task)
         if stored is None or task in self._taken or task in self._doubtful:
             return
-        self._leave(task, stored)
+        if not was_taken:
+            self._leave(task, stored)
         if stored.state.status is Status.CLAIMED:
             self._ready.count(stored.head)
             if self._over_at[task] > now:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -70,6 +71,11 @@ class ClaimOwned:
 
 
 ClaimRequest: TypeAlias = ReadPause | TakeArrived | ClaimOwned
+
+
+def _next_holder(prefix: str, numbers: Iterator[int]) -> str:
+    """Return a holder that no other claim has, by a prefix that is unique to the process."""
+    return f"{prefix}{next(numbers)}"
 
 
 class _GivenUp(Exception):
@@ -150,7 +156,7 @@ class Partitions(ClaimSource):
             context.clock_name,
             context.ttl_s,
             buffer_s,
-            lambda: secrets.token_hex(8),
+            partial(_next_holder, f"{secrets.token_hex(8)}-", itertools.count()),
             self._slots,
         )
         self._watch: Watch | None = None

@@ -213,14 +213,15 @@ class SharedTransaction:
     def _try_add_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
         """Add a move to moves only, as :meth:`try_add` does, but faster: most batches are moves only."""
         longest = max(self._longest, len(nested.guards), len(nested.then))
-        size = 0
+        size, written = 0, self._written
         for each in nested.guards:
-            if each.key in self._written:  # the task's own is among them
+            key = each.key
+            if key in written:  # the task's own is among them
                 return False
-            size += 2 * len(each.key)  # a guard that does not hold is read
-        for put in nested.then:
-            if isinstance(put, Put):
-                size += len(put.key) + len(put.value)
+            size += 2 * len(key)  # a guard that does not hold is read
+        puts = [put for put in nested.then if isinstance(put, Put)]
+        for put in puts:
+            size += len(put.key) + len(put.value)
         if self.steps and (len(self.steps) + 1 + longest > self._max_operations or size > self._free_bytes):
             return False
         if not flat.try_add(nested, self._max_operations):
@@ -229,7 +230,8 @@ class SharedTransaction:
         self._nested.append(nested)
         self._longest = longest
         self._free_bytes -= size
-        self._written.update([put.key for put in nested.then if isinstance(put, Put)])
+        for put in puts:
+            written.add(put.key)
         return True
 
     def flat(self) -> Transaction | None:

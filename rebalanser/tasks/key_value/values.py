@@ -215,7 +215,7 @@ def _number(number: float) -> str:
 
 def dump_task(status: Status, head: str, state: str) -> bytes:
     """Dump a task from the texts of its head and its state."""
-    return f'{_VERSION},"status":"{status.value}","head":{head},"state":{state}}}'.encode()
+    return f'{_VERSION},"status":"{status}","head":{head},"state":{state}}}'.encode()
 
 
 def status_of(key: str, value: bytes) -> Status:
