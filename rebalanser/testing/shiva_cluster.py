@@ -66,8 +66,19 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def says(self, words: str) -> None:
-        """Wait until it has printed these words."""
-        wait_until(lambda: words in self.said, f"{words!r} in {self.log.name}: {self.said[-3000:]}")
+        """Wait until it has printed these words.
+
+        Raises:
+            AssertionError: it has not in time, or has ended without; with the end of its output.
+        """
+
+        def is_over() -> bool:
+            ended = self.ended  # asked first: all that it printed can be read by then
+            return words in self.said or ended
+
+        wait_until(is_over, lambda: f"{words!r} in {self.log.name}: {self.said[-3000:]}")
+        if words not in self.said:
+            raise AssertionError(f"it ended without {words!r} in {self.log.name}: {self.said[-3000:]}")
 
     def kill(self) -> None:
         """End it with SIGKILL, stopped or not, and wait until it has gone."""

@@ -42,11 +42,14 @@ PATIENCE_S: Final = 120.0 * patience_ratio()
 """Limit of a wait, in seconds: 120 times ``REBALANSER_TEST_PATIENCE``."""
 
 
-def wait_until(reached: Callable[[], FoundT | None], what: str = "", timeout_s: float = PATIENCE_S) -> FoundT:
+def wait_until(
+    reached: Callable[[], FoundT | None], what: str | Callable[[], str] = "", timeout_s: float = PATIENCE_S
+) -> FoundT:
     """Call ``reached`` every 20 ms until its result is true, and return that result.
 
     Raises:
-        AssertionError: no true result within ``timeout_s`` seconds; ``what`` names the awaited event.
+        AssertionError: no true result within ``timeout_s`` seconds; ``what`` names the awaited event, or is
+            called for that text once the time is over.
     """
     found = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda found: not found),
@@ -55,5 +58,6 @@ def wait_until(reached: Callable[[], FoundT | None], what: str = "", timeout_s: 
         retry_error_callback=lambda _state: None,
     )(reached)
     if not found:
-        raise AssertionError(f"not within {timeout_s:g} s{': ' if what else ''}{what}")
+        told = what() if callable(what) else what
+        raise AssertionError(f"not within {timeout_s:g} s{': ' if told else ''}{told}")
     return found

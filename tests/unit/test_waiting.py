@@ -34,3 +34,10 @@ def test_wait_returns_the_first_true_result() -> None:
 def test_wait_that_fails_names_the_awaited_event() -> None:
     with pytest.raises(AssertionError, match=r"not within 0 s: the server is ready"):
         wait_until(lambda: None, "the server is ready", timeout_s=0)
+
+
+def test_wait_that_fails_tells_how_it_is_then() -> None:
+    """A log that was empty when the wait began is not the log that explains why it failed."""
+    log = ["nothing yet"]
+    with pytest.raises(AssertionError, match=r"not within 0 s: the log: all that came"):
+        wait_until(lambda: log.__setitem__(0, "all that came"), lambda: f"the log: {log[0]}", timeout_s=0)
