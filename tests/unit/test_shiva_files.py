@@ -137,7 +137,11 @@ class Log:
     index: PartIndex = field(default_factory=PartIndex)
 
     def __post_init__(self) -> None:
-        self.archives = ArchiveReader(self.open, self.index, lambda: self.now)
+        self.progress = 0
+        self.archives = ArchiveReader(self.open, self.index, lambda: self.now, on_progress=self.note_progress)
+
+    def note_progress(self) -> None:
+        self.progress += 1
 
     def open(self, offset: int) -> LogReader:
         self.opened += 1
@@ -259,8 +263,34 @@ class TestArchives:
         log = Log(silent=True)
         log.write(0, 0, b"ab")
         log.archives.close()
-        with pytest.raises(RegistryUnavailable, match="the worker ends"):
+        with pytest.raises(RegistryUnavailable, match="this process ends"):
             log.read(2, 1)
+
+    @pytest.mark.rule("SH-15")
+    def test_parts_of_many_archives_are_read_in_one_pass(self) -> None:
+        """A leader writes them again; each poll counts as progress, however long all of it takes."""
+        log = Log()
+        b, gone = ApplicationId("t", "c", "b"), ApplicationId("t", "c", "gone")
+        for offset, (application, number) in enumerate([(A, 0), (b, 0), (A, 1), (gone, 1), (b, 1)]):
+            log.write(offset, number, f"{application.application}{number}".encode(), application)
+        archives = [(application, Archive(SHA, 4, 2)) for application in (A, b, gone)]
+        assert log.archives.parts(archives) == {
+            PartKey(application, SHA, number): f"{application.application}{number}".encode()
+            for application in (A, b)
+            for number in range(2)
+        }
+        assert log.polled == sorted(set(log.polled))
+        assert (log.opened, log.closed, log.progress) == (1, 1, 3)
+
+    @pytest.mark.rule("SH-15")
+    def test_parts_before_the_logs_begin_end_the_reading_of_many(self) -> None:
+        """The leader reads COMMAND anew rather than take all of them for gone."""
+        log = Log(start=5)
+        for offset, application in ((1, A), (9, ApplicationId("t", "c", "b"))):
+            log.write(offset, 0, b"ab", application)
+        with pytest.raises(LogTruncated):
+            log.archives.parts([(a, Archive(SHA, 2, 1)) for a in (A, ApplicationId("t", "c", "b"))])
+        assert log.opened == log.closed
 
     def test_requests_that_overlap_share_a_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = Log()

@@ -144,7 +144,8 @@ def test_a_leader_that_cannot_write_is_silent_for_two_sessions_and_archives_have
     effects = (SendPing(PING), PublishDocument(DOCUMENT), keep)
     options = LeaderOptions(session_timeout_s=session_timeout_s)
     term = term_of(Machine(*effects), writer, options)
-    with mock.patch.object(term, "_parts_of", return_value={PartKey(APP, archive.sha256, 0): b"zip"}):
+    parts = {PartKey(APP, archive.sha256, 0): b"zip"}
+    with mock.patch.object(term._archives, "parts", return_value=parts):
         term._handle(Wakeup())
     assert writer.limits_s == [limit_s, limit_s, math.inf]
 
@@ -196,7 +197,7 @@ def test_however_large_an_archive_is_it_is_kept_in_transactions_that_can_be_writ
     parts = {PartKey(APP, start.archive.sha256, number): bytes(1000) for number in range(6)}
     machine, writer = Machine(KeepCommands((KeptCommand(start, 3),))), Writer()
     term = term_of(machine, writer)
-    monkeypatch.setattr(term, "_parts_of", lambda _commands: parts)
+    monkeypatch.setattr(term._archives, "parts", lambda _archives: parts)
     term._handle(Wakeup())
     assert all(sum(record.size_bytes for record in records) <= 2500 for records in writer.written)
     keys = [(record.key or b"").decode() for records in writer.written for record in records]
@@ -212,7 +213,7 @@ def test_only_what_stands_on_command_is_dropped_whatever_number_somebody_gave_a_
     dropped = DropRecords(archives=frozenset({(APP, Archive(stray.sha256, 0, stray.number + 1))}))
     writer = Writer()
     term = term_of(Machine(dropped), writer)
-    term._parts = {stray: 7}
+    term._index.note(stray, 7)
     term._handle(Wakeup())
     assert [[record.key for record in records] for records in writer.written] == [[str(stray).encode()]]
 

@@ -1,11 +1,11 @@
-"""A worker's files: the threads that write them, and the offsets of their archives on COMMAND."""
+"""Archives on COMMAND: where their parts are, how they are read, and the threads that write their files."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
@@ -114,6 +114,11 @@ class PartIndex:
             if not offsets:
                 self._offsets.pop(files, None)
 
+    def __contains__(self, key: PartKey) -> bool:
+        """True if the part is there."""
+        with self._lock:
+            return key.number in self._offsets.get((key.application, key.sha256), {})
+
     def offsets(self, application: ApplicationId, archive: Archive) -> dict[int, int]:
         """Return the number of each part of an archive by its offset.
 
@@ -141,11 +146,19 @@ class ArchiveReader:
         open_reader: Callable[[int], LogReader],
         index: PartIndex,
         now: Callable[[], float] = time.monotonic,
+        patience_s: float = PATIENCE_S,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """``open_reader`` makes a reader of COMMAND that begins at an offset; ``now`` is in seconds."""
+        """``open_reader`` makes a reader of COMMAND that begins at an offset; ``now`` is in seconds.
+
+        Reading fails for now after ``patience_s`` seconds without any record. ``on_progress`` is called
+        whenever some came.
+        """
         self._open_reader = open_reader
         self._index = index
         self._now = now
+        self._patience_s = patience_s
+        self._on_progress = on_progress
         self._closing = threading.Event()
         self._counting = threading.Lock()
         self._requests = 0
@@ -158,14 +171,38 @@ class ArchiveReader:
         Raises:
             PartsMissing: a part is missing.
             InvalidArchive: it is too large, or its parts have another size than announced.
-            RegistryUnavailable: nothing came for :data:`PATIENCE_S` seconds, or :meth:`close` was called.
+            RegistryUnavailable: nothing came for so long, or :meth:`close` was called.
         """
         check_archive_size(archive.size_bytes)
+        with self._request():
+            return self._read(application, archive)
+
+    def parts(self, archives: Sequence[tuple[ApplicationId, Archive]]) -> Mapping[PartKey, bytes]:
+        """Return the parts of archives, read in one pass; none of an archive that lacks one in the index.
+
+        Raises:
+            LogTruncated: the log begins after the first part.
+            RegistryUnavailable: nothing came for so long, or :meth:`close` was called.
+        """
+        wanted: dict[int, PartKey] = {}
+        for application, archive in archives:
+            with contextlib.suppress(PartsMissing):
+                numbers = self._index.offsets(application, archive)
+                wanted |= {at: PartKey(application, archive.sha256, n) for at, n in numbers.items()}
+        with self._request():
+            return {
+                wanted[record.offset]: record.value
+                for record in self._records(sorted(wanted))
+                if record.value is not None and record.key == str(wanted[record.offset]).encode()
+            }
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
         with self._counting:
             self._requests += 1
         try:
             with self._reading:
-                return self._read(application, archive)
+                yield
         finally:
             with self._counting:
                 self._requests -= 1
@@ -185,14 +222,15 @@ class ArchiveReader:
         numbers = self._index.offsets(application, archive)
         parts: dict[int, bytes] = {}
         size_bytes = 0
-        for record in self._records(sorted(numbers)):
-            number = numbers[record.offset]
-            if record.value is None or record.key != _key(application, archive, number):
-                break
-            parts[number] = record.value
-            size_bytes += len(record.value)
-            if size_bytes > archive.size_bytes:
-                raise InvalidArchive(f"the archive's parts have more than {archive.size_bytes} bytes")
+        with contextlib.suppress(LogTruncated):
+            for record in self._records(sorted(numbers)):
+                number = numbers[record.offset]
+                if record.value is None or record.key != _key(application, archive, number):
+                    break
+                parts[number] = record.value
+                size_bytes += len(record.value)
+                if size_bytes > archive.size_bytes:
+                    raise InvalidArchive(f"the archive's parts have more than {archive.size_bytes} bytes")
         gone = numbers.keys() - {offset for offset, number in numbers.items() if number in parts}
         if gone:
             raise PartsMissing(f"a part of the archive has been deleted at offset {min(gone)}")
@@ -212,18 +250,20 @@ class ArchiveReader:
         heard_at = self._now()
         while self._reader.position <= offsets[-1]:
             if self._closing.is_set():
-                raise RegistryUnavailable("the worker ends")
-            if self._now() - heard_at > PATIENCE_S:
+                raise RegistryUnavailable("this process ends")
+            if self._now() - heard_at > self._patience_s:
                 trouble = f": {self._reader.trouble}" if self._reader.trouble else ""
-                raise RegistryUnavailable(f"nothing of the archive came for {PATIENCE_S:g} s{trouble}")
+                raise RegistryUnavailable(f"nothing of the archive came for {self._patience_s:g} s{trouble}")
             before = self._reader.position
             try:
                 records = self._reader.poll(POLL_S)
             except LogTruncated:
                 self._close_reader()
-                return
+                raise
             yield from (record for record in records if record.offset in wanted)
-            heard_at = heard_at if self._reader.position == before else self._now()
+            if self._reader.position != before:
+                heard_at = self._now()
+                self._on_progress()
 
 
 def _key(application: ApplicationId, archive: Archive, number: int) -> bytes:

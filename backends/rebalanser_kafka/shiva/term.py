@@ -59,6 +59,7 @@ from rebalanser_kafka.log import (
 )
 from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
 from rebalanser_kafka.shiva.last_records import last_document, last_pongs
+from rebalanser_kafka.shiva.parts import ArchiveReader, PartIndex
 from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
 from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, key_of
@@ -109,7 +110,13 @@ class Term:
         )
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._followers: list[Follower] = []
-        self._parts: dict[PartKey, int] = {}
+        self._index = PartIndex()
+        self._archives = ArchiveReader(
+            partial(LogReader, connection, topics.command),
+            self._index,
+            patience_s=timeout_s,
+            on_progress=self._note_progress,
+        )
         self._replayed = ReplayedCommands()
         self._caught_up_at: int | None = None
         self._broker_ahead_ms: int | None = None
@@ -193,6 +200,9 @@ class Term:
         ]
         for follower in self._followers:
             follower.begin()
+
+    def _note_progress(self) -> None:
+        self.progress += 1
 
     def _end_of(self, topic: str) -> int:
         with LogReader(self._connection, topic, "latest") as reader:
@@ -311,10 +321,7 @@ class Term:
         for event in self._replayed.events(record):
             if isinstance(event, PartRead):
                 key = PartKey(event.application, event.sha256, event.number)
-                if event.at.size_bytes:
-                    self._parts[key] = record.offset
-                else:
-                    self._parts.pop(key, None)
+                self._index.note(key, record.offset if event.at.size_bytes else None)
             self._handle(event)
 
     def _note_position(self, position: int) -> None:
@@ -386,7 +393,8 @@ class Term:
 
     def _keep(self, commands: Sequence[KeptCommand]) -> LeaderEvent | None:
         """Write start commands again, with their parts as they are on COMMAND (SH-15)."""
-        parts = self._parts_of(commands)
+        archives = [(command.start.application, command.start.archive) for command in commands]
+        parts = self._archives.parts(archives)
         records: list[NewRecord] = []
         places: dict[ApplicationId, int] = {}
         for command in commands:
@@ -422,33 +430,6 @@ class Term:
             offsets += self._writer.transaction(batch)
         return offsets
 
-    def _parts_of(self, commands: Sequence[KeptCommand]) -> dict[PartKey, bytes]:
-        """Return all parts of these commands' archives that are still on COMMAND."""
-        wanted = {
-            self._parts[key]: key
-            for start in (command.start for command in commands)
-            for key in (
-                PartKey(start.application, start.archive.sha256, n) for n in range(start.archive.parts)
-            )
-            if key in self._parts
-        }
-        found: dict[PartKey, bytes] = {}
-        if not wanted:
-            return found
-        last = max(wanted)
-        with LogReader(self._connection, self._topics.command, min(wanted)) as reader:
-            deadline = self._clock.now() + self._timeout_s
-            while (before := reader.position) <= last:
-                if self._clock.now() >= deadline:
-                    raise RegistryUnavailable("the archives to be kept could not be read in time")
-                for record in reader.poll(LOOK_AT_CLOCK_S):
-                    if record.offset in wanted and record.value is not None:
-                        found[wanted[record.offset]] = record.value
-                if reader.position > before:
-                    self.progress += 1
-                    deadline = self._clock.now() + self._timeout_s
-        return found
-
     def _drop(
         self, kept: frozenset[ApplicationId], archives: frozenset[tuple[ApplicationId, Archive]]
     ) -> LeaderEvent | None:
@@ -458,7 +439,7 @@ class Term:
             for number in range(archive.parts)
         )
         keys = [kept_key(application) for application in sorted(kept)]
-        keys += [str(part) for part in parts if part in self._parts]
+        keys += [str(part) for part in parts if part in self._index]
         for first in range(0, len(keys), _WRITTEN_AT_ONCE):
             tombstones = [
                 NewRecord(self._topics.command, key.encode(), None)
