@@ -444,7 +444,8 @@ class Board:
         elif named and not self._only_restarts(entry, report):
             runs = report.state is RunState.RUNNING
             state = ApplicationState.RUNNING if runs else ApplicationState.ASSIGNED
-            self.put(application, replace(entry, state=state, reason=told))
+            if (entry.state, entry.reason) != (state, told):  # most reports of a pong are as before
+                self.put(application, replace(entry, state=state, reason=told))
 
     def _only_restarts(self, entry: ApplicationEntry, report: RunReport) -> bool:
         """True if its worker merely restarts its process, which only pongs report (SH-24).

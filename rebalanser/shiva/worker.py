@@ -73,11 +73,14 @@ from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOption
 
 Concerned: TypeAlias = Collection[ApplicationId] | None
 """The applications concerned; None for all."""
+_Commands: TypeAlias = dict[ApplicationId, CommandId]
 QUICK_S: Final = 2.0
 """Seconds after which a worker reports that an application waits for its files.
 
 A shorter wait is worth no document.
 """
+SPARE_PONGS: Final = 3
+"""Pongs of changes in quick succession after a quiet time, before the sustained interval applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +140,20 @@ class Worker:
         self._said: _Said | None = None
         self._pong_due = False
         self._ponged_at = -math.inf
+        self._sustained_until = -math.inf
+        """Time by which all pongs of changes would have been sent at the sustained interval."""
         self._news_at: float | None = None
         """Time of the next pong that reports changes; None if nothing has changed since the last pong."""
         self._processes = 0
         self._effects: list[WorkerEffect] = []
-        self._next_wakeup: float | None = None
+        self._check_at: float | None = None
+        """Time by which all applications must be checked; None for never."""
 
     @property
     def next_wakeup(self) -> float | None:
         """Time by which the worker needs a :class:`Wakeup`, if no other event comes before."""
-        return self._next_wakeup
+        times = (self._check_at, self._news_at)
+        return min((at for at in times if at is not None), default=None)
 
     @property
     def finished(self) -> bool:
@@ -207,19 +214,22 @@ class Worker:
         self._stop_what_may_not_run(concerned, now)
         self._advance(concerned, now)
         self._answer(concerned, now)
-        self._next_wakeup = self._earliest_wakeup(concerned, now)
+        self._check_at = self._earliest_check(concerned, now)
         return self._effects
 
     def _concerned_by(self, event: WorkerEvent, now: float) -> Concerned:
         """Return the applications that an event can affect; None for all.
 
-        Once ``next_wakeup`` has come, all are checked: no deadline of an application is earlier.
+        Once ``_check_at`` has come, all are checked: no deadline of an application is earlier. Before that
+        time a wakeup is for a pong only.
         """
-        if self._next_wakeup is not None and now >= self._next_wakeup:
+        if self._check_at is not None and now >= self._check_at:
             return None
         match event:
-            case PartRead() | WorkerCommandRead() | DocumentPassed() | Unreadable():
+            case PartRead() | WorkerCommandRead() | DocumentPassed() | Unreadable() | Wakeup():
                 return ()
+            case ChangeRead(record=change) if self._goes_on_with(change):
+                return self._concerned_by_change(change)
             case StartRead(record=KeptCommand(start=start)) | StartRead(record=StartCommand() as start):
                 return (start.application,)
             case StopRead(record=stop):
@@ -228,6 +238,24 @@ class Worker:
                 return (event.application,)
             case _:
                 return None
+
+    def _goes_on_with(self, change: DocumentChange) -> bool:
+        """True if the change follows the document acted on, and has the same process behind this id."""
+        return (
+            self._may_act()
+            and self._adopted is not None
+            and self._adopted is self._chain.document
+            and self._is_newer(change)
+            and self._is_of_present_leader(change)
+            and self._chain.follows(change)
+            and self._follows_at_once(change)
+            and self._worker not in change.workers
+        )
+
+    def _concerned_by_change(self, change: DocumentChange) -> frozenset[ApplicationId]:
+        """Return the applications that it changes or may decide on, or that wait for a newer document."""
+        waiting = (a for a, run in self._runs.items() if run.exclusive and run.state is RunState.PENDING)
+        return self._files.undecided.union(change.applications, change.progress, waiting)
 
     def _runs_of(self, concerned: Concerned) -> list[Run]:
         if concerned is None:
@@ -342,9 +370,12 @@ class Worker:
         """Go on from the changed document; without the base wait for the next whole one (SH-24)."""
         if not self._is_newer(change) or not self._is_of_present_leader(change):
             return
-        missed = self._chain.missed
+        missed, goes_on = self._chain.missed, self._goes_on_with(change)
         document = self._chain.take_change(change)
-        if document is not None:
+        if document is not None and goes_on:
+            self._accepted = (document, offset)
+            self._adopt_change(change, document, offset, now)
+        elif document is not None:
             self._accept(document, offset, now)
         elif not missed and self._accepted is not None:
             self._refuse_change(change, offset)
@@ -383,10 +414,55 @@ class Worker:
 
     def _adopt(self, document: AssignmentDocument, offset: int, now: float) -> None:
         """Act on this document from now on, and on no other (SH-6)."""
-        names_me = self._is_this_incarnation(document.workers.get(self._worker))
-        entries = {a: e for a, e in document.applications.items() if names_me and self._names_me(e)}
         followed = self._follows_at_once(document)
-        self._assignments = {a: self._assignment(a, e, offset, followed) for a, e in entries.items()}
+        self._assignments = self._assigned(document, document.applications, offset, followed)
+        self._note_adopted(document, offset, now)
+        self._files.decided(document.consumed, *self._decisions(document.applications))
+        self._settle_files(self._files.applications, now)
+
+    def _adopt_change(
+        self, change: DocumentChange, document: AssignmentDocument, offset: int, now: float
+    ) -> None:
+        """Do the same with a document of which only a few entries differ from the one acted on."""
+        known = document.applications
+        changed = change.applications.keys() | change.progress.keys()
+        entries = {application: known[application] for application in changed if application in known}
+        assigned = self._assigned(document, entries, offset, followed=True)
+        for application in changed - assigned.keys():
+            self._assignments.pop(application, None)
+        self._assignments.update(assigned)
+        self._note_adopted(document, offset, now)
+        concerned = self._files.decided_further(document.consumed, changed, *self._decisions(entries))
+        self._settle_files(concerned, now)
+
+    def _assigned(
+        self,
+        document: AssignmentDocument,
+        entries: Mapping[ApplicationId, ApplicationEntry],
+        offset: int,
+        followed: bool,
+    ) -> dict[ApplicationId, Assignment]:
+        """Return the assignments to this worker among these entries of a document."""
+        if not self._is_this_incarnation(document.workers.get(self._worker)):
+            return {}
+        return {
+            application: self._assignment(application, entry, offset, followed)
+            for application, entry in entries.items()
+            if self._names_me(entry)
+        }
+
+    def _decisions(
+        self, entries: Mapping[ApplicationId, ApplicationEntry]
+    ) -> tuple[_Commands, _Commands, _Commands]:
+        """Return, of these entries, the commands to run, those finished, and those for this worker."""
+        mine = self._assignments
+        return (
+            {a: e.command for a, e in entries.items() if e.state in TO_RUN},
+            {a: e.command for a, e in entries.items() if e.state is ApplicationState.FINISHED},
+            {a: mine[a].command for a in entries if a in mine},
+        )
+
+    def _note_adopted(self, document: AssignmentDocument, offset: int, now: float) -> None:
         self._adopted, self._version = document, offset
         if self._silent_at is None and not self._silent:
             self._silent_at = now + document.deadline_s
@@ -395,15 +471,9 @@ class Worker:
             revision=offset,
             epoch=str(document.epoch),
             offset=offset,
-            applications=len(entries),
+            applications=len(self._assignments),
         )
         self._notice_another(document.workers.get(self._worker))
-        applications = document.applications.items()
-        to_run = {a: e.command for a, e in applications if e.state in TO_RUN}
-        finished = {a: e.command for a, e in applications if e.state is ApplicationState.FINISHED}
-        mine = {application: each.command for application, each in self._assignments.items()}
-        self._files.decided(document.consumed, to_run, finished, mine)
-        self._settle_files(self._files.applications, now)
 
     def _assignment(
         self, application: ApplicationId, entry: ApplicationEntry, offset: int, followed: bool
@@ -413,7 +483,7 @@ class Worker:
             return before
         return Assignment(entry.command, entry.mode, token=offset)
 
-    def _follows_at_once(self, document: AssignmentDocument) -> bool:
+    def _follows_at_once(self, document: AssignmentDocument | DocumentChange) -> bool:
         """True if there was no document between: compaction drops what a slow reader has not read."""
         before = self.seen
         return before is not None and document.epoch == Epoch(before.term, before.number + 1)
@@ -650,10 +720,17 @@ class Worker:
         Changes in quick succession share a pong, as each pong has all applications.
         """
         leaves = self._stopping and all(self._has_ended(run) for run in self._runs.values())
+        sustained_s = self._options.sustained_pong_interval_s(len(self._runs))
         if self._news_at is None and self._may_act() and self._has_news(concerned):
-            interval_s = self._options.pong_interval_s(len(self._runs))
-            self._news_at = max(now, self._ponged_at + interval_s)
-        if self._pong_due or leaves or (self._news_at is not None and now >= self._news_at):
+            self._news_at = max(
+                now,
+                self._ponged_at + self._options.pong_interval_s(len(self._runs)),
+                self._sustained_until - SPARE_PONGS * sustained_s,
+            )
+        news_due = self._news_at is not None and now >= self._news_at
+        if news_due:
+            self._sustained_until = max(now, self._sustained_until) + sustained_s
+        if self._pong_due or leaves or news_due:
             self._pong_due, self._news_at, self._ponged_at = False, None, now
             self._said = _Said(self.seen, self.reports if not leaves else MappingProxyType({}))
             self._send_pong(self._said, leaves, now)
@@ -667,7 +744,7 @@ class Worker:
         said = self._said
         if said is None or concerned is None:
             return said != _Said(self.seen, self.reports)
-        return any(
+        return said.seen != self.seen or any(
             (self._runs[a].report if a in self._runs else None) != said.applications.get(a) for a in concerned
         )
 
@@ -690,16 +767,14 @@ class Worker:
         )
         self._effects.append(SendPong(pong))
 
-    def _earliest_wakeup(self, concerned: Concerned, now: float) -> float | None:
-        """Return the time of the next step; applications that are not concerned keep theirs."""
+    def _earliest_check(self, concerned: Concerned, now: float) -> float | None:
+        """Return the time of the next check; applications that are not concerned keep theirs."""
         if self._finished:
             return None
         runs = self._runs_of(concerned)
         times = [run.restart_at for run in runs if run.state is RunState.BACKING_OFF]
-        if concerned is not None and self._next_wakeup is not None:
-            times.append(self._next_wakeup)
-        if self._news_at is not None:
-            times.append(self._news_at)
+        if concerned is not None and self._check_at is not None:
+            times.append(self._check_at)
         if self._silent_at is not None and not self._stopping:
             times.append(self._silent_at)
         if self._files.next_unused is not None:

@@ -88,9 +88,11 @@ class WorkerFiles:
         self._started: dict[ApplicationId, dict[CommandId, Started]] = {}
         self._stops: OrderedDict[ApplicationId, _StopRead] = OrderedDict()
         self._decided = -1
-        self._to_run: Mapping[ApplicationId, CommandId] = {}
-        self._finished: Mapping[ApplicationId, CommandId] = {}
-        self._mine: Mapping[ApplicationId, CommandId] = {}
+        self._to_run: dict[ApplicationId, CommandId] = {}
+        self._finished: dict[ApplicationId, CommandId] = {}
+        self._mine: dict[ApplicationId, CommandId] = {}
+        self._undecided: set[ApplicationId] = set()
+        """Applications with commands that were read since the last document, or not decided on by it."""
         self._unpacked: set[ApplicationId] = set()
         """The applications that may have unpacked files on this worker's disk."""
         self._unused: dict[ApplicationId, float] = {}
@@ -100,6 +102,11 @@ class WorkerFiles:
     def applications(self) -> tuple[ApplicationId, ...]:
         """All applications with a command or a stop."""
         return tuple(self._started)
+
+    @property
+    def undecided(self) -> frozenset[ApplicationId]:
+        """Applications on whose commands the next document may decide."""
+        return frozenset(self._undecided)
 
     @property
     def next_unused(self) -> float | None:
@@ -126,6 +133,7 @@ class WorkerFiles:
         """Take in a start command; a kept one counts as of the client's record (SH-15)."""
         start = record.start if isinstance(record, KeptCommand) else record
         position = record.original if isinstance(record, KeptCommand) else at.offset
+        self._undecided.add(start.application)
         commands = self._started.setdefault(start.application, {})
         known = commands.get(start.command)
         if known is None:
@@ -151,12 +159,15 @@ class WorkerFiles:
 
     def stop(self, at: Standing, application: ApplicationId, keep_data: bool = False) -> None:
         """Take in a stop: earlier start commands are no longer run or stored (SH-5)."""
+        self._undecided.add(application)
         before = self._stops.pop(application, None)
         if before is None or before.offset < at.offset:
             before = _StopRead(at.offset, keep_data)
         self._stops[application] = before
         if len(self._stops) > MAX_STOPS:
-            self._stops.popitem(last=False)
+            forgotten, _ = self._stops.popitem(last=False)
+            if forgotten not in self._started:
+                self._undecided.discard(forgotten)
         for started in self._started.get(application, {}).values():
             if started.position < at.offset:
                 started.stopped_at, started.keep_data = at.offset, keep_data
@@ -178,16 +189,51 @@ class WorkerFiles:
         A finished command keeps its files for a while, and is not stored again: the leader need not keep its
         archive.
         """
+        self._to_run, self._finished, self._mine = dict(to_run), dict(finished), dict(mine)
+        self._decide(consumed, {*self._stops, *to_run})
+
+    def decided_further(
+        self,
+        consumed: int,
+        changed: Iterable[ApplicationId],
+        to_run: Mapping[ApplicationId, CommandId],
+        finished: Mapping[ApplicationId, CommandId],
+        mine: Mapping[ApplicationId, CommandId],
+    ) -> frozenset[ApplicationId]:
+        """Take in a document of which only these applications differ from the one before; return whom it
+        may concern.
+
+        The mappings have, of these applications, what :meth:`decided` gets of all.
+        """
+        concerned = self._undecided.union(changed)
+        for application in changed:
+            for known, now in ((self._to_run, to_run), (self._finished, finished), (self._mine, mine)):
+                if application in now:
+                    known[application] = now[application]
+                else:
+                    known.pop(application, None)
+        self._decide(consumed, concerned)
+        return frozenset(concerned)
+
+    def _decide(self, consumed: int, applications: Iterable[ApplicationId]) -> None:
         self._decided = max(self._decided, consumed)
-        self._to_run = to_run
-        self._finished = finished
-        self._mine = mine
-        for application in [a for a, stop in self._stops.items() if stop.offset <= self._decided]:
-            del self._stops[application]
-        for application, command in to_run.items():
-            started = self.find(application, command)
+        for application in applications:
+            stop = self._stops.get(application)
+            if stop is not None and stop.offset <= self._decided:
+                del self._stops[application]
+            command = self._to_run.get(application)
+            started = self.find(application, command) if command is not None else None
             if started is not None and started.stopped_at is not None and started.stopped_at <= consumed:
                 started.stopped_at = None
+        self._undecided = {application for application in self._undecided if self._awaits(application)}
+
+    def _awaits(self, application: ApplicationId) -> bool:
+        """True if a command of it was read that no document has decided on."""
+        stop = self._stops.get(application)
+        return (stop is not None and stop.offset > self._decided) or any(
+            max(started.position, started.stopped_at or -1) > self._decided
+            for started in self._started.get(application, {}).values()
+        )
 
     def stored(self, application: ApplicationId, command: CommandId, policy: RestartPolicy) -> bool:
         """Note that its files are on disk; True if they were requested."""

@@ -11,6 +11,7 @@ from rebalanser.shiva.types import Tag, check_part
 
 _MAX_DRIFT_RATIO: Final = 0.5
 _APPLICATIONS_PER_INTERVAL: Final = 500
+_APPLICATIONS_PER_SUSTAINED_INTERVAL: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class WorkerOptions:
     """Seconds before the leader's deadline by which an exclusive application has ended (SH-14)."""
     min_pong_interval_s: float = 0.1
     """Minimum seconds between two pongs that only report changes, of up to 500 applications; grows with their
-    number."""
+    number. While changes go on, such as many starts, it grows from 100 applications on."""
     keep_files_s: float = 3600.0
     """Seconds that unpacked files stay after the last document that named this worker for them (SH-4)."""
 
@@ -54,6 +55,13 @@ class WorkerOptions:
     def pong_interval_s(self, applications: int) -> float:
         """Return the minimum seconds between two pongs of N applications."""
         return self.min_pong_interval_s * max(1.0, applications / _APPLICATIONS_PER_INTERVAL)
+
+    def sustained_pong_interval_s(self, applications: int) -> float:
+        """Return the mean seconds between pongs of N applications while changes go on.
+
+        Each pong has all applications. So N starts, one after the other, cost in proportion to N.
+        """
+        return self.min_pong_interval_s * max(1.0, applications / _APPLICATIONS_PER_SUSTAINED_INTERVAL)
 
     def access_s(self, deadline_s: float) -> float:
         """Return for how long after its pong an exclusive process may exist: less clock drift and margin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ from rebalanser.shiva.types import (
     WorkerEntry,
 )
 from rebalanser.shiva.worker import QUICK_S, Worker
-from rebalanser.shiva.worker_files import MAX_STARTS, MAX_STOPS
+from rebalanser.shiva.worker_files import MAX_STARTS, MAX_STOPS, WorkerFiles
 from rebalanser.shiva.worker_options import WorkerOptions
 
 A, B, C = (ApplicationId("t", "c", name) for name in "ABC")
@@ -1499,6 +1500,49 @@ class TestTwoFoldersUnderOneId:
         assert not facts(bench.document(incarnation=Incarnation("folder", 2)), FactKind.WORKER_REFUSED)
 
 
+def _cost_of_starts(count: int) -> Counter[str]:
+    """Start N applications, 50 a second, with a change of the document for each pong; count operations."""
+    bench = Bench(Worker("w", ME, "host-1", WorkerOptions()))
+    bench.caught_up()
+    applications = [ApplicationId("t", "c", f"a{number}") for number in range(count)]
+    for application in applications:
+        bench.start(application, "x")
+    bench.document({application: named("x") for application in applications})
+    base = bench.worker._accepted
+    assert base is not None
+    document, counts = base[0], Counter[str]()
+
+    def counted(kind: type, name: str) -> Any:
+        call = getattr(kind, name)
+
+        def count_and_call(*arguments: Any) -> Any:
+            counts[name] += 1
+            return call(*arguments)
+
+        return mock.patch.object(kind, name, count_and_call)
+
+    with counted(Worker, "_must_stop"), counted(WorkerFiles, "_settled"):
+        for application in applications:
+            bench.stored(application, "x")
+            effects = bench.feed(ProcessStarted(application, bench.process(application)), after_s=0.02)
+            if (at := bench.worker.next_wakeup) is not None and at <= bench.now:
+                effects += bench.feed(Wakeup())
+            for pong in only(effects, SendPong):
+                counts["reports"] += len(pong.pong.applications)
+                running = {a for a, r in pong.pong.applications.items() if r.state is RunState.RUNNING}
+                entries = {
+                    a: replace(entry, state=ApplicationState.RUNNING) if a in running else entry
+                    for a, entry in document.applications.items()
+                }
+                bench.number += 1
+                epoch = replace(document.epoch, number=bench.number)
+                after = replace(document, epoch=epoch, consumed=bench.end, applications=entries)
+                bench.feed(ChangeRead(bench.at(), change_between(document, after)))
+                document = after
+    assert bench.worker.seen == document.epoch
+    return counts
+
+
 class TestBounds:
     @pytest.mark.rule("SH-8")
     def test_an_event_of_one_application_looks_at_no_other(self) -> None:
@@ -1525,7 +1569,17 @@ class TestBounds:
             bench.exited(applications[7])
             assert set(looked) == {"a7"}
             bench.feed(Wakeup())
+            assert set(looked) == {"a7"}
+            bench.ping()
             assert len(set(looked)) == 100
+
+    @pytest.mark.rule("SH-8")
+    def test_many_starts_one_after_the_other_cost_in_proportion_to_their_number(self) -> None:
+        """Each pong has all applications, and each change of a document was compared with all of them."""
+        few, many = _cost_of_starts(200), _cost_of_starts(800)
+        assert few.keys() == many.keys() == {"_must_stop", "_settled", "reports"}
+        for what, count in many.items():
+            assert count <= 5 * few[what], (what, few, many)
 
     @pytest.mark.rule("SH-5")
     def test_commands_of_stopped_applications_are_forgotten(self) -> None:
@@ -1546,6 +1600,9 @@ class TestBounds:
         for number in range(MAX_STOPS + 10):
             bench.stop(ApplicationId("t", "c", f"a{number}"))
         assert len(bench.worker._files._stops) == MAX_STOPS
+        assert len(bench.worker._files.undecided) == MAX_STOPS
+        bench.document({})
+        assert not bench.worker._files.undecided
 
     def test_superseded_starts_that_nobody_decided_on_are_remembered_up_to_a_limit(self) -> None:
         bench = running()

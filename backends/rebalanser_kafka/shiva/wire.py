@@ -7,6 +7,7 @@ people.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import zlib
@@ -45,6 +46,8 @@ _COMPRESSION: Final = 1
 """The fastest level: a document of 10,000 applications is encoded several times a second."""
 _COMPRESSION_OF_CHANGES: Final = 6
 _SHOWN_CHARS: Final = 200
+_KNOWN_APPLICATIONS: Final = 50_000
+"""Maximum applications whose ids are kept from record to record."""
 _PART: Final = re.compile(r"part:([^:]+):([0-9a-f]{64}):([0-9]{1,5})")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PEEKED_BYTES: Final = 256
@@ -140,12 +143,18 @@ def kept_key(application: ApplicationId) -> str:
     return f"keep:{application}"
 
 
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def _plain(value: object) -> object:
     """Convert types that the JSON library lacks."""
     if isinstance(value, ApplicationId):
         return str(value)
     if is_dataclass(value):
-        return {field.name: _with_text_keys(getattr(value, field.name)) for field in fields(value)}
+        kind: type = type(value)
+        return {name: _with_text_keys(getattr(value, name)) for name in _field_names(kind)}
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, Mapping):
@@ -261,7 +270,9 @@ def _with_applications(record: Any) -> Any:
     return record
 
 
+@functools.lru_cache(_KNOWN_APPLICATIONS)
 def _application(text: str) -> ApplicationId:
+    """Return the application of a text; each pong and document has the same ones again."""
     try:
         return ApplicationId.parse(text)
     except InvalidName as error:
