@@ -30,14 +30,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogTruncated, LogWriter
 from rebalanser_kafka.shiva import follower
+from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.parts import FileThreads
-from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
+from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 from rebalanser_kafka.topics import describe
 
-from rebalanser.applications import open_cluster
+from rebalanser.applications import TopicNames, open_cluster
 from rebalanser.applications.archives import pack
 from rebalanser.applications.data_folder import DataFolder
+from rebalanser.cli import main
 from rebalanser.errors import (
     AccessDenied,
     InvalidName,
@@ -45,9 +47,19 @@ from rebalanser.errors import (
     RegistryRefused,
     RequestTooLarge,
 )
+from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import StartCommand
-from rebalanser.shiva.types import ApplicationId, ApplicationState, Archive, Mode
+from rebalanser.shiva.records import AssignmentDocument, StartCommand
+from rebalanser.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Incarnation,
+    Mode,
+    WorkerEntry,
+)
 from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.shiva_cluster import ROUND_S, RUNS, ShivaCluster
@@ -57,7 +69,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from rebalanser.applications.manifest import Manifest
-    from rebalanser.shiva.records import AssignmentDocument
 
 
 @pytest.fixture
@@ -530,6 +541,89 @@ class TestTopics:
         said = shiva.run("shiva", "leader", "--session-timeout", session_timeout_s)
         assert said.code == 3
         assert "session" in said.err.lower().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """A broker that makes topics as soon as a client asks for them, as brokers do by default."""
+    settings = {"auto.create.topics.enable": "true"}
+    with KafkaCluster(1, data_folder=tmp_path_factory.mktemp("ready"), settings=settings) as cluster:
+        yield cluster
+
+
+def topics_of(cluster: KafkaCluster) -> set[str]:
+    """The topics that there are, without the brokers' own."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    return {topic for topic in admin.list_topics(timeout=PATIENCE_S).topics if not topic.startswith("__")}
+
+
+@pytest.mark.rule("SH-18")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "shiva list --registry URL",
+        "shiva status --registry URL",
+        "shiva status --watch --registry URL",
+        "shiva logs a/b/c --registry URL",
+        "shiva logs a/b/c --worker w --registry URL",
+        "shiva logs a/b/c --worker w --follow --registry URL",
+        "shiva stop a/b/c --registry URL",
+        "shiva restart a --yes --registry URL",
+        "shiva retry --registry URL",
+        "shiva drain w --registry URL",
+        "groups --registry URL",
+        "status g --registry URL",
+        "watch g --registry URL",
+        "check g --registry URL",
+        "resources list g --registry URL",
+        "resources remove g r --registry URL",
+        "node list g --registry URL",
+        "node drain g n --registry URL",
+        "feed g --from URL --to memory://none",
+        "history tail URL",
+        "history stats URL",
+        "neli status TOPIC g --roles a --kafka KAFKA",
+    ],
+)
+def test_a_command_that_reads_makes_no_topic(
+    ready: KafkaCluster, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ready.url(f"none-{uuid.uuid4().hex}")
+    named = {"TOPIC": url.rpartition("/")[2], "URL": url, "KAFKA": ready.bootstrap}
+    main([named.get(word, word) for word in words.split()])
+    said = capsys.readouterr().err
+    assert topics_of(ready) == set()
+    if words.startswith("shiva"):
+        assert "there is no cluster none-" in said
+
+
+@pytest.mark.rule("SH-18")
+def test_no_command_is_sent_to_a_topic_that_is_not_there(ready: KafkaCluster) -> None:
+    """Kafka would make it, with settings that are not Shiva's."""
+    url = ready.url(f"part-{uuid.uuid4().hex}")
+    connection = Connection.from_url(parse_url(url), PATIENCE_S)
+    names = TopicNames().of(connection.cluster)
+    shiva_topics.ensure(connection, names, PATIENCE_S)
+    web = ApplicationId("t", "c", "web")
+    entry = ApplicationEntry("a", ApplicationState.RUNNING, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
+    worker = WorkerEntry(Incarnation("folder", 1))
+    document = AssignmentDocument(Epoch(1, 1), "l", 0, 1.0, workers={"w": worker}, applications={web: entry})
+    with LogWriter(connection) as writer:
+        key = ASSIGNEMENT_KEY.encode()
+        writer.append_and_wait(names.assignement, key, encode(document), timeout_s=PATIENCE_S)
+    admin = AdminClient({"bootstrap.servers": ready.bootstrap, "log_level": 0})
+    admin.delete_topics([names.command])[names.command].result(PATIENCE_S)
+    with closing(open_cluster(url, PATIENCE_S)) as cluster:
+        for act in (
+            lambda: cluster.stop(web),
+            lambda: cluster.restart(web),
+            lambda: cluster.cordon("w", None),
+            lambda: cluster.output(web, 1, PATIENCE_S, "w"),
+        ):
+            with pytest.raises(RegistryRefused, match="there is no cluster"):
+                act()
+    assert topics_of(ready) == {names.control, names.assignement}
+    admin.delete_topics([names.control, names.assignement])
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,11 @@ WEB = ApplicationId("t", "c", "web")
 OFFSET = 7
 
 
+@pytest.fixture(autouse=True)
+def topics_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shiva_topics, "exists", lambda *_: True)
+
+
 def document(
     state: ApplicationState | None = None,
     *,

@@ -58,7 +58,7 @@ from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.commands import Publication, last_commanded, packed_starts
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
-from rebalanser_kafka.shiva.last_records import last_document, last_heard, read_on
+from rebalanser_kafka.shiva.last_records import end_of, last_document, last_heard, read_on
 from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.patience import patiently
 from rebalanser_kafka.shiva.reading import output_answer
@@ -95,7 +95,7 @@ class KafkaCluster(Cluster):
         self._timeout_s = timeout_s
         self._topics = names.of(connection.cluster)
         self._writer = LogWriter(connection, delivery_timeout_s=timeout_s)
-        self._ensured = False
+        self._ensured = self._has_command = False
         self._sent: OrderedDict[CommandId, _Sent] = OrderedDict()
 
     @property
@@ -207,7 +207,12 @@ class KafkaCluster(Cluster):
     def _last_commanded(
         self, document: AssignmentDocument | None, timeout_s: float
     ) -> dict[ApplicationId, StartCommand | StopCommand]:
-        return last_commanded(self._connection, self._topics.command, document, timeout_s)
+        def read(
+            connection: Connection, topic: str, left_s: float
+        ) -> dict[ApplicationId, StartCommand | StopCommand]:
+            return last_commanded(connection, topic, document, left_s)
+
+        return self._once_there(self._topics.command, read, timeout_s)
 
     def _commanded(
         self,
@@ -261,6 +266,7 @@ class KafkaCluster(Cluster):
         raise NotSettled(f"not within {timeout_s:g} s: {standing}")
 
     def _append(self, key: str, value: bytes) -> int:
+        self._require_command()
         return self._writer.append_and_wait(
             self._topics.command, key.encode(), value, timeout_s=self._timeout_s
         )
@@ -268,6 +274,7 @@ class KafkaCluster(Cluster):
     def _append_commands(
         self, commands: Sequence[StartCommand | StopCommand | WorkerCommand]
     ) -> list[CommandId]:
+        self._require_command()
         records = [
             NewRecord(self._topics.command, key_of(command).encode(), encode(command)) for command in commands
         ]
@@ -288,7 +295,25 @@ class KafkaCluster(Cluster):
     def _ensure_topics(self) -> None:
         if not self._ensured:
             shiva_topics.ensure(self._connection, self._topics, self._timeout_s)
-            self._ensured = True
+            self._ensured = self._has_command = True
+
+    def _require_command(self) -> None:
+        """Check that COMMAND is there before it is written to: else brokers make it, with other settings.
+
+        Raises:
+            RegistryRefused: it is not there.
+        """
+        if not self._has_command:
+            topic = self._topics.command
+            if not shiva_topics.exists(self._connection, topic, self._timeout_s):
+                raise self._missing(topic)
+            self._has_command = True
+
+    def _missing(self, topic: str) -> RegistryRefused:
+        return RegistryRefused(
+            f"there is no cluster {self._connection.cluster}: topic {topic} does not exist; the first "
+            "leader, worker or start command makes it"
+        )
 
     def read(self, timeout_s: float) -> AssignmentDocument | None:
         """Return the last document on ASSIGNEMENT, the source of the status; None before any (SH-11).
@@ -323,10 +348,7 @@ class KafkaCluster(Cluster):
             except RegistryRefused as error:
                 if shiva_topics.exists(self._connection, topic, left_s):
                     raise RegistryUnavailable(f"{error}; the topic has just been made") from error
-                raise RegistryRefused(
-                    f"there is no cluster {self._connection.cluster}: topic {topic} does not exist; the "
-                    "first leader, worker or start command makes it"
-                ) from error
+                raise self._missing(topic) from error
 
         return patiently(ask, timeout_s)
 
@@ -395,8 +417,7 @@ class KafkaCluster(Cluster):
             FixConfiguration: it has no such output, or can't follow it.
             NotSettled: it has not answered within ``timeout_s``.
         """
-        with LogReader(self._connection, self._topics.control, "latest") as reader:
-            end = reader.end_offset(timeout_s)
+        end = self._once_there(self._topics.control, end_of, timeout_s)
         with LogReader(self._connection, self._topics.control, end) as reader:
             self._append(key_of(request), encode(request))
             asked_at = time.monotonic()

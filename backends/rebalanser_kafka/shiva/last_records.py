@@ -177,6 +177,11 @@ def heard_in(records: Iterable[LogRecord], wall_s: float) -> LastHeard:
     return LastHeard(ping, pongs)
 
 
+def end_of(connection: Connection, topic: str, timeout_s: float) -> int:
+    """Return the end of a topic; errors as above."""
+    return _bounds(connection, topic, timeout_s)[1]
+
+
 def _bounds(connection: Connection, topic: str, timeout_s: float) -> tuple[int, int]:
     """Return the first offset of a topic, and its end."""
     with LogReader(connection, topic, "latest") as reader:

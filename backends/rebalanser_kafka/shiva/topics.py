@@ -135,4 +135,4 @@ def exists(connection: Connection, topic: str, timeout_s: float) -> bool:
     Raises:
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
     """
-    return topic in describe(connection, [topic], timeout_s)
+    return topic in partitions_of(connection, [topic], timeout_s)
