@@ -3,7 +3,7 @@
 One thread takes all pending writes, applies them in one call of the engine, and reads back those whose answer
 was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the load. That
 thread is the batcher's own, or a caller that waits for the outcome while nothing else waits. A remote engine
-takes several batches at the same time.
+takes several batches at the same time. A task that is enqueued while nothing else is written is no batch.
 
 :mod:`~rebalanser.tasks.writes.batches` selects the pending writes of a batch and settles them. While the
 engine is away, or takes nothing, callers get an error within ``timeout_s``; lasting writes are kept.
