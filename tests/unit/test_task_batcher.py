@@ -387,6 +387,37 @@ def test_who_ends_does_not_wait_for_an_engine_that_stays_away(
     assert isinstance(lasting.future.exception(0), RegistryUnavailable)
 
 
+@pytest.mark.rule("SK-19")
+def test_the_future_of_a_write_is_settled_once_and_reports_to_each() -> None:
+    future = Asked("a").future
+    told: list[str] = []
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda done: told.append(done.result()))
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0)
+    future.set_result("written")
+    with pytest.raises(InternalError):
+        future.set_exception(ZeroDivisionError())
+    future.add_done_callback(lambda done: told.append(done.result()))
+    assert told == ["written", "written"]
+    assert (future.result(), future.exception()) == ("written", None)
+
+
+def test_who_waits_for_a_write_gets_its_error() -> None:
+    future, error = Asked("a").future, ZeroDivisionError()
+    waiter = threading.Thread(target=lambda: future.set_exception(error))
+    future.add_done_callback(lambda _: None)
+    waiter.start()
+    assert future.exception(PATIENCE_S) is error
+    with pytest.raises(ZeroDivisionError):
+        future.result()
+    waiter.join()
+
+
 def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, batcher: WriteBatcher) -> None:
     engine.may.set()
     for task in "abc":

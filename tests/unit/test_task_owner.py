@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -162,6 +164,22 @@ def offered_once(owner: Owner) -> list[int]:
         found.append(int(best[1], 16))
         owner.take(best[1])
     return found
+
+
+@pytest.mark.rule("SK-24")
+def test_a_claim_goes_with_its_last_reference() -> None:
+    """A claim that refers to itself waits for the garbage collector, which then takes longer."""
+    owner = make(stored(1))
+    made = pending_claim(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
+    assert made.write() is not None
+    made.answered(Applied(9))
+    gone = weakref.ref(made)
+    gc.disable()
+    try:
+        del made
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.rule("SK-5")
