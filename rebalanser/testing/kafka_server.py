@@ -418,9 +418,9 @@ class KafkaCluster(ServerCluster):
             settings[f"{topics}.replication.factor"] = str(self.brokers)
         for topics in ("transaction.state.log", "share.coordinator.state.topic"):
             settings[f"{topics}.min.isr"] = str(in_sync)
-        # A broker that was killed is let in again when its old session is over. Three that share a small
-        # machine are silent for longer without being dead.
-        settings["broker.session.timeout.ms"] = "1000" if self.brokers == 1 else "2000"
+        # A broker that was killed is let in again when its old session is over. On a busy machine one is
+        # silent for longer without being dead. An only one then tells its clients that there is no broker.
+        settings["broker.session.timeout.ms"] = "3000" if self.brokers == 1 else "2000"
         settings["default.replication.factor"] = str(self.brokers)
         settings["min.insync.replicas"] = str(in_sync)
         return {**settings, **self._security_settings(), **self._settings}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 from unittest import mock
 
 import pytest
@@ -298,6 +298,39 @@ def test_a_leader_whose_thread_hangs_gives_the_partition_back(monkeypatch: pytes
     assert MOVES + 2 * leading.HUNG_S - 4 < next(looks) < MOVES + 2 * leading.HUNG_S + 4
     term.depose.assert_called_once()
     term.close.assert_not_called()
+
+
+class Forgotten(Consumer):
+    """Is admitted to the group only if it is the third one: the client has dropped the others' requests."""
+
+    made: ClassVar[list[Forgotten]] = []
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)
+        self.made.append(self)
+
+    def subscribe(self, topics: list[str], *, on_assign: Callable[..., None], **others: object) -> None:
+        if len(self.made) == 3:
+            super().subscribe(topics, on_assign=on_assign, **others)
+
+
+@pytest.mark.rule("SH-3")
+def test_a_candidate_that_is_not_admitted_to_the_group_joins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(0.0, 0.5)
+    term = mock.Mock(ended=False, failure=None)
+    monkeypatch.setattr(Forgotten, "made", [])
+    monkeypatch.setattr(leading, "time", mock.Mock(monotonic=lambda: next(times)))
+    monkeypatch.setattr(leading, "Consumer", Forgotten)
+    monkeypatch.setattr(leading, "Term", lambda *_: term)
+    leader = KafkaLeader(
+        Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0
+    )
+    term.begin = leader.stop
+    leader.begin()
+    assert leader.wait(PATIENCE_S)
+    term.stop.assert_called_once()
+    assert [consumer.did for consumer in Forgotten.made] == [["closed"]] * 3
+    assert next(times) > 2 * (leading.MAX_POLL_INTERVAL_S + LeaderOptions().session_timeout_s)
 
 
 @pytest.mark.rule("SH-22")

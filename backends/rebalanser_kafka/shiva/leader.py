@@ -72,6 +72,8 @@ class KafkaLeader:
         self._groups = Outage("group_unreachable", fields)
         self._terms = Outage("term_failed", fields)
         self._held = False
+        self._waits_since: float | None = None
+        """Time (monotonic seconds) since which it waits to be admitted to the group; None while it is in."""
         self._membership: object = None
         self._term: Term | None = None
         self._retry_at = 0.0
@@ -136,12 +138,7 @@ class KafkaLeader:
 
     def _run(self) -> None:
         try:
-            self._consumer.subscribe(
-                [self._topics.command],
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
-                on_lost=self._revoked,
-            )
+            self._subscribe()
             while not self._stopping.is_set():
                 self._take_part()
             self._finish_term()
@@ -152,6 +149,30 @@ class KafkaLeader:
             self._failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
             self._close()
+
+    def _subscribe(self) -> None:
+        self._waits_since = time.monotonic()
+        self._consumer.subscribe(
+            [self._topics.command],
+            on_assign=self._assigned,
+            on_revoke=self._revoked,
+            on_lost=self._revoked,
+        )
+
+    def _join_anew_if_forgotten(self) -> None:
+        """Replace a consumer that was not admitted to the group for longer than that can take.
+
+        A broker that has missed its own heartbeats, as after a pause, tells clients for a moment that there
+        is no broker. Kafka's client then drops that broker with the requests under way, and was seen to wait
+        without end for the group.
+        """
+        limit_s = self._options.session_timeout_s + MAX_POLL_INTERVAL_S
+        if self._waits_since is None or time.monotonic() - self._waits_since <= limit_s:
+            return
+        self._groups.failed(f"not admitted to the group of leaders for {limit_s:g} s: joining it anew")
+        self._consumer.close()
+        self._consumer = self._joining()
+        self._subscribe()
 
     def _finish_term(self) -> None:
         """Let the term publish all that is pending before this process leaves the group (SH-22)."""
@@ -189,6 +210,7 @@ class KafkaLeader:
         if self._term is not None and self._term.ended:
             self._close_term(self._term)
         self._refuse_hung()
+        self._join_anew_if_forgotten()
         if self._held:
             self._membership = self._consumer.consumer_group_metadata()
         may_begin = self._held and not self._stopping.is_set()
@@ -221,6 +243,7 @@ class KafkaLeader:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Hold the partition without reading: each term reads COMMAND itself."""
         consumer.incremental_assign(partitions)
+        self._waits_since = None
         self._groups.works("taking part in the group of leaders again")
         if partitions:
             consumer.pause(partitions)
@@ -230,6 +253,7 @@ class KafkaLeader:
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if partitions:
             self._held = False
+            self._waits_since = time.monotonic()
             self._membership = None
             self._end_term("the partition of COMMAND was given to another leader")
         try:
