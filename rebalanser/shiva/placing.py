@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
-from rebalanser.allocation import Placement, Requests, place
+from rebalanser.allocation import Placement, place
 from rebalanser.shiva.membership import Members
 from rebalanser.shiva.records import AssignmentDocument, Pong, RunReport, StartCommand
 from rebalanser.shiva.safeguards import Safeguards
@@ -204,7 +204,7 @@ class Board:
             timestamp_ms=timestamp_ms,
         )
         if before is not None:
-            stays = before.mode is start.mode and not _requests_more(start, before)
+            stays = before.mode is start.mode and before.requests == start.requests
             vacated = before if stays else self._vacated(before)
             named = vacated.worker is not None
             state = ApplicationState.ASSIGNED if named else ApplicationState.WAITING
@@ -530,7 +530,8 @@ class Board:
         leaving = vacated.leaving
         if leaving is not None and leaving.worker == target:
             known = self._members.incarnation(target)
-            if self._guards.may_take_back(leaving, known, entry.mode):
+            keeps_room = self._guards.keeps_room(entry.requests, leaving.requests)
+            if keeps_room and self._guards.may_take_back(leaving, known, entry.mode):
                 leaving = None
         if leaving is None and self._has_room(target, application, entry):
             assigned = replace(
@@ -580,14 +581,6 @@ class Board:
         elif failed:
             reason += self._retries.note(application)
         self.put(application, replace(self._vacated(entry), state=state, reason=reason, kept_for=None))
-
-
-def _requests_more(start: StartCommand, before: ApplicationEntry) -> bool:
-    """True if an application needs room that its worker may not have before others have left it (SH-27)."""
-    if start.requests is None:
-        return False
-    known = before.requests or Requests()
-    return start.requests.cpu_milli > known.cpu_milli or start.requests.memory_mb > known.memory_mb
 
 
 def _waits_for(entry: ApplicationEntry, pong: Pong) -> bool:

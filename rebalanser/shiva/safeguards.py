@@ -96,6 +96,16 @@ class Safeguards:
             capacity.memory_mb is None or not requests.memory_mb or memory_mb <= capacity.memory_mb
         )
 
+    def keeps_room(self, requests: Requests | None, before: Requests | None) -> bool:
+        """True if what an application requests now covers what its last process may still take (SH-27)."""
+        if before is None:
+            return True
+        return (
+            requests is not None
+            and requests.cpu_milli >= before.cpu_milli
+            and requests.memory_mb >= before.memory_mb
+        )
+
     def fits(self, needed_bytes: int, budget_bytes: int) -> bool:
         """True if the archives of all that is to run fit into COMMAND's retention (SH-15)."""
         return needed_bytes <= budget_bytes

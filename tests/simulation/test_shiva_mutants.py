@@ -246,6 +246,14 @@ MUTANTS = (
         "weights",
     ),
     Mutant(
+        "room of the last process",
+        "what an application took counts until its process has ended, though it is started anew with less",
+        (Switch(Safeguards, "keeps_room", always(True)),),
+        frozenset({"SH-27"}),
+        "weights",
+        first=300,
+    ),
+    Mutant(
         "commands answered",
         "a command that changes nothing is taken into account by a document all the same",
         (Switch(Publisher, "commanded", always(None)),),

@@ -1220,6 +1220,20 @@ class TestRequests:
         rig.pong("w1", {}, cpu=1000)
         assert rig.settle().applications[A].worker == "w1"
 
+    def test_what_is_started_anew_with_less_keeps_its_room_until_its_last_process_has_ended(
+        self, full: Rig
+    ) -> None:
+        full.start(A, "start-2", cpu=300)
+        full.start(C, cpu=300)
+        full.settle()
+        assert (full.entry(A).worker, full.entry(B).worker, full.entry(C).worker) == (None, "w1", None)
+        stopping = RunReport("start-1", RunState.STOPPING)
+        full.pong("w1", {A: stopping, B: RunState.RUNNING}, cpu=1000)
+        assert full.settle().applications[C].worker is None
+        full.pong("w1", {B: RunState.RUNNING}, cpu=1000)
+        full.settle()
+        assert {full.entry(app).worker for app in (A, B, C)} == {"w1"}
+
     def test_what_is_started_anew_with_more_stays_where_there_is_room(self, rig: Rig) -> None:
         rig.lead()
         rig.pong("w1", cpu=1000)
