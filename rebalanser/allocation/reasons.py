@@ -25,18 +25,32 @@ def why_nowhere(
     return f"failed on {those}: {_some(refused.intersection(fitting))}"
 
 
-def why_full(needs: tuple[int, int], free: Mapping[str, tuple[float, ...]], *, everywhere: bool) -> str:
+def why_full(
+    needs: tuple[int, int],
+    free: Mapping[str, tuple[float, ...]],
+    limits: Mapping[str, tuple[float, float]],
+    *,
+    everywhere: bool,
+) -> str:
     """The amount that no worker has free, of those that a resource may be on (SH-27).
 
-    ``needs`` and the amounts in ``free`` are thousandths of a processor and megabytes of memory;
-    ``everywhere`` is True if it may be on all workers.
+    It names what the largest of them has in all, not what is free now: so the reason stays the same while
+    others come and go.
+
+    Args:
+        needs: thousandths of a processor and megabytes of memory.
+        free: what each of these workers has free.
+        limits: what each worker has in all.
+        everywhere: True if it may be on all workers.
     """
     which = "no worker has" if everywhere else "no worker that may take it has"
     for dimension, need in enumerate(needs):
-        most = min(free, key=lambda worker: (-free[worker][dimension], worker))
-        if need > free[most][dimension]:
-            rest = _amount(dimension, max(0.0, free[most][dimension]))
-            return f"{which} {_amount(dimension, need)} free: {most} has the most, {rest}"
+        if any(need <= each[dimension] for each in free.values()):
+            continue
+        largest = min(free, key=lambda worker: (-limits[worker][dimension], worker))
+        limit = limits[largest][dimension]
+        lacking = _amount(dimension, need) + ("" if need > limit else " free")
+        return f"{which} {lacking}: {largest}, the largest, has {_amount(dimension, limit)}"
     together = " and ".join(_amount(dimension, need) for dimension, need in enumerate(needs))
     return f"{which} {together} free at the same time"
 

@@ -213,7 +213,8 @@ class _Packing:
             )
             for worker in self._kinds[number].open_to
         }
-        return why_full(self._needs[number], free, everywhere=len(free) == len(self.counts))
+        everywhere = len(free) == len(self.counts)
+        return why_full(self._needs[number], free, self._limits, everywhere=everywhere)
 
     def _put(self, number: int, worker: str, count: int = 1) -> None:
         needs, load = self._needs[number], self._loads[worker]

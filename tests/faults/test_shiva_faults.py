@@ -489,6 +489,25 @@ class TestApplications:
         shiva.worker("special", "--tag", "gpu", "--tag", "ssd")
         shiva.running(worker="special")
 
+    @pytest.mark.rule("SH-27")
+    def test_an_application_waits_with_the_reason_until_a_worker_has_room(self, shiva: ShivaCluster) -> None:
+        shiva.daemon("small", "--cpu", "1")
+        requests = {"cpu": 0.6, "memory_mb": 64}
+        shiva.start(source=shiva.application("web", requests=requests))
+        shiva.running()
+        shiva.start("t/c/jobs", source=shiva.application("jobs", requests=requests))
+        waiting = shiva.entry_when(lambda entry: bool(entry.reason), "waits for room", "t/c/jobs")
+        assert waiting.state is ApplicationState.WAITING
+        assert waiting.reason == "no worker has 0.6 cpu free: small, the largest, has 1 cpu"
+        status = shiva.run("shiva", "status").out
+        assert "small: 1 application (0.6 of 1 cpu, 64 MB), on " in status
+        assert "t/c/jobs: waiting, 0.6 cpu, 64 MB, no worker has 0.6 cpu free" in status
+        command = shiva.cluster.restart(ApplicationId.parse("t/c/web"))
+        shiva.cluster.wait(ApplicationId.parse("t/c/web"), command, PATIENCE_S)
+        assert shiva.known.applications[ApplicationId.parse("t/c/jobs")].state is ApplicationState.WAITING
+        shiva.cluster.stop(ApplicationId.parse("t/c/web"))
+        shiva.running("t/c/jobs", worker="small")
+
     @pytest.mark.rule("SH-17")
     def test_what_fails_on_every_worker_has_failed_with_the_reason(self, shiva: ShivaCluster) -> None:
         shiva.leader().says("leader-1 runs")

@@ -1184,11 +1184,23 @@ class TestRequests:
     def test_what_has_no_room_waits_until_a_worker_has(self, full: Rig) -> None:
         full.start(C, cpu=300)
         full.settle()
-        reason = "no worker has 0.3 cpu free: w1 has the most, 0 cpu"
+        reason = "no worker has 0.3 cpu free: w1, the largest, has 1 cpu"
         assert (full.state(C), full.entry(C).reason) == (ApplicationState.WAITING, reason)
         full.pong("w2", cpu=300)
         assert full.settle().applications[C].worker == "w2"
-        assert (full.entry(A).worker, full.entry(B).worker) == ("w1", "w1")
+        assert {full.entry(app).worker for app in (A, B)} == {"w1"}
+
+    @pytest.mark.rule("SH-24")
+    def test_what_waits_is_not_published_anew_with_each_change_of_what_is_free(self, full: Rig) -> None:
+        full.start(C, cpu=900)
+        full.settle()
+        before = full.entry(C)
+        full.stop(B)
+        full.pong("w1", {A: RunState.RUNNING}, cpu=1000)
+        full.settle()
+        full.pong("w1", {A: RunState.RUNNING}, cpu=1000)
+        assert full.settle().applications.keys() == {A, C}
+        assert full.entry(C) == before
 
     def test_what_is_being_stopped_keeps_its_room_until_it_has_ended(self, full: Rig) -> None:
         full.stop(B)
@@ -1259,7 +1271,9 @@ class TestRequests:
         full.pong("w2", {C: RunReport("start-1", RunState.FAILED, 0, "broken")}, cpu=500)
         full.settle()
         assert full.state(C) is ApplicationState.WAITING
-        assert full.entry(C).reason.startswith("no worker that may take it has 0.5 cpu free: w1 has the most")
+        assert full.entry(C).reason.startswith(
+            "no worker that may take it has 0.5 cpu free: w1, the largest,"
+        )
         assert full.entry(C).failed_on == {"w2": "broken"}
 
     def test_a_leader_of_an_earlier_version_has_left_requests_out_of_its_document(self, full: Rig) -> None:
