@@ -21,6 +21,7 @@ WAITING ?= 10,1000
 DRAINED ?= 20000,130000
 NODES ?= 1000
 RESOURCES ?= 100000
+FAILOVERS ?= 20
 
 .PHONY: help
 help: ## Show the targets
@@ -161,8 +162,12 @@ bench-scale: etcd ## Groups of 4 and of 1,000 nodes with 100,000 resources: NODE
 	@$(PYTHON) benchmarks/scale.py --nodes $(NODES) --resources $(RESOURCES)
 
 .PHONY: bench-kafka
-bench-kafka: kafka
+bench-kafka: kafka bench-failover
 	@$(PYTHON) benchmarks/shiva.py
+
+.PHONY: bench-failover
+bench-failover: kafka ## Fail-overs of Shiva, kafka:// groups and NELI beside plain consumer groups: FAILOVERS=20
+	@$(PYTHON) benchmarks/failover.py --count $(FAILOVERS)
 
 .PHONY: bench-audit
 bench-audit: $(INSTALLED) ## How fast the audit is: SIZES=1,5,20 millions of records (kept in the user's cache)

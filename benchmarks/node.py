@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import rebalanser
 import rebalanser.group
 from rebalanser.protocol import Answered, Effect, Event, Node
-from rebalanser.protocol.messages import Alive, Joined
-from rebalanser.registry import Capabilities, Registry, RegistryUrl, open_registry
+from rebalanser.protocol.messages import Alive, Joined, Published
+from rebalanser.registry import Capabilities, GroupStore, Registry, RegistryUrl, open_backend
 from rebalanser.registry.contract import LeaseAge, Reply, Request, Sink, Target, Watch
 
 _printing = threading.Lock()
@@ -54,9 +54,10 @@ class CountingRegistry(Registry):
         self._registry.close()
 
 
-def open_counted(url: str | RegistryUrl, timeout_s: float) -> Registry:
-    """Open a registry whose requests are counted."""
-    return CountingRegistry(open_registry(url, timeout_s))
+def open_counted(url: str | RegistryUrl, timeout_s: float) -> Registry | GroupStore:
+    """Open a store; if it is a registry, its requests are counted."""
+    opened = open_backend(url, timeout_s)
+    return CountingRegistry(opened) if isinstance(opened, Registry) else opened
 
 
 class Heartbeats:
@@ -75,6 +76,8 @@ class Heartbeats:
             began_s = time.thread_time()
             effects = handle(node, event, now)
             self._turn_s = max(self._turn_s, time.thread_time() - began_s)
+            if isinstance(event, Answered) and isinstance(event.outcome, Published):
+                tell("published")
             return effects
 
         Node.handle = timed  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -75,6 +76,7 @@ from rebalanser.testing.kafka_server import KafkaCluster, addresses_from_environ
 SHIVA = (sys.executable, "-m", "rebalanser", "shiva")
 WORKERS = ("worker-1", "worker-2", "worker-3")
 ROUND_S = 1.0
+STOP_TIMEOUT_S = 1.0
 TIMEOUT_S = 30.0
 PATIENCE_S = 120.0
 SINGLE_STARTS = 50
@@ -85,35 +87,50 @@ MAX_WAKEUPS = 10
 console = Console()
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
+def until(reached: Callable[[], bool], what: str, look_s: float = 0.02) -> None:
     """Wait for other processes."""
     deadline = time.monotonic() + PATIENCE_S
     while not reached():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
-        time.sleep(0.02)
+        time.sleep(look_s)
 
 
 class Site:
-    """A leader and three workers, each a process of its own, and applications that tell when they begin."""
+    """A leader and three workers, each a process of its own, and applications that tell when they begin.
 
-    def __init__(self, kafka: str, folder: Path) -> None:
-        self.url = f"kafka://{kafka}/bench-{uuid4().hex[:8]}"
+    With ``daemons`` each of the workers is a daemon, and one of them leads. ``options`` are the leaders'.
+    """
+
+    def __init__(
+        self,
+        kafka: str,
+        folder: Path,
+        *,
+        daemons: bool = False,
+        options: Sequence[str] = ("--round", f"{ROUND_S:g}"),
+    ) -> None:
+        self._daemons = daemons
+        self._options = options
+        self.name = f"bench-{uuid4().hex[:8]}"
+        self.url = f"kafka://{kafka}/{self.name}"
         self._folder = folder
         self._started = folder / "started"
         self._started.mkdir()
         self._application = folder / "application"
         self._application.mkdir()
         note = f'touch "{self._started}/$SHIVA_APPLICATION.$SHIVA_WORKER"; exec sleep infinity'
-        (self._application / "shiva.json").write_text(json.dumps({"command": ["sh", "-c", note]}))
+        manifest = {"command": ["sh", "-c", note], "stop_timeout_s": STOP_TIMEOUT_S}
+        (self._application / "shiva.json").write_text(json.dumps(manifest))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.cluster: Cluster = open_cluster(self.url, TIMEOUT_S)
 
     def __enter__(self) -> Self:
-        self._begin("leader-1", "leader", "--round", f"{ROUND_S:g}")
+        if not self._daemons:
+            self._begin("leader-1", "leader", *self._options)
         for worker in WORKERS:
             self.hire(worker)
-        until(lambda: self._known() == set(WORKERS), "the leader knows all workers")
+        until(lambda: self._known() == set(WORKERS), "the leader knows all workers", look_s=0.3)
         return self
 
     def __exit__(
@@ -126,8 +143,9 @@ class Site:
         self.cluster.close()
 
     def hire(self, worker: str) -> None:
-        """Start a worker in its folder."""
-        self._begin(worker, "worker", "--data", str(self._folder / worker))
+        """Start a worker, or a daemon, in its folder."""
+        kind, options = ("daemon", self._options) if self._daemons else ("worker", ())
+        self._begin(worker, kind, "--data", str(self._folder / worker), *options)
 
     def _begin(self, name: str, *words: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -146,10 +164,10 @@ class Site:
         document = self._document()
         return set(document.workers) if document else set()
 
-    def start(self, name: str) -> float:
+    def start(self, name: str, mode: Mode = Mode.AVAILABLE) -> float:
         """Start an application; when the call began, by the host's clock."""
         began = time.time()
-        self.cluster.start(ApplicationId("bench", "main", name), self._application)
+        self.cluster.start(ApplicationId("bench", "main", name), self._application, mode=mode)
         return began
 
     def stop(self, name: str) -> None:
@@ -177,21 +195,36 @@ class Site:
                 and max(counts.values()) - min(counts.values()) <= 1
             )
 
-        until(even, f"{applications} applications run evenly")
+        until(even, f"{applications} applications run evenly", look_s=0.3)
 
     def on(self, worker: str) -> list[str]:
         """The applications that are to run on a worker."""
-        document = self._document()
-        entries = document.applications if document else {}
+        entries = self.document().applications
         return [name.application for name, entry in entries.items() if entry.worker == worker]
 
-    def kill(self, worker: str) -> float:
-        """``kill -9`` a worker; when, by the host's clock."""
+    def document(self) -> AssignmentDocument:
+        """The last document, of which there is one by now."""
+        document = self._document()
+        if document is None:
+            raise RuntimeError("there is no document")
+        return document
+
+    def end(self, worker: str, number: signal.Signals = signal.SIGKILL) -> float:
+        """``kill -9`` a worker, or let it stop; when, by the host's clock."""
         process = self._processes.pop(worker)
         at = time.time()
-        process.kill()
+        process.send_signal(number)
         process.wait()
         return at
+
+    def last_begun(self, names: Sequence[str], at: float) -> float:
+        """When the last of these applications began after ``at``, once all have."""
+
+        def begun(name: str) -> float:
+            return max((begun for begun in self.begun(name).values() if begun > at), default=0.0)
+
+        until(lambda: all(map(begun, names)), "all run elsewhere")
+        return max(map(begun, names))
 
 
 def single_starts(site: Site) -> list[float]:
@@ -223,13 +256,8 @@ def kills(site: Site) -> list[float]:
         site.settle(APPLICATIONS_WHEN_KILLED)
         victim = WORKERS[1]
         concerned = site.on(victim)
-        at = site.kill(victim)
-
-        def last_begun(name: str, at: float = at) -> float:
-            return max((begun for begun in site.begun(name).values() if begun > at), default=0.0)
-
-        until(lambda names=concerned: all(map(last_begun, names)), "all run elsewhere")  # type: ignore[misc]
-        seconds.append(max(map(last_begun, concerned)) - at)
+        at = site.end(victim)
+        seconds.append(site.last_begun(concerned, at) - at)
         site.hire(victim)
     return seconds
 

@@ -75,8 +75,16 @@ _POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 """Kafka brings log4j but nothing that leads its log calls there: without, a failed start says nothing."""
 
-_SMALL_AND_QUICK: Final = {
+_SMALL: Final = {
     "auto.create.topics.enable": "false",
+    "log.cleaner.dedupe.buffer.size": "2097152",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+    "offsets.topic.num.partitions": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+}
+_QUICK: Final = {
     "broker.heartbeat.interval.ms": "200",
     "group.consumer.heartbeat.interval.ms": "300",
     "group.consumer.min.heartbeat.interval.ms": "100",
@@ -85,18 +93,13 @@ _SMALL_AND_QUICK: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "100",
     "log.cleaner.backoff.ms": "200",
-    "log.cleaner.dedupe.buffer.size": "2097152",
     "log.initial.task.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",
     "log.segment.delete.delay.ms": "1000",
-    "num.io.threads": "4",
-    "num.network.threads": "2",
-    "offsets.topic.num.partitions": "1",
     "replica.lag.time.max.ms": "2000",
-    "share.coordinator.state.topic.num.partitions": "1",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-    "transaction.state.log.num.partitions": "1",
 }
+"""Times that are shorter than Kafka's defaults, for tests."""
 _JVM: Final = (
     "-Xms64m",
     "-Xmx256m",
@@ -208,6 +211,7 @@ class KafkaCluster(ServerCluster):
     Each is a broker and a controller (KRaft). Brokers are counted from 0, which is also their id in Kafka.
     With three, topics have three replicas of which two must be in sync. ``settings`` are added to those
     of every broker, or replace them. Without a ``data_folder`` one of its own is used, gone after ``stop``.
+    If ``quick`` is false all times and their limits are Kafka's defaults, as a benchmark needs them.
 
     With ``sasl`` (user, password) clients must log in, with the mechanism PLAIN or SCRAM-SHA-256. With
     ``tls`` connections are encrypted; a client certificate is looked at where a client shows one. Brokers
@@ -220,6 +224,7 @@ class KafkaCluster(ServerCluster):
         *,
         data_folder: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        quick: bool = True,
         sasl: tuple[str, str] | None = None,
         tls: bool = False,
     ) -> None:
@@ -231,6 +236,7 @@ class KafkaCluster(ServerCluster):
         self.sasl = sasl
         self.certificates = make_certificates(self.data_folder / "certificates") if tls else None
         self._settings = dict(settings or {})
+        self._quick = quick
         self._java: list[str] = []
         ports = free_ports(3 * brokers)
         self._client_ports = ports[:brokers]
@@ -399,7 +405,7 @@ class KafkaCluster(ServerCluster):
         )
         in_sync = (self.brokers + 1) // 2
         settings = {
-            **_SMALL_AND_QUICK,
+            **_SMALL,
             "process.roles": "broker,controller",
             "node.id": str(broker),
             "log.dirs": str(self._data(broker)),
@@ -418,9 +424,11 @@ class KafkaCluster(ServerCluster):
             settings[f"{topics}.replication.factor"] = str(self.brokers)
         for topics in ("transaction.state.log", "share.coordinator.state.topic"):
             settings[f"{topics}.min.isr"] = str(in_sync)
-        # A broker that was killed is let in again when its old session is over. On a busy machine one is
-        # silent for longer without being dead. An only one then tells its clients that there is no broker.
-        settings["broker.session.timeout.ms"] = "3000" if self.brokers == 1 else "2000"
+        if self._quick:
+            settings |= _QUICK
+            # A broker that was killed is let in again when its old session is over. On a busy machine one is
+            # silent for longer without being dead. An only one then tells its clients that there is no broker.
+            settings["broker.session.timeout.ms"] = "3000" if self.brokers == 1 else "2000"
         settings["default.replication.factor"] = str(self.brokers)
         settings["min.insync.replicas"] = str(in_sync)
         return {**settings, **self._security_settings(), **self._settings}
