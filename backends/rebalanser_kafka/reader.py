@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from types import MappingProxyType, TracebackType
 from typing import Final, Literal, Self
 
@@ -194,6 +195,10 @@ class LogReader:
             except RegistryUnavailable as error:
                 self._trouble = str(error)
                 return False
+        elif self._start == "earliest":
+            # If the partition's leader is not known yet, librdkafka looks for it again after half a second.
+            with suppress(RebalanserError):
+                self.start_offset(timeout_s)
         offset = OFFSET_BEGINNING if self._start == "earliest" else self._position
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
         self._assigned = True

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -46,6 +47,8 @@ from rebalanser_kafka.records import (
 
 ABORT_S: Final = 1.0
 """Seconds, at least, for undoing what brokers did not acknowledge in time."""
+CONNECT_S: Final = 1.0
+"""Maximum seconds to wait for a first connection before the transactional id is asked for."""
 _STALE: Final = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH})
 
 
@@ -123,6 +126,9 @@ class TransactionalWriter:
             self._drop()
             self._producer = Producer(self._config)
             deadline = time.monotonic() + self._timeout_s
+            # If no broker is connected yet, librdkafka looks for the coordinator again after half a second.
+            with suppress(*RAISED):
+                self._open.list_topics(timeout=min(CONNECT_S, self._timeout_s))
             try:
                 _repeat(lambda left_s: self._open.init_transactions(left_s), deadline)  # noqa: PLW0108 - see _open
             except RAISED as exception:

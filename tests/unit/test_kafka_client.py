@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import KafkaError, KafkaException
-from rebalanser_kafka import transactions
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from rebalanser_kafka import reader, transactions
 from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
 from rebalanser_kafka.connection import Connection, client_config, reach
 from rebalanser_kafka.failures import Act, UnsupportedBroker, clear_frames, error_of, is_passing, judge
@@ -295,6 +295,60 @@ def test_a_transaction_that_no_broker_answers_ends_by_its_limit_with_its_abort(
     assert most_s <= clock.now() - began <= most_s + transactions.ABORT_S + 0.1
     with pytest.raises(InvalidState, match=r"needs init\(\) first"):
         writer.transaction([NewRecord("t", None, b"v")])
+
+
+class Beginning:
+    """A client of a broker that may be away: what it is asked for, in order, as it begins."""
+
+    def __init__(self, away: bool) -> None:
+        self.away = away
+        self.asked: list[str] = []
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.away:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def list_topics(self, *, timeout: float) -> None:
+        assert 0 < timeout <= transactions.CONNECT_S
+        self._ask("a connection")
+
+    def init_transactions(self, _timeout_s: float) -> None:
+        self.asked.append("the transactional id")
+
+    def get_watermark_offsets(self, _partition: TopicPartition, *, timeout: float) -> tuple[int, int]:
+        assert 0 < timeout <= 0.1
+        self._ask("the offsets")
+        return 0, 7
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.asked.append(f"records from {partitions[0].offset} on")
+
+    def poll(self, _timeout_s: float) -> None:
+        """Nothing is there."""
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_writer_asks_for_its_transactional_id_once_it_has_looked_for_a_broker(
+    away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka waits half a second where none is connected yet, while nobody leads."""
+    client = Beginning(away)
+    monkeypatch.setattr(transactions, "Producer", lambda _config: client)
+    TransactionalWriter(Connection.from_address(NOWHERE), "t", 10.0).init()
+    assert client.asked == ["a connection", "the transactional id"]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_reader_from_the_beginning_fetches_once_it_has_looked_for_the_partitions_leader(
+    away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka waits half a second where the leader is not known yet."""
+    client = Beginning(away)
+    monkeypatch.setattr(reader, "Consumer", lambda _config: client)
+    log = LogReader(Connection.from_address(NOWHERE), "t", "earliest")
+    assert [log.poll(0.1), log.poll(0.1)] == [[], []]
+    assert client.asked == ["the offsets", f"records from {OFFSET_BEGINNING} on"]
 
 
 def test_frames_of_an_error_that_was_raised_again_hold_nothing_once_cleared() -> None:
