@@ -11,6 +11,8 @@ from rebalanser.errors import InvalidSettings
 
 LEAST_SESSION_S = 0.3
 """In a shorter one no heartbeat has the time to come back within the deadline."""
+LONGEST_ALIVE_S = 1.0
+"""Maximum default seconds between heartbeats of a classic group, whose answers tell of a lost member."""
 _ROUNDING_S = 1e-9
 
 
@@ -53,7 +55,8 @@ class NeliSettings:
     groups: int = 1
     """How many groups share the topic, each publishing at that many times the interval (NE-12)."""
     heartbeat_interval_s: float = 0.0
-    """How often the client tells the coordinator that it lives. Default: a sixth of the session timeout."""
+    """How often the client tells the coordinator that it lives, and hears that another one does not. Default:
+    a sixth of the session timeout, and at most 1 s with the classic group protocol."""
     max_poll_interval_s: float = 60.0
     """How long the client may go without polling; and the rebalance timeout: how long others wait for a
     revoke callback."""
@@ -91,7 +94,10 @@ class NeliSettings:
     @property
     def alive_interval_s(self) -> float:
         """How often the client tells the coordinator that it lives."""
-        return self.heartbeat_interval_s or self.session_timeout_s / 6
+        if self.heartbeat_interval_s:
+            return self.heartbeat_interval_s
+        share_s = self.session_timeout_s / 6
+        return min(share_s, LONGEST_ALIVE_S) if self.protocol is GroupProtocol.CLASSIC else share_s
 
     @property
     def lapse_s(self) -> float:

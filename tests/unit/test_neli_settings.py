@@ -111,6 +111,22 @@ def test_v_has_one_time_for_each_partition_and_never_goes_back() -> None:
     assert [vector.heard_at(partition) for partition in range(3)] == [None, 5.0, None]
 
 
+@pytest.mark.parametrize(
+    ("settings", "alive_s"),
+    [
+        (NeliSettings(session_timeout_s=3.0), 0.5),
+        (NeliSettings(session_timeout_s=45.0), 1.0),
+        (NeliSettings(session_timeout_s=45.0, protocol=GroupProtocol.CONSUMER), 7.5),
+        (NeliSettings(session_timeout_s=45.0, heartbeat_interval_s=3.0), 3.0),
+    ],
+)
+def test_members_of_a_classic_group_hear_each_second_who_was_lost(
+    settings: NeliSettings, alive_s: float
+) -> None:
+    """Under KIP-848 brokers allow no such interval by default."""
+    assert settings.alive_interval_s == alive_s
+
+
 _STAMP = Stamp('gr"oup', "host-1", 3, 17, 12)
 _NOTE = Note(Claim.RELEASED, "host-1", 3, 2.5, 12)
 

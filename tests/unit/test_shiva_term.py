@@ -62,7 +62,7 @@ from rebalanser.shiva.types import ApplicationId, Archive, Epoch, Incarnation, M
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rebalanser_kafka.log import TransactionalWriter
 
@@ -251,7 +251,8 @@ def test_a_term_comes_further_with_each_effect_and_not_while_its_thread_hangs() 
 class Consumer:
     """Gives the partition to its leader at once, and notes what the leader does with it."""
 
-    def __init__(self, _config: object) -> None:
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self.config = config
         self.did: list[str] = []
 
     def subscribe(self, _topics: list[str], *, on_assign: Callable[..., None], **_others: object) -> None:
@@ -268,6 +269,20 @@ class Consumer:
 
     def close(self) -> None:
         self.did.append("closed")
+
+
+@pytest.mark.parametrize(("session_timeout_s", "heartbeat_ms"), [(3.0, 600), (45.0, 1000)])
+def test_candidates_hear_within_a_second_that_the_leader_was_lost(
+    session_timeout_s: float, heartbeat_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "Consumer", Consumer)
+    options = LeaderOptions(session_timeout_s=session_timeout_s)
+    leader = KafkaLeader(
+        Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", options, timeout_s=1.0
+    )
+    config = cast("Consumer", leader._consumer).config
+    assert config["session.timeout.ms"] == session_timeout_s * 1000
+    assert config["heartbeat.interval.ms"] == heartbeat_ms
 
 
 MOVES, PAUSED_AT = 300, 350

@@ -40,6 +40,8 @@ from rebalanser_kafka.shiva.term import CLOSE_TIMEOUT_S, Term
 POLL_S: Final = 0.1
 RETRY_S: Final = 1.0
 """Seconds from a term that ended by itself to the next one, while the partition is still held."""
+LONGEST_HEARTBEAT_MS: Final = 1000
+"""Maximum milliseconds between heartbeats, whose answers tell that the leader was lost."""
 MAX_POLL_INTERVAL_S: Final = 60.0
 """Seconds without a poll after which Kafka gives the partition to another leader."""
 LOOK_S: Final = 1.0
@@ -99,7 +101,7 @@ class KafkaLeader:
             "client.id": f"leader-{self._leader}",
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": session_ms,
-            "heartbeat.interval.ms": max(1, session_ms // 5),
+            "heartbeat.interval.ms": max(1, min(session_ms // 5, LONGEST_HEARTBEAT_MS)),
             "max.poll.interval.ms": max(session_ms, int(MAX_POLL_INTERVAL_S * 1000)),
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
