@@ -298,7 +298,7 @@ def test_the_session_timeout_of_a_kip_848_group_is_the_groups_own(join: Joining,
     with pytest.raises(InvalidSettings, match=r"consumer.session.timeout.ms=2000 and session_timeout_s is 3"):
         join(settings=replace(consumer, session_timeout_s=3.0))
     with pytest.raises(
-        InvalidSettings, match=r"consumer.session.timeout.ms=300, .* \(brokers allow 45 to 60 s"
+        InvalidSettings, match=r"consumer.session.timeout.ms=300, .* \(brokers allow sessions of 45 to 60 s"
     ):
         join(settings=replace(consumer, session_timeout_s=0.3), group=f"{topic}-other")
 

@@ -72,26 +72,46 @@ def prepare_topic(connection: Connection, candidacy: Candidacy, timeout_s: float
 def prepare_group(connection: Connection, candidacy: Candidacy, timeout_s: float) -> None:
     """See to it that a KIP-848 group has the session timeout that the settings say: it is the broker's.
 
+    Heartbeats may be more frequent than the settings say; that they are less frequent is warned about.
+
     Raises:
         InvalidSettings: the group has another one, and it was set on purpose or may not be set by this user.
         UnsupportedBroker: groups of this broker have no settings, so it has no KIP-848.
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
     """
-    if candidacy.settings.protocol is GroupProtocol.CLASSIC:
+    settings, group = candidacy.settings, candidacy.group
+    if settings.protocol is GroupProtocol.CLASSIC:
         return
     admin = AdminClient(client_config(connection, {}))
-    wanted = _wanted(candidacy.settings)
-    found = _group_settings(admin, candidacy.group, timeout_s)
+    wanted = _wanted(settings)
+    found = _group_settings(admin, group, timeout_s)
     differing = {name: value for name, value in wanted.items() if found.get(name, ("", False))[0] != value}
+    alive_ms = found.get(GROUP_HEARTBEAT, ("", False))[0]
+    if not settings.heartbeat_interval_s and alive_ms and int(alive_ms) <= int(wanted[GROUP_HEARTBEAT]):
+        differing.pop(GROUP_HEARTBEAT, None)
     if not any(found[name][1] for name in differing if name in found):
-        differing = _set(admin, candidacy.group, differing, timeout_s)
+        differing = _set(admin, group, differing, timeout_s)
+
+    def remedy(name: str) -> str:
+        return (
+            f"kafka-configs.sh --bootstrap-server {connection.servers} --alter --group {group} "
+            f"--add-config {name}={wanted[name]}"
+        )
+
     if GROUP_SESSION in differing:
         has = found.get(GROUP_SESSION, ("one that it does not tell", False))[0]
         raise InvalidSettings(
-            f"group {candidacy.group} has {GROUP_SESSION}={has} and session_timeout_s is "
-            f"{candidacy.settings.session_timeout_s:g}: make them equal (kafka-configs.sh --bootstrap-server "
-            f"{connection.servers} --alter --group {candidacy.group} "
-            f"--add-config {GROUP_SESSION}={wanted[GROUP_SESSION]})"
+            f"group {group} has {GROUP_SESSION}={has} and session_timeout_s is "
+            f"{settings.session_timeout_s:g}: make them equal ({remedy(GROUP_SESSION)})"
+        )
+    if GROUP_HEARTBEAT in differing:
+        _log.warning(
+            "group %s has %s=%s, and not %s: processes hear so much later that one was lost (%s)",
+            group,
+            GROUP_HEARTBEAT,
+            alive_ms or "one that it does not tell",
+            wanted[GROUP_HEARTBEAT],
+            remedy(GROUP_HEARTBEAT),
         )
 
 
@@ -134,7 +154,9 @@ def _set(admin: AdminClient, group: str, settings: Mapping[str, str], timeout_s:
         if not is_denied(error):
             what = ", ".join(f"{name}={value}" for name, value in settings.items())
             limits = (
-                "brokers allow 45 to 60 s unless their group.consumer.{min,max}.session.timeout.ms differ"
+                "brokers allow sessions of 45 to 60 s and heartbeats each 5 to 15 s unless their "
+                "group.consumer.{min,max}.session.timeout.ms and "
+                "group.consumer.{min,max}.heartbeat.interval.ms differ"
             )
             raise judge(error, Act.READ, f"setting {what} of group {group} ({limits})") from None
         return dict(settings)
