@@ -64,6 +64,7 @@ MEMBER = Path(__file__).resolve().parent.parent / "tests" / "faults" / "neli_pro
 SPAN = struct.Struct("dd")
 PATIENCE_S = 90.0
 END_S = 5.0
+SAMPLE_EVERY_S = 0.01
 APPLICATIONS = 6
 RESOURCES = 12
 BROKERS_SESSION_S = 45.0
@@ -212,7 +213,7 @@ def _overlap_s(processes: Sequence[Process]) -> float | None:
 
 
 class NeliStage(Stage):
-    """One NELI group. Leadership is sampled a thousand times a second, so that two leaders would be seen."""
+    """One NELI group. Leadership is sampled a hundred times a second, so that two leaders would be seen."""
 
     def __init__(self, kafka: str, folder: Path, settings: NeliSettings) -> None:
         super().__init__(kafka, folder)
@@ -233,6 +234,7 @@ class NeliStage(Stage):
                 "protocol": self._settings.protocol,
             },
             "span": str(span),
+            "sample_every_s": SAMPLE_EVERY_S,
         }
         return Process(str(MEMBER), json.dumps(order), span=span)
 
@@ -483,7 +485,7 @@ def stages(session_s: float) -> Iterator[tuple[str, Callable[[str, Path], Stage]
     ):
         yield name, partial(PlainStage, protocol=protocol, settings=settings), 0.0
     for protocol in GroupProtocol:
-        for mode in NeliMode:
+        for mode in NeliMode if protocol is GroupProtocol.CLASSIC else (NeliMode.FAST,):
             of = NeliSettings(mode=mode, session_timeout_s=session_s, protocol=protocol)
             suffix = "" if protocol is GroupProtocol.CLASSIC else ", KIP-848"
             waits_s = 0.0 if mode is NeliMode.NON_EXCLUSIVE else of.limit_s

@@ -1,4 +1,4 @@
-"""The benchmark of large groups runs to its end, here with small ones."""
+"""Benchmarks run to their end, here small ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import pytest
 
 from rebalanser.testing.waiting import PATIENCE_S
 
-SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 pytestmark = pytest.mark.slow
 
 
-def measured(registry: str) -> str:
-    """What it prints of a few nodes and resources."""
-    command = [sys.executable, SCALE, "--registry", registry, "--nodes", "6", "--resources", "60"]
+def printed(program: str, *arguments: str) -> str:
+    command = [sys.executable, BENCHMARKS / program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True).stdout
+
+
+def measured(registry: str) -> str:
+    """What the benchmark of large groups prints of a few nodes and resources."""
+    return printed("scale.py", "--registry", registry, "--nodes", "6", "--resources", "60")
 
 
 def test_groups_on_sqlite_are_measured_to_the_end() -> None:
@@ -34,3 +38,13 @@ def test_groups_on_etcd_are_measured_to_the_end() -> None:
     assert "not measured to the end" not in text
     for what in ("first settle of 6 nodes", "traffic of a settled group", "join of node 7", "Admin.state()"):
         assert f"  {what}" in text
+
+
+@pytest.mark.usefixtures("kafka_libraries")
+def test_fail_overs_are_measured_to_the_end() -> None:
+    text = printed(
+        "failover.py", "--count", "1", "--only", "(kafka:// group.*|neli, fast|plain, KIP-848), SIGTERM"
+    )
+    assert "not measured to the end" not in text
+    for what in ("another node", "its leader", "NELI, fast", "plain, KIP-848"):
+        assert what in text

@@ -1,8 +1,9 @@
 """One process of a NELI group: what the fault tests start, stop, kill and pause.
 
 It is told what to do by one JSON object as its argument and by lines on standard input, and tells what
-happens as JSON lines on standard output. It asks ``is_leader`` a thousand times a second, and keeps the first
-and last instant of the answer yes in a file, which outlives it. It ends when its standard input does.
+happens as JSON lines on standard output. It asks ``is_leader`` a thousand times a second, unless it is told
+otherwise, and keeps the first and last instant of the answer yes in a file, which outlives it. It ends when
+its standard input does.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StickyConsumer(GroupConsumer):
         super().poll(timeout_s)
 
 
-def sample(neli: Neli, role: str, path: Path) -> None:
+def sample(neli: Neli, role: str, path: Path, every_s: float) -> None:
     """Keep the span of the answer yes: after the first was given, before the last was asked for."""
     path.write_bytes(bytes(SPAN.size))
     leading = False
@@ -67,7 +68,7 @@ def sample(neli: Neli, role: str, path: Path) -> None:
                 tell("led", role=role, since=since, until=until)
                 span[:] = SPAN.pack(0.0, 0.0)
                 leading = False
-            time.sleep(SAMPLE_EVERY_S)
+            time.sleep(every_s)
 
 
 def write_until_refused(path: str, role: str, token: int) -> None:
@@ -116,7 +117,8 @@ def main() -> int:
     neli.on_fenced(lambda role, token: tell("fenced", role=role, token=token))
     neli.on_fact(lambda fact: tell("fact", kind=fact.kind.value, detail=dict(fact.detail)))
     threading.Thread(target=listen, args=(neli,), daemon=True).start()
-    threading.Thread(target=sample, args=(neli, order["role"], Path(order["span"])), daemon=True).start()
+    sampling = (neli, order["role"], Path(order["span"]), order.get("sample_every_s", SAMPLE_EVERY_S))
+    threading.Thread(target=sample, args=sampling, daemon=True).start()
     try:
         neli.run()
     except RebalanserError as error:
