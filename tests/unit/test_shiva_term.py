@@ -271,8 +271,8 @@ class Consumer:
         self.did.append("closed")
 
 
-@pytest.mark.parametrize(("session_timeout_s", "heartbeat_ms"), [(3.0, 600), (45.0, 1000)])
-def test_candidates_hear_within_a_second_that_the_leader_was_lost(
+@pytest.mark.parametrize(("session_timeout_s", "heartbeat_ms"), [(1.5, 300), (45.0, 500)])
+def test_candidates_hear_within_half_a_second_that_the_leader_was_lost_or_has_left(
     session_timeout_s: float, heartbeat_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leading, "Consumer", Consumer)

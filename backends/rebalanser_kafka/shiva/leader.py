@@ -40,8 +40,8 @@ from rebalanser_kafka.shiva.term import CLOSE_TIMEOUT_S, Term
 POLL_S: Final = 0.1
 RETRY_S: Final = 1.0
 """Seconds from a term that ended by itself to the next one, while the partition is still held."""
-LONGEST_HEARTBEAT_MS: Final = 1000
-"""Maximum milliseconds between heartbeats, whose answers tell that the leader was lost."""
+LONGEST_HEARTBEAT_MS: Final = 500
+"""Maximum milliseconds between heartbeats, whose answers tell that the leader was lost or has left."""
 MAX_POLL_INTERVAL_S: Final = 60.0
 """Seconds without a poll after which Kafka gives the partition to another leader."""
 LOOK_S: Final = 1.0
