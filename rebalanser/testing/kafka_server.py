@@ -427,7 +427,7 @@ class KafkaCluster(ServerCluster):
         if self._quick:
             settings |= _QUICK
             # A broker that was killed is let in again when its old session is over. On a busy machine one is
-            # silent for longer without being dead. An only one then tells its clients that there is no broker.
+            # silent for longer without being dead. A single one then tells its clients that none is there.
             settings["broker.session.timeout.ms"] = "3000" if self.brokers == 1 else "2000"
         settings["default.replication.factor"] = str(self.brokers)
         settings["min.insync.replicas"] = str(in_sync)
