@@ -270,7 +270,8 @@ def test_the_schema_of_the_manifest_is_shown_without_any_cluster() -> None:
 @pytest.mark.rule("SH-18")
 def test_waiting_for_what_fails_says_why(shiva: ShivaCluster) -> None:
     shiva.daemon()
-    folder = shiva.application("web", "exit 3", restart={"max_restarts": 0})
+    # Without a check it would be running, for a moment, as soon as it is started.
+    folder = shiva.application("web", "exit 3", restart={"max_restarts": 0}, health_check={"exec": ["false"]})
     said = shiva.run("shiva", "start", "t/c/web", str(folder), "--wait")
     assert said.code == 3
     assert "failed on every worker" in said.err
