@@ -137,11 +137,7 @@ class Log:
     index: PartIndex = field(default_factory=PartIndex)
 
     def __post_init__(self) -> None:
-        self.progress = 0
-        self.archives = ArchiveReader(self.open, self.index, lambda: self.now, on_progress=self.note_progress)
-
-    def note_progress(self) -> None:
-        self.progress += 1
+        self.archives = ArchiveReader(self.open, self.index, lambda: self.now)
 
     def open(self, offset: int) -> LogReader:
         self.opened += 1
@@ -280,7 +276,7 @@ class TestArchives:
             for number in range(2)
         }
         assert log.polled == sorted(set(log.polled))
-        assert (log.opened, log.closed, log.progress) == (1, 1, 3)
+        assert (log.opened, log.closed, log.archives.progress) == (1, 1, 3)
 
     @pytest.mark.rule("SH-15")
     def test_parts_before_the_logs_begin_end_the_reading_of_many(self) -> None:

@@ -147,18 +147,17 @@ class ArchiveReader:
         index: PartIndex,
         now: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
-        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """``open_reader`` makes a reader of COMMAND that begins at an offset; ``now`` is in seconds.
 
-        Reading fails for now after ``patience_s`` seconds without any record. ``on_progress`` is called
-        whenever some came.
+        Reading fails for now after ``patience_s`` seconds without any record.
         """
         self._open_reader = open_reader
         self._index = index
         self._now = now
         self._patience_s = patience_s
-        self._on_progress = on_progress
+        self.progress = 0
+        """Counter of the polls that came further."""
         self._closing = threading.Event()
         self._counting = threading.Lock()
         self._requests = 0
@@ -263,7 +262,7 @@ class ArchiveReader:
             yield from (record for record in records if record.offset in wanted)
             if self._reader.position != before:
                 heard_at = self._now()
-                self._on_progress()
+                self.progress += 1
 
 
 def _key(application: ApplicationId, archive: Archive, number: int) -> bytes:

@@ -115,7 +115,6 @@ class Term:
             partial(LogReader, connection, topics.command),
             self._index,
             patience_s=timeout_s,
-            on_progress=self._note_progress,
         )
         self._replayed = ReplayedCommands()
         self._caught_up_at: int | None = None
@@ -124,8 +123,7 @@ class Term:
         self._control_position = 0
         self._stop_at: int | None = None
         """The position on CONTROL at which the machine is asked to stop."""
-        self.progress = 0
-        """Counter of the thread's requests, effects and waits for work."""
+        self._steps = 0
         self._over = threading.Event()
         self.failure: RebalanserError | None = None
         """The error that ended it, if neither :meth:`depose` nor the machine did."""
@@ -135,6 +133,11 @@ class Term:
     def leads(self) -> bool:
         """True if it has caught up with COMMAND and has not ended."""
         return not self._over.is_set() and self._machine.leads
+
+    @property
+    def progress(self) -> int:
+        """Counter of the thread's requests, effects, reads of archives and waits for work."""
+        return self._steps + self._archives.progress
 
     @property
     def ended(self) -> bool:
@@ -181,12 +184,12 @@ class Term:
         command = self._topics.command
         announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
         [term] = self._write_consumed([announcement])
-        self.progress += 1
+        self._steps += 1
         chain, _ = last_document(self._connection, self._topics.assignement, self._timeout_s, overlooked=True)
         document = None if chain.missed else chain.document
         if document is not None and document.epoch.term > term:
             self._refuse_foreign(document)
-        self.progress += 1
+        self._steps += 1
         # Known before the first ping: a pong that came before a slower "latest" would be missed, and its
         # worker removed.
         pongs, answers_from = last_pongs(self._connection, self._topics.control, self._timeout_s)
@@ -200,9 +203,6 @@ class Term:
         ]
         for follower in self._followers:
             follower.begin()
-
-    def _note_progress(self) -> None:
-        self.progress += 1
 
     def _end_of(self, topic: str) -> int:
         with LogReader(self._connection, topic, "latest") as reader:
@@ -264,7 +264,7 @@ class Term:
             item = self._items.get(timeout=patience_s)
         except queue.Empty:
             item = None
-        self.progress += 1
+        self._steps += 1
         match item:
             case Batch():
                 self._take(item)
@@ -336,7 +336,7 @@ class Term:
         while events and not self._over.is_set():
             for effect in self._machine.handle(events.pop(0), self._clock.now(), self._wall_ms()):
                 answer = self._perform(effect)
-                self.progress += 1
+                self._steps += 1
                 if isinstance(answer, Deposed):
                     events = [answer]
                     break
@@ -377,7 +377,7 @@ class Term:
 
         A new term fences this one first, then reads what was written, so an unknown outcome becomes known.
         """
-        self.progress += 1
+        self._steps += 1
         try:
             return answer(write())
         except (Fenced, OutcomeUnknown, RegistryUnavailable) as error:
