@@ -238,16 +238,36 @@ def _public_definitions(tree: ast.Module, module: str) -> Iterator[tuple[str, as
         for node in owner.body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            if node.name.startswith("_") or _is_spelled_out_elsewhere(node):
+            if node.name.startswith("_") or _is_spelled_out_elsewhere(node, owner):
                 continue
             yield f"{path}.{node.name}", node
             if isinstance(node, ast.ClassDef):
                 todo.append((f"{path}.{node.name}", node))
 
 
-def _is_spelled_out_elsewhere(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_spelled_out_elsewhere(
+    node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, owner: ast.Module | ast.ClassDef
+) -> bool:
     names = {ast.unparse(decorator) for decorator in node.decorator_list}
-    return bool(names & {"overload", "override"}) or any(name.endswith(".setter") for name in names)
+    if "overload" in names or any(name.endswith(".setter") for name in names):
+        return True
+    bases = [ast.unparse(base).partition("[")[0] for base in getattr(owner, "bases", ())]
+    return any(node.name in _documented_methods().get(base, ()) for base in bases)
+
+
+@functools.cache
+def _documented_methods() -> dict[str, set[str]]:
+    """The methods with a docstring of each class."""
+    return {
+        owner.name: {
+            each.name
+            for each in owner.body
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(each)
+        }
+        for tree in _sources().values()
+        for owner in tree.body
+        if isinstance(owner, ast.ClassDef)
+    }
 
 
 def test_every_public_name_has_a_docstring() -> None:

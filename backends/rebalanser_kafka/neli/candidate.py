@@ -131,36 +131,30 @@ class KafkaCandidate(Candidate):
 
     @property
     def process(self) -> str:
-        """The id of this incarnation, never used again."""
         return self._process
 
     def leads(self, role: Role) -> bool:
-        """Whether this process leads ``role`` now: worked out when asked, without I/O (NE-4)."""
         return self.token(role) is not None
 
     def token(self, role: Role) -> int | None:
-        """The fencing token of a role that is led now; else None, as in a child of ``fork``."""
         if os.getpid() != self._pid:
             return None
         with self._lock:
             return self._member.token(role, self._clock.now())
 
     def held(self) -> dict[Role, int]:
-        """The roles led now, each with its fencing token."""
         if os.getpid() != self._pid:
             return {}
         with self._lock:
             return self._member.held(self._clock.now())
 
     def why_not(self, role: Role) -> str | None:
-        """Why this process does not lead ``role`` now, in a sentence; None if it does."""
         if os.getpid() != self._pid:
             return "this is a child of the process that takes part"
         with self._lock:
             return self._member.why_not(role, self._clock.now())
 
     def wait_leader(self, role: Role, timeout_s: float) -> bool:
-        """Wait until this process leads ``role``, or has ended; whether it leads."""
 
         def leads() -> bool:
             return self._member.leads(role, self._clock.now())
@@ -172,16 +166,13 @@ class KafkaCandidate(Candidate):
             return leads()
 
     def set_roles(self, roles: Roles) -> None:
-        """Name other roles; takes effect soon."""
         self._inbox.put(RolesChanged(numbered(roles)))
         self._warn_of_imbalance(roles)
 
     def stop(self) -> None:
-        """Begin to hand over everything and leave; returns at once."""
         self._inbox.put(Stop())
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; whether it has. Raises what ended it, if that was not :meth:`stop`."""
         ended = self._ended.wait(timeout_s)
         if ended and self._failure is not None:
             raise self._failure

@@ -29,7 +29,6 @@ class KafkaElections(Elections):
         self._timeout_s = timeout_s
 
     def stand(self, candidacy: Candidacy, on_call: OnCall, on_fact: OnFact) -> KafkaCandidate:
-        """Take part in a group from now on; see :meth:`Elections.stand`."""
         for warning in check(candidacy.settings):
             _log.warning("%s", warning)
         with self._connection.naming_the_asker():
@@ -43,7 +42,6 @@ class KafkaElections(Elections):
         return KafkaCandidate(self._connection, candidacy, partitions, counted_at, on_call, on_fact)
 
     def describe(self, candidacy: Candidacy) -> GroupDescription:
-        """Who has which role's partition; see :meth:`Elections.describe`."""
         with self._connection.naming_the_asker():
             return describe_group(self._connection, candidacy, self._timeout_s)
 

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from rebalanser.applications.cluster import Cluster, Commanded, OnDocument, Progress, Start, TopicNames
+from rebalanser.applications.cluster import (
+    Cluster,
+    Commanded,
+    DocumentWatch,
+    OnDocument,
+    Progress,
+    Start,
+    TopicNames,
+)
 from rebalanser.applications.status import LastHeard
 from rebalanser.errors import (
     AccessDenied,
@@ -100,13 +108,11 @@ class KafkaCluster(Cluster):
 
     @property
     def identity(self) -> str:
-        """The cluster's name and Kafka's own cluster id: two Kafkas may each have a cluster of the name."""
         return f"{self._connection.cluster}@{self._kafka_id}"
 
     def start_all(
         self, starts: Sequence[Start], progress: Progress = lambda _done, _total: None
     ) -> list[CommandId]:
-        """Publish archives and start commands of applications; return the ids of the commands (SH-4)."""
         packed = packed_starts(starts)
         self._ensure_topics()
         command_topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
@@ -153,7 +159,6 @@ class KafkaCluster(Cluster):
             )
 
     def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> Commanded:
-        """Publish stop commands of the applications that are known (SH-5)."""
         document = self.read(self._timeout_s)
         known = {} if document is None else document.applications
         unknown = [application for application in applications if application not in known]
@@ -167,7 +172,6 @@ class KafkaCluster(Cluster):
         return self._commanded(stops, self._unknown(never, document))
 
     def restart_all(self, applications: Sequence[ApplicationId]) -> Commanded:
-        """Start applications anew from their archives on the log, those that are known (SH-4)."""
         document = self.read(self._timeout_s)
         last = self._last_commanded(document, self._timeout_s)
         known = {} if document is None else document.applications
@@ -193,7 +197,6 @@ class KafkaCluster(Cluster):
         return self._commanded(starts, {**left_out, **self._unknown(gone, document)})
 
     def applications(self, timeout_s: float) -> dict[ApplicationId, ApplicationState]:
-        """Return the states of the last document, with the commands on COMMAND after it (SH-25)."""
         document = self.read(timeout_s)
         known = {} if document is None else document.applications
         states = {application: entry.state for application, entry in known.items()}
@@ -237,7 +240,6 @@ class KafkaCluster(Cluster):
         }
 
     def cordon(self, worker: WorkerId, cordon: Cordon | None) -> CommandId:
-        """Cordon or drain a worker, or end both with None; return the id of the command (SH-26)."""
         document = self.read(self._timeout_s)
         known = _workers_of(document)
         if worker not in known:
@@ -255,7 +257,6 @@ class KafkaCluster(Cluster):
         on_document: OnDocument = lambda _document: None,
         command: CommandId = "",
     ) -> None:
-        """Wait until a worker is cordoned, is drained and empty, or (None) neither."""
         offset = self._sent.get(command, _UNKNOWN).offset
         standing = "no leader has published anything yet"
         for document in self.documents(timeout_s):
@@ -332,7 +333,6 @@ class KafkaCluster(Cluster):
         return chain, end
 
     def heard(self, timeout_s: float) -> LastHeard:
-        """Return the last ping and the last pong of each worker on CONTROL, with their ages (SH-20)."""
         return self._once_there(self._topics.control, last_heard, timeout_s)
 
     def _once_there(
@@ -355,7 +355,6 @@ class KafkaCluster(Cluster):
     def documents(
         self, timeout_s: float | None = None, repeat_s: float | None = None
     ) -> Iterator[AssignmentDocument]:
-        """Yield the last document, then each newer one, for ``timeout_s`` seconds; None for ever."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with closing(self.watch(self._timeout_s)) as watch:
             if watch.document is not None:
@@ -366,7 +365,6 @@ class KafkaCluster(Cluster):
                     yield watch.document
 
     def watch(self, timeout_s: float) -> KafkaDocumentWatch:
-        """Read the last document, and follow ASSIGNEMENT from its end (SH-11)."""
         return KafkaDocumentWatch(self._connection, self._topics.assignement, self._read_back, timeout_s)
 
     def wait_all(
@@ -375,7 +373,6 @@ class KafkaCluster(Cluster):
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
     ) -> dict[ApplicationId, ApplicationEntry | None]:
-        """Wait for the effects of commands; return the entries, None for applications that are gone."""
         sent = {application: self._sent.get(command, _UNKNOWN) for application, command in commands.items()}
         effects = Effects(
             {
@@ -394,14 +391,12 @@ class KafkaCluster(Cluster):
     def output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
     ) -> OutputAnswer:
-        """Request an application's last output from a worker, by default its own (SH-17)."""
         with closing(self._answers(self._request_for(application, lines, worker), timeout_s)) as answers:
             return next(answers)
 
     def follow_output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None
     ) -> Iterator[OutputAnswer]:
-        """Request an application's last output, then yield new lines (SH-17)."""
         request = replace(self._request_for(application, lines, worker), follow_s=FOLLOW_S)
         with closing(self._answers(request, timeout_s)) as answers:
             yield from (answer for answer in answers if answer.lines or answer.omitted)
@@ -453,7 +448,6 @@ class KafkaCluster(Cluster):
     def run_leader(
         self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
     ) -> KafkaLeader:
-        """Run a leader: at most one of a cluster is active (SH-3)."""
         options.check()
         self._ensure_topics()
         topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
@@ -467,7 +461,6 @@ class KafkaCluster(Cluster):
     def run_worker(
         self, worker: WorkerId, data: Path, options: WorkerOptions, history: HistorySink | None = None
     ) -> KafkaWorker:
-        """Run a worker in the folder ``data``, which one worker locks at a time."""
         self._ensure_topics()
         name = check_part(worker, "worker")
         running = KafkaWorker(self._connection, self._topics, name, data, options, self._timeout_s, history)
@@ -475,11 +468,10 @@ class KafkaCluster(Cluster):
         return running
 
     def close(self) -> None:
-        """Close the connection. Its leaders and workers go on. Closing twice does nothing."""
         self._writer.close()
 
 
-class KafkaDocumentWatch:
+class KafkaDocumentWatch(DocumentWatch):
     """Follows ASSIGNEMENT from the end as it was once. Made by :meth:`KafkaCluster.watch`."""
 
     def __init__(
@@ -499,11 +491,9 @@ class KafkaDocumentWatch:
 
     @property
     def document(self) -> AssignmentDocument | None:
-        """The last document that was read; None before any."""
         return self._chain.document
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a newer document, at most ``timeout_s`` seconds; True if there is one."""
         deadline = time.monotonic() + timeout_s
         before = self.document
         while True:
@@ -522,7 +512,6 @@ class KafkaDocumentWatch:
                 return True
 
     def close(self) -> None:
-        """Stop following. Closing twice does nothing."""
         self._follower.close()
 
 
