@@ -19,7 +19,7 @@ from rebalanser.allocation.balanced import (
 from rebalanser.allocation.balanced import effort as balanced_effort
 from rebalanser.allocation.flow import Network
 from rebalanser.allocation.reasons import why_nowhere
-from rebalanser.allocation.weighted import Capacity, Requests, pack
+from rebalanser.allocation.weighted import Capacity, Requests, place_by_weight
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ def place(
         holders.update(_settled(block).arriving)
     if not weighed:
         return Placement(dict(sorted(holders.items())), unplaced)
-    packed, full = pack(workers, weighed, requests, capacities, previous)
+    packed, full = place_by_weight(workers, weighed, requests, capacities, previous)
     return Placement(
         dict(sorted((holders | packed).items())), dict(sorted((unplaced | full).items())), frozenset(full)
     )

@@ -74,7 +74,7 @@ def _check_amounts(given: Requests | Capacity) -> None:
 UNLIMITED: Final = Capacity()
 
 
-def pack(
+def place_by_weight(
     workers: Iterable[str],
     open_to: Mapping[str, tuple[str, ...]],
     requests: Mapping[str, Requests],
@@ -94,8 +94,8 @@ def pack(
     for name in sorted(open_to):
         together[_Kind(requests[name], open_to[name])].append(name)
     limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
-    scale = _reference(limits.values(), [requests[name] for name in open_to])
-    kinds = sorted(together, key=lambda kind: (-_largest(_amounts(kind.requests), scale), *kind))
+    scale = _full_amounts(limits.values(), [requests[name] for name in open_to])
+    kinds = sorted(together, key=lambda kind: (-_relative_load(_amounts(kind.requests), scale), *kind))
     held = [_held(kind, together[kind], previous) for kind in kinds]
     packing = _Packing(kinds, held, [len(together[kind]) for kind in kinds], limits, scale)
     packing.search()
@@ -130,7 +130,7 @@ def _amounts(requests: Requests) -> Amounts:
     return requests.cpu_milli, requests.memory_mb
 
 
-def _reference(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> Amounts:
+def _full_amounts(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> Amounts:
     """The amounts that count as a full worker where it has no limit: the largest limit, or all requests."""
     known = list(capacities)
     wanted = list(requests)
@@ -142,7 +142,8 @@ def _reference(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> 
     )
 
 
-def _largest(amounts: Amounts, scale: Amounts) -> float:
+def _relative_load(amounts: Amounts, scale: Amounts) -> float:
+    """The larger part of a worker with the amounts ``scale`` that these amounts are."""
     # Division of integers rounds correctly: equal parts are equal, and order is never reversed.
     return max(amounts[0] / scale[0], amounts[1] / scale[1])
 
@@ -170,7 +171,7 @@ class _Packing:
     ) -> None:
         self._kinds = kinds
         self._needs = [_amounts(kind.requests) for kind in kinds]
-        self._sizes = [_largest(needs, scale) for needs in self._needs]
+        self._sizes = [_relative_load(needs, scale) for needs in self._needs]
         self._able = [frozenset(kind.open_to) for kind in kinds]
         self._held = held
         self._waiting = list(sizes)
@@ -187,7 +188,7 @@ class _Packing:
         }
         self.counts: dict[str, Counter[int]] = {worker: Counter() for worker in sorted(capacities)}
         self._loads: dict[str, Amounts] = dict.fromkeys(self.counts, (0, 0))
-        self._fullness = dict.fromkeys(self.counts, 0.0)
+        self._relative_loads = dict.fromkeys(self.counts, 0.0)
 
     def search(self) -> None:
         """Keep what fits, place the rest, and improve until no step does.
@@ -203,7 +204,7 @@ class _Packing:
         while again:
             placed = self._place_waiting()
             again = self._even_out() or placed
-            again = self._go_back() or again
+            again = self._undo_moves() or again
 
     def why_full(self, number: int) -> str:
         """Why no worker has room for one more of a kind."""
@@ -219,7 +220,7 @@ class _Packing:
     def _put(self, number: int, worker: str, count: int = 1) -> None:
         needs, load = self._needs[number], self._loads[worker]
         self._loads[worker] = load = (load[0] + count * needs[0], load[1] + count * needs[1])
-        self._fullness[worker] = _largest(load, self._scales[worker])
+        self._relative_loads[worker] = _relative_load(load, self._scales[worker])
         self._waiting[number] -= count
         counts = self.counts[worker]
         counts[number] += count
@@ -234,7 +235,7 @@ class _Packing:
         limits = self._limits[worker]
         return load[0] <= limits[0] and load[1] <= limits[1]
 
-    def _with(self, worker: str, number: int, count: int = 1) -> Amounts:
+    def _load_with(self, worker: str, number: int, count: int = 1) -> Amounts:
         load, needs = self._loads[worker], self._needs[number]
         return load[0] + count * needs[0], load[1] + count * needs[1]
 
@@ -243,7 +244,7 @@ class _Packing:
         while not self._fits(self._loads[worker], worker):
             load, limits = self._loads[worker], self._limits[worker]
             excess = [number for number in self.counts[worker] if self._eases(number, load, limits)]
-            enough = [number for number in excess if self._fits(self._with(worker, number, -1), worker)]
+            enough = [number for number in excess if self._fits(self._load_with(worker, number, -1), worker)]
             self._put(max(enough) if enough else min(excess), worker, -1)
 
     def _eases(self, number: int, load: Amounts, limits: tuple[float, float]) -> bool:
@@ -262,9 +263,9 @@ class _Packing:
     def _fill(self, number: int) -> bool:
         """Place resources of a kind where there is room, each on the worker that is least full with it."""
         emptiest = [
-            (_largest(load, self._scales[worker]), worker)
+            (_relative_load(load, self._scales[worker]), worker)
             for worker in self._kinds[number].open_to
-            if self._fits(load := self._with(worker, number), worker)
+            if self._fits(load := self._load_with(worker, number), worker)
         ]
         heapify(emptiest)
         placed = False
@@ -272,9 +273,9 @@ class _Packing:
             worker = emptiest[0][1]
             self._put(number, worker)
             placed = True
-            load = self._with(worker, number)
+            load = self._load_with(worker, number)
             if self._fits(load, worker):
-                heapreplace(emptiest, (_largest(load, self._scales[worker]), worker))
+                heapreplace(emptiest, (_relative_load(load, self._scales[worker]), worker))
             else:
                 heappop(emptiest)
         return placed
@@ -299,19 +300,19 @@ class _Packing:
     def _relocations(self, number: int, worker: str, at_most: int) -> list[tuple[int, str]] | None:
         """The moves off a worker that make room there: of what is enough the smallest, else large ones."""
         moves: list[tuple[int, str]] = []
-        while len(moves) < at_most and not self._fits(self._with(worker, number), worker):
+        while len(moves) < at_most and not self._fits(self._load_with(worker, number), worker):
             step = self._relocation(number, worker)
             if step is None:
                 break
             self._move(step[0], worker, step[1])
             moves.append(step)
-        found = self._fits(self._with(worker, number), worker)
+        found = self._fits(self._load_with(worker, number), worker)
         for moved, other in reversed(moves):
             self._move(moved, other, worker)
         return moves if found else None
 
     def _relocation(self, number: int, worker: str) -> tuple[int, str] | None:
-        wanted, limits = self._with(worker, number), self._limits[worker]
+        wanted, limits = self._load_with(worker, number), self._limits[worker]
         largest: tuple[int, str] | None = None
         smallest: tuple[int, str] | None = None
         for each in sorted(self.counts[worker]):
@@ -322,16 +323,16 @@ class _Packing:
                 continue
             largest = largest or (each, other)
             needs = self._needs[each]
-            if wanted[0] - needs[0] <= limits[0] and wanted[1] - needs[1] <= limits[1]:
+            if self._fits((wanted[0] - needs[0], wanted[1] - needs[1]), worker):
                 smallest = each, other
         return smallest or largest
 
     def _emptiest(self, number: int, but: str) -> str | None:
         """The worker that is least full with one more of a kind; None if none has room."""
         able = (
-            (_largest(load, self._scales[worker]), worker)
+            (_relative_load(load, self._scales[worker]), worker)
             for worker in self._kinds[number].open_to
-            if worker != but and self._fits(load := self._with(worker, number), worker)
+            if worker != but and self._fits(load := self._load_with(worker, number), worker)
         )
         return min(able, default=(0.0, None))[1]
 
@@ -344,7 +345,7 @@ class _Packing:
 
     def _move_down(self) -> bool:
         moved = False
-        for worker in sorted(self.counts, key=lambda worker: (-self._fullness[worker], worker)):
+        for worker in sorted(self.counts, key=lambda worker: (-self._relative_loads[worker], worker)):
             while step := min(self._moves_from(worker), default=None):
                 self._move(step[1], worker, step[2])
                 moved = True
@@ -352,25 +353,25 @@ class _Packing:
 
     def _moves_from(self, worker: str) -> Iterator[tuple[_Loads, int, str]]:
         """The moves that lower the load of the fuller one of two workers, with the loads that they make."""
-        full = self._fullness[worker]
+        full = self._relative_loads[worker]
         for number in self.counts[worker]:
             for other in self._kinds[number].open_to:
-                if self._fullness[other] < EVEN * full:
+                if self._relative_loads[other] < EVEN * full:
                     after = self._after(worker, other, number)
-                    if after is not None and after < (full, self._fullness[other]):
+                    if after is not None and after < (full, self._relative_loads[other]):
                         yield after, number, other
 
     def _exchange(self) -> bool:
         """Exchange a resource of the fullest worker for another, if that lowers its load enough."""
-        fullest = max(self._fullness.values(), default=0.0)
+        fullest = max(self._relative_loads.values(), default=0.0)
         enough = EVEN * fullest
-        for worker in [worker for worker, full in self._fullness.items() if full and full == fullest]:
+        for worker in [worker for worker, full in self._relative_loads.items() if full and full == fullest]:
             best = min(
                 (
                     (after, number, back, other)
                     for number in self.counts[worker]
                     for other in self._kinds[number].open_to
-                    if self._fullness[other] < enough
+                    if self._relative_loads[other] < enough
                     for back in self.counts[other]
                     if back != number and worker in self._able[back]
                     if (after := self._after(worker, other, number, back)) is not None and after[0] <= enough
@@ -393,23 +394,24 @@ class _Packing:
         theirs = theirs[0] + given[0] - taken[0], theirs[1] + given[1] - taken[1]
         if not self._fits(theirs, other) or not self._fits(ours, worker):
             return None
-        left, came = _largest(ours, self._scales[worker]), _largest(theirs, self._scales[other])
+        left, came = _relative_load(ours, self._scales[worker]), _relative_load(theirs, self._scales[other])
         return (left, came) if left >= came else (came, left)
 
-    def _go_back(self) -> bool:
+    def _undo_moves(self) -> bool:
         """Undo moves without which the loads are as even."""
         returned = False
         for number, held in enumerate(self._held):
             for home, names in held.items():
-                while self.counts[home][number] < len(names) and (away := self._returns(number, home)):
+                while self.counts[home][number] < len(names) and (away := self._worker_away(number, home)):
                     self._move(number, away, home)
                     returned = True
         return returned
 
-    def _returns(self, number: int, home: str) -> str | None:
+    def _worker_away(self, number: int, home: str) -> str | None:
+        """The worker from which a resource of a kind can return to where it was; None if there is none."""
         for away in self._kinds[number].open_to:
             if self.counts[away][number] > len(self._held[number].get(away, ())):
-                now = self._fullness[away], self._fullness[home]
+                now = self._relative_loads[away], self._relative_loads[home]
                 after = self._after(away, home, number)
                 if after is not None and after <= (max(now), min(now)):
                     return away
