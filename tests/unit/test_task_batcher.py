@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from itertools import count
 from typing import TYPE_CHECKING, cast
 from unittest.mock import Mock
@@ -26,7 +25,7 @@ from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
 from rebalanser.tasks.model import Head, Task
 from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.batches import FirstError, Settlement
-from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
+from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite, WriteFuture
 from rebalanser.tasks.writes.script import Apply, Sleep
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -397,8 +396,9 @@ def test_the_future_of_a_write_is_settled_once_and_reports_to_each() -> None:
 
     future.add_done_callback(fail)
     future.add_done_callback(lambda done: told.append(done.result()))
-    with pytest.raises(TimeoutError):
-        future.result(timeout=0)
+    for timeout_s in (0, -0.5, -1):
+        with pytest.raises(TimeoutError):
+            future.result(timeout_s)
     future.set_result("written")
     with pytest.raises(InternalError):
         future.set_exception(ZeroDivisionError())
@@ -752,7 +752,7 @@ def test_many_callers_are_all_told_and_each_task_keeps_its_order(
     calls = count()
     inside: set[str] = set()
     done: dict[str, list[int]] = {}
-    futures: list[Future[str]] = []
+    futures: list[WriteFuture[str]] = []
     apply = engine.apply
 
     def checked(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:

@@ -112,7 +112,7 @@ class WriteFuture(Generic[ResultT]):
         settled = threading.Lock()
         settled.acquire()
         self.add_done_callback(lambda _: settled.release())
-        if not settled.acquire(timeout=-1 if timeout is None else timeout):
+        if not settled.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise TimeoutError(f"a write was not settled within {timeout:g} s")
 
 
