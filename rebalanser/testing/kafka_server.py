@@ -1,7 +1,8 @@
 """Real Kafka brokers for tests, demos and benchmarks: the jars, and clusters of them on loopback.
 
 ``python -m rebalanser.testing.kafka_server`` prints the folder with Kafka's jars, getting them first if they
-are not there yet. Where a Kafka already runs, ``KAFKA=HOST:PORT,HOST:PORT`` names it and nothing is started.
+are not there yet; with ``--run`` it runs a broker on 127.0.0.1:9092 until Ctrl-C. Where a Kafka already runs,
+``KAFKA=HOST:PORT,HOST:PORT`` names it and nothing is started.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
+
+import typer
 
 from rebalanser.testing.server_cluster import ServerCluster
 from rebalanser.testing.servers import (
@@ -211,6 +215,7 @@ class KafkaCluster(ServerCluster):
     Each is a broker and a controller (KRaft). Brokers are counted from 0, which is also their id in Kafka.
     With three, topics have three replicas of which two must be in sync. ``settings`` are added to those
     of every broker, or replace them. Without a ``data_folder`` one of its own is used, gone after ``stop``.
+    A single broker can be given the ``port`` for clients; others are free ones.
     If ``quick`` is false all times and their limits are Kafka's defaults, as a benchmark needs them.
 
     With ``sasl`` (user, password) clients must log in, with the mechanism PLAIN or SCRAM-SHA-256. With
@@ -224,6 +229,7 @@ class KafkaCluster(ServerCluster):
         *,
         data_folder: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        port: int | None = None,
         quick: bool = True,
         sasl: tuple[str, str] | None = None,
         tls: bool = False,
@@ -239,7 +245,7 @@ class KafkaCluster(ServerCluster):
         self._quick = quick
         self._java: list[str] = []
         ports = free_ports(3 * brokers)
-        self._client_ports = ports[:brokers]
+        self._client_ports = ports[:brokers] if port is None else [port]
         self._internal_ports = ports[brokers : 2 * brokers]
         self._controller_ports = ports[2 * brokers :]
         self._advertised = [f"127.0.0.1:{port}" for port in self._client_ports]
@@ -474,15 +480,36 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\")
 
 
-def main() -> int:
-    """Print the folder with Kafka's jars, or to stderr why there are none."""
+def main(
+    run: Annotated[
+        bool, typer.Option("--run", help="Run a broker until Ctrl-C; its data is deleted then.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of 127.0.0.1 at which the broker serves.")] = 9092,
+) -> None:
+    """Print the folder with Kafka's jars, which are fetched first if they are missing, or run a broker."""
     try:
-        print(install_kafka())  # noqa: T201
-    except KafkaMissing as missing:
-        print(missing, file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
+        if run:
+            _run_broker(port)
+        else:
+            print(install_kafka())  # noqa: T201
+    except (KafkaMissing, KafkaFailed) as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        raise typer.Exit(1) from None
+
+
+def _run_broker(port: int) -> None:
+    # A second broker would begin, and seem ready while the first one answers.
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise KafkaFailed(f"a broker cannot serve at 127.0.0.1:{port}: {error.strerror}") from error
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), KafkaCluster(port=port, quick=False) as cluster:
+        print(f"Kafka serves at {cluster.bootstrap}; Ctrl-C stops it", flush=True)  # noqa: T201
+        signal.pause()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

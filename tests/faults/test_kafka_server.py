@@ -35,6 +35,7 @@ from rebalanser.testing.kafka_server import (
     find_kafka,
 )
 from rebalanser.testing.proxy import TcpProxy
+from rebalanser.testing.servers import free_ports
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 PARENT = """
@@ -365,6 +366,21 @@ def test_a_broker_ends_with_its_parent(kafka: KafkaCluster, tmp_path: Path, how:
         parent.send_signal(how)
         parent.wait(PATIENCE_S)
     wait_until(lambda: not is_alive(broker))
+
+
+def test_a_command_runs_a_broker_until_it_is_ended(kafka: KafkaCluster) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "rebalanser.testing.kafka_server", "--run", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == f"Kafka serves at 127.0.0.1:{port}; Ctrl-C stops it\n"
+        broker = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
+        assert broker.list_topics(timeout=PATIENCE_S).brokers
+        second = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+        assert second.returncode == 1
+        assert "Address already in use" in second.stderr
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 0
 
 
 def test_the_jars_and_the_java_that_run_are_found(kafka: KafkaCluster) -> None:
