@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -450,7 +450,10 @@ def _worker_options(
 ) -> WorkerOptions:
     wanted = frozenset(check_part(tag, "tag") for tag in tags or ())
     limited = cpu is not None or memory_mb is not None
-    capacity = Capacity(None if cpu is None else round(cpu * 1000), memory_mb) if limited else None
+    cpu_milli = None if cpu is None else round(cpu * 1000)
+    if cpu_milli is not None and cpu_milli / 1000 != cpu:
+        raise InvalidSettings(f"--cpu {cpu} has more than three decimal places")
+    capacity = Capacity(cpu_milli, memory_mb) if limited else None
     return WorkerOptions(tags=wanted, capacity=capacity, keep_files_s=keep_files_s)
 
 
@@ -593,8 +596,7 @@ def _report_many(
     commands, left_out = commanded.commands, commanded.left_out
     if not commands:
         raise next(iter(left_out.values()))
-    for reason in left_out.values():
-        typer.echo(f"left out: {reason}", err=True)
+    _print_left_out(left_out.values())
     entries = cluster.wait_all(commands, timeout_s) if timeout_s is not None else {}
     known = {str(name): entry for name, entry in entries.items()}
     settled = "" if timeout_s is None else ", and all have had their effect"
@@ -612,12 +614,19 @@ def _report_many(
                 }
                 for name, command in commands.items()
             ],
-            "left_out": [
-                {"application": str(name), "reason": str(reason)} for name, reason in left_out.items()
-            ],
+            "left_out": _left_out_json(commanded),
         },
         f"{verb} of {counted(len(commands), 'application')} commanded{settled}",
     )
+
+
+def _print_left_out(reasons: Iterable[Exception]) -> None:
+    for reason in reasons:
+        typer.echo(f"left out: {reason}", err=True)
+
+
+def _left_out_json(commanded: Commanded) -> list[dict[str, str]]:
+    return [{"application": str(name), "reason": str(reason)} for name, reason in commanded.left_out.items()]
 
 
 @app.command()
@@ -729,13 +738,18 @@ def retry(
         broken = [name for name in chosen if name not in sound]
         commanded = opened.restart_all(broken) if broken else Commanded({}, {})
     face.answer(
-        {"retried": {str(name): command for name, command in commanded.commands.items()}},
+        {
+            "retried": {str(name): command for name, command in commanded.commands.items()},
+            "left_out": _left_out_json(commanded),
+        },
         *(f"{name}: retry commanded" for name in commanded.commands),
         *(f"{name} has not failed" for name in sound),
         *(() if chosen else ("no application has failed",)),
     )
-    for reason in commanded.left_out.values():
-        raise reason
+    if commanded.left_out:
+        first, *others = commanded.left_out.values()
+        _print_left_out(others)
+        raise first
 
 
 @app.command()

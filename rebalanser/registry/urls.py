@@ -52,8 +52,8 @@ def check_topic_name(name: str) -> str:
     """
     if not _TOPIC.fullmatch(name) or name in {".", ".."} or len(name) > MAX_TOPIC_CHARS:
         raise InvalidName(
-            f"{name[:MAX_TOPIC_CHARS]!r} cannot name a topic: only ASCII letters, digits, '.', '_' and '-' "
-            f"are allowed, at most {MAX_TOPIC_CHARS} of them"
+            f"{name[:MAX_TOPIC_CHARS]!r} cannot name a topic: use at most {MAX_TOPIC_CHARS} ASCII letters, "
+            "digits, '.', '_' and '-', but not '.' or '..' alone"
         )
     return name
 

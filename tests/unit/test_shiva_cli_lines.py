@@ -321,6 +321,8 @@ def test_the_capacity_of_a_worker_is_an_option() -> None:
     assert cli._worker_options(None, None, None, 1.0).capacity is None
     assert cli._worker_options(None, 1.001, None, 1.0).capacity == Capacity(1001)
     assert cli._worker_options(None, None, 512, 1.0).capacity == Capacity(None, 512)
+    with pytest.raises(InvalidSettings, match=r"--cpu 0\.0004 has more than three decimal places"):
+        cli._worker_options(None, 0.0004, None, 1.0)
 
 
 @pytest.mark.rule("SH-20", "SH-26")
@@ -495,6 +497,17 @@ class TestMany:
         assert done.stdout == "a/b/2: retry commanded\n"
         assert isinstance(done.exception, UnknownApplication)
 
+    def test_a_retry_names_all_that_are_unknown(self, cluster: mock.Mock) -> None:
+        names = [ApplicationId.parse(name) for name in ("a/b/8", "a/b/9")]
+        gone = {name: UnknownApplication(f"no application {name}") for name in names}
+        cluster.restart_all.side_effect = lambda _items: Commanded({}, gone)
+        done = invoke("retry", "a/b/8", "a/b/9", "--json")
+        assert str(done.exception) == "no application a/b/8"
+        assert done.stderr == "left out: no application a/b/9\n"
+        assert json.loads(done.stdout)["left_out"] == [
+            {"application": str(name), "reason": f"no application {name}"} for name in names
+        ]
+
     def test_one_application_is_stopped_without_a_question(self, cluster: mock.Mock) -> None:
         assert invoke("stop", "a/b/1").exit_code == 0
         assert cluster.stop.call_args.args == (ApplicationId.parse("a/b/1"),)
@@ -599,7 +612,7 @@ class TestTopicNames:
 
     @pytest.mark.parametrize("name", ["a/b", "a b", "ä", "a\n", ".", "..", "a" * 250])
     def test_what_is_no_name_of_a_topic_is_refused(self, name: str) -> None:
-        with pytest.raises(InvalidName, match="cannot name a topic"):
+        with pytest.raises(InvalidName, match=r"cannot name a topic: use .* but not '\.' or '\.\.' alone"):
             TopicNames(control=name)
         with pytest.raises(InvalidName, match="cannot name a topic"):
             _topic_names(f"command={name}")
