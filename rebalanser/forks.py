@@ -28,7 +28,7 @@ WAIT_S: Final = 2.0
 
 
 class _Depth(threading.local):
-    """How many times a thread is within :data:`postponed`."""
+    """Depth of a thread's nested uses of :data:`postponed`."""
 
     depth = 0
 

@@ -120,7 +120,7 @@ def place_by_weight(
 
 
 class _Kind(NamedTuple):
-    """What resources have in common that request the same and may be on the same workers."""
+    """Resources that request the same amounts and may be on the same workers."""
 
     requests: Requests
     open_to: tuple[str, ...]
@@ -159,7 +159,7 @@ def _held(kind: _Kind, names: Sequence[str], previous: Mapping[str, str]) -> dic
 
 
 class _Packing:
-    """How many resources of each kind are on each worker, and how full that makes it."""
+    """Number of resources of each kind on each worker, and the relative loads that follow."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Packing:
             again = self._undo_moves() or again
 
     def why_full(self, number: int) -> str:
-        """Why no worker has room for one more of a kind."""
+        """Return the reason for which no worker has room for one more of a kind."""
         free = {
             worker: tuple(
                 limit - load for limit, load in zip(self._limits[worker], self._loads[worker], strict=True)

@@ -149,8 +149,8 @@ class Limits(_Part):
     log_files: Annotated[int, Field(ge=2, le=100)] = Field(default=5, description="files of output kept")
 
 
-class Resources(_Part):
-    """What it takes of its worker, to place it by; what it really uses is not limited (SH-27)."""
+class RequestedAmounts(_Part):
+    """Amounts that the application requests of its worker, to place it; its use is not limited (SH-27)."""
 
     cpu: Annotated[float, Field(ge=0, le=MAX_AMOUNT / 1000, allow_inf_nan=False)] = Field(
         default=0.0, description="processors, to the thousandth; 0.5 is half of one"
@@ -182,8 +182,8 @@ class Manifest(_Part):
         default=10.0, description="how long after SIGTERM its whole process group gets SIGKILL"
     )
     limits: Limits = Field(default_factory=Limits)
-    requests: Resources = Field(
-        default_factory=Resources, description="a worker must have that much free; without any, all have"
+    requests: RequestedAmounts = Field(
+        default_factory=RequestedAmounts, description="it runs only on a worker that has these amounts free"
     )
     health_check: HealthCheck | None = Field(
         default=None, description="without one it counts as running as soon as its process does"

@@ -155,7 +155,7 @@ MemoryOption = Annotated[
         max=MAX_AMOUNT,
         metavar="MB",
         show_default="no limit",
-        help="Megabytes of memory that they may request together.",
+        help="Megabytes of memory that the applications of this worker may request together.",
     ),
 ]
 KeepFilesOption = Annotated[

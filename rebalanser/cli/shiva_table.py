@@ -61,12 +61,12 @@ def worker_line(worker: WorkerStatus, status: ClusterStatus) -> str:
     cordon = f", {worker.cordon}" if worker.cordon else ""
     said = _last_said(worker, status)
     return (
-        f"{worker.worker}: {counted(worker.applications, 'application')}{_there(worker)}{tags}"
+        f"{worker.worker}: {counted(worker.applications, 'application')}{_requested_of(worker)}{tags}"
         f", on {worker.host}{cordon}{f', {said}' if said else ''}"
     )
 
 
-def _there(worker: WorkerStatus) -> str:
+def _requested_of(worker: WorkerStatus) -> str:
     """Return what is requested of a worker's capacity, such as ``(1.5 of 4 cpu)``; empty for nothing."""
     parts = []
     if worker.requested_cpu or worker.cpu is not None:
@@ -154,7 +154,7 @@ def render(status: ClusterStatus) -> RenderableType:
     workers = Table("worker", "host", "tags", "applications", "last heard", box=ROUNDED)
     for worker in status.workers:
         name = f"{worker.worker} ({worker.cordon})" if worker.cordon else worker.worker
-        row = (name, worker.host, " ".join(worker.tags), f"{worker.applications:,}{_there(worker)}")
+        row = (name, worker.host, " ".join(worker.tags), f"{worker.applications:,}{_requested_of(worker)}")
         workers.add_row(*row, Text(_last_said(worker, status), "red" if worker.stale else ""))
     applications = Table("application", "state", "worker", "mode", "tags", "reason", box=ROUNDED)
     for each in status.applications:

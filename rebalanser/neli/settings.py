@@ -55,7 +55,7 @@ class NeliSettings:
     groups: int = 1
     """How many groups share the topic, each publishing at that many times the interval (NE-12)."""
     heartbeat_interval_s: float = 0.0
-    """How often the client tells the coordinator that it lives, and hears that another one does not. Default:
+    """How often the client tells the coordinator that it lives, and learns of members that are lost. Default:
     a sixth of the session timeout, and at most 1 s with the classic group protocol."""
     max_poll_interval_s: float = 60.0
     """How long the client may go without polling; and the rebalance timeout: how long others wait for a

@@ -200,8 +200,7 @@ class WorkerFiles:
         finished: Mapping[ApplicationId, CommandId],
         mine: Mapping[ApplicationId, CommandId],
     ) -> frozenset[ApplicationId]:
-        """Take in a document of which only these applications differ from the one before; return whom it
-        may concern.
+        """Take in a document in which only these applications have changed; return those that it may concern.
 
         The mappings have, of these applications, what :meth:`decided` gets of all.
         """

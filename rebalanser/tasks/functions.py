@@ -686,7 +686,7 @@ def call_places(calls: int) -> list[str]:
 class concerning:  # noqa: N801 - named as a context manager is
     """Context manager: errors of one of several calls begin with its place, unless that is empty.
 
-    A class, as a generator takes as long as the rest of an enqueue's checks.
+    It is a class, since a generator would take as long as the rest of an enqueue's checks.
     """
 
     __slots__ = ("_place",)

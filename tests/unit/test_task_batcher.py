@@ -469,7 +469,7 @@ def test_an_enqueue_whose_first_request_fails_is_written_again(
 def test_an_enqueue_whose_first_answer_was_lost_stays_unknown(
     engine: Gated, batcher: WriteBatcher, error: Exception
 ) -> None:
-    """Whoever is told of an engine that took nothing would enqueue another task."""
+    """A caller that reads that the engine took nothing would enqueue another task."""
     engine.errors = [OutcomeUnknown("no answer"), error]
     engine.may.set()
     with pytest.raises(OutcomeUnknown):

@@ -99,17 +99,17 @@ def prepare_group(connection: Connection, candidacy: Candidacy, timeout_s: float
         )
 
     if GROUP_SESSION in differing:
-        has = found.get(GROUP_SESSION, ("one that it does not tell", False))[0]
+        has = found.get(GROUP_SESSION, ("an unknown value", False))[0]
         raise InvalidSettings(
             f"group {group} has {GROUP_SESSION}={has} and session_timeout_s is "
             f"{settings.session_timeout_s:g}: make them equal ({remedy(GROUP_SESSION)})"
         )
     if GROUP_HEARTBEAT in differing:
         _log.warning(
-            "group %s has %s=%s, and not %s: processes hear so much later that one was lost (%s)",
+            "group %s has %s=%s, and not %s: processes learn later that one was lost (%s)",
             group,
             GROUP_HEARTBEAT,
-            alive_ms or "one that it does not tell",
+            alive_ms or "an unknown value",
             wanted[GROUP_HEARTBEAT],
             remedy(GROUP_HEARTBEAT),
         )

@@ -52,12 +52,12 @@ class Lost:
 class LagGroup:
     """Commits positions to a consumer group without members, so that Kafka's own tools show the lag.
 
-    Positions are for people and alerts: nobody starts from them. Nothing waits for a commit. The first one
+    Positions are for people and alerts: no reader starts from them. Nothing waits for a commit. The first one
     that a broker refuses is logged. All methods may be called from any thread.
     """
 
     def __init__(self, connection: Connection, reader: str) -> None:
-        """``reader`` tells the cluster's readers apart: the group is ``{cluster}-lag:{reader}``.
+        """``reader`` is the reader's name within the cluster: the group is ``{cluster}-lag:{reader}``.
 
         No cluster's name has a colon, so no other group of a cluster can have this name. An admin client
         commits, and joins nothing: a group with members would refuse its commits.
@@ -71,7 +71,7 @@ class LagGroup:
         self._pending: Future[ConsumerGroupTopicPartitions] | None = None
         self._due_at = time.monotonic() + COMMIT_S
         self._again_at = time.monotonic() + COMMIT_AGAIN_S
-        self._told = False
+        self._has_warned = False
 
     def note(self, topic: str, position: int) -> None:
         """Take a position up to which a topic was worked through; the next commit has it."""
@@ -90,7 +90,7 @@ class LagGroup:
                 self._settle()
                 self._commit(now)
         except RAISED as exception:
-            self._tell(error_of(exception))
+            self._warn_once(error_of(exception))
         finally:
             self._lock.release()
 
@@ -103,7 +103,7 @@ class LagGroup:
             if place.error is None:
                 self._committed[place.topic] = place.offset
             else:
-                self._tell(place.error)
+                self._warn_once(place.error)
 
     def _commit(self, now: float) -> None:
         if now >= self._again_at:
@@ -118,9 +118,9 @@ class LagGroup:
             wanted = ConsumerGroupTopicPartitions(self.group, places)
             (self._pending,) = self._admin.alter_consumer_group_offsets([wanted]).values()
 
-    def _tell(self, error: KafkaError) -> None:
-        if not self._told and not is_passing(error):
-            self._told = True
+    def _warn_once(self, error: KafkaError) -> None:
+        if not self._has_warned and not is_passing(error):
+            self._has_warned = True
             reason = judge(error, Act.READ, f"committing to group {self.group}")
             _log.warning(f"its lag is not shown: {reason}", action="lag_not_shown", **self._fields)
 

@@ -170,7 +170,7 @@ class ArchiveReader:
         Raises:
             PartsMissing: a part is missing.
             InvalidArchive: it is too large, or its parts have another size than announced.
-            RegistryUnavailable: nothing came for so long, or :meth:`close` was called.
+            RegistryUnavailable: nothing came for ``patience_s`` seconds, or :meth:`close` was called.
         """
         check_archive_size(archive.size_bytes)
         with self._request():
@@ -181,7 +181,7 @@ class ArchiveReader:
 
         Raises:
             LogTruncated: the log begins after the first part.
-            RegistryUnavailable: nothing came for so long, or :meth:`close` was called.
+            RegistryUnavailable: nothing came for ``patience_s`` seconds, or :meth:`close` was called.
         """
         wanted: dict[int, PartKey] = {}
         for application, archive in archives:

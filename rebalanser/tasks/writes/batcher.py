@@ -3,7 +3,8 @@
 One thread takes all pending writes, applies them in one call of the engine, and reads back those whose answer
 was lost or whose condition failed. Meanwhile the next batch gathers, so batches grow with the load. That
 thread is the batcher's own, or a caller that waits for the outcome while nothing else waits. A remote engine
-takes several batches at the same time. A task that is enqueued while nothing else is written is no batch.
+takes several batches at the same time. A task that is enqueued while nothing else is written goes to the
+engine at once.
 
 :mod:`~rebalanser.tasks.writes.batches` selects the pending writes of a batch and settles them. While the
 engine is away, or takes nothing, callers get an error within ``timeout_s``; lasting writes are kept.
@@ -97,7 +98,7 @@ class WriteBatcher:
         """Write an enqueue for a caller that waits; return the answer, or raise what its future would.
 
         If nothing else waits or is being written, the engine gets it from the calling thread at once: the
-        script of a batch takes longer than SQLite takes to write one task. It begins only after an error.
+        script of a batch takes longer than SQLite takes to write one task. The script goes on after an error.
 
         Raises:
             InvalidState: the batcher is closed.

@@ -144,7 +144,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class FirstError:
-    """Error of a first request that was made without a script, and when it began."""
+    """Error of a first request, made before the script, and the time at which that request began."""
 
     error: Exception
     began_at: float

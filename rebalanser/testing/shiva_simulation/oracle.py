@@ -141,7 +141,7 @@ class Oracle:
                 raise Violation("SH-27", f"{name} is given {load}, and has {document.workers[name].capacity}")
 
     def _loads(self, document: AssignmentDocument) -> dict[str, tuple[int, ...]]:
-        """What the applications that a document names each known worker for request, as commanded."""
+        """Amounts that the applications of each known worker in a document request, as commanded."""
         loads: dict[str, tuple[int, ...]] = dict.fromkeys(document.workers, (0, 0))
         for entry in document.applications.values():
             if entry.worker in loads:
@@ -197,7 +197,7 @@ class Oracle:
         self._ran_on[application] = process.host.plan.name
 
     def _judge_room(self, process: ApplicationProcess) -> None:
-        """What a worker was to stop has made room, unless the host was cut off and runs on (SH-27)."""
+        """Check that all processes of a worker fit its capacity, unless the host was cut off (SH-27)."""
         host, since = process.host, self._world.now - 3 * self._world.deadline_s
         if host.disturbed.ever(since) or host.unknown.ever(since) or not self._requests(process.command):
             return
@@ -354,7 +354,7 @@ class Oracle:
         for entry in document.applications.values():
             if entry.worker is not None and entry.state in _NAMED and not self._requests(entry.command):
                 loads[entry.worker] += 1
-        weights, full = self._loads(document), self._fullness(document)
+        weights, full = self._loads(document), self._relative_load(document)
         for application, entry in document.applications.items():
             if entry.worker is None or entry.state not in _NAMED:
                 continue
@@ -372,8 +372,8 @@ class Oracle:
                     return f"SH-12: {application} is on {entry.worker} of {loads}, and {other} could have it"
         return None
 
-    def _fullness(self, document: AssignmentDocument) -> Callable[[str, tuple[int, ...]], float]:
-        """The relative load of a worker, where there is no limit of the largest one or of all requests."""
+    def _relative_load(self, document: AssignmentDocument) -> Callable[[str, tuple[int, ...]], float]:
+        """The relative load of a worker; without a limit, that of the largest limit or of all requests."""
         cordons = document.cordons
         capacities = {
             name: known.capacity or Capacity()

@@ -54,10 +54,10 @@ class HostPlan:
     tags: frozenset[str] = frozenset()
     starts_at_s: float = 0.0
     capacities: tuple[Capacity | None, ...] = (None,)
-    """Of its incarnations in turn."""
+    """Capacities of its incarnations, in turn."""
 
     def capacity(self, incarnation: int) -> Capacity | None:
-        """What the applications of an incarnation of its worker may request."""
+        """The capacity of an incarnation of its worker."""
         return self.capacities[incarnation % len(self.capacities)]
 
 
@@ -81,10 +81,10 @@ class Scenario:
     awkward: float = 0.15
     """How probable it is that an application exits by itself, hangs or cannot be unpacked."""
     weighed: float = 0.0
-    """How probable it is that a start command requests processors or memory."""
+    """Probability that a start command requests processors or memory."""
 
     def worker_options(self, plan: HostPlan, incarnation: int = 1) -> WorkerOptions:
-        """How an incarnation of the worker of a host behaves."""
+        """The options of an incarnation of a host's worker."""
         return WorkerOptions(
             tags=plan.tags,
             capacity=plan.capacity(incarnation),
@@ -112,7 +112,7 @@ class Profile:
     away_grace_s: tuple[float, ...] = (0.0,)
     """Of leaders; with several each run has one of them."""
     weighed: tuple[float, ...] = (0.0,)
-    """How probable requests are; with several each run has one of them, and its workers have capacities."""
+    """Probabilities of requests; with several each run has one of them, and its workers have capacities."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
