@@ -49,12 +49,18 @@ class _Postponed:
 
     def __enter__(self) -> None:
         own = self._own
-        if not own.depth:
+        if own.depth:
+            own.depth += 1
+            return
+        try:
             with self._lock:
                 while self._forking:
                     self._changed.wait()
                 self._inside += 1
-        own.depth += 1
+                own.depth = 1
+        except BaseException:  # it was interrupted, perhaps once it was in
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         own = self._own

@@ -126,20 +126,12 @@ class _WriteTransaction:
         self._ends_within_s = ends_within_s
 
     def __enter__(self) -> None:
-        forks.postponed.__enter__()
-        try:
-            self._ends = self._store.begin_write(self._ends, self._ends_within_s)
-        except BaseException:
-            forks.postponed.__exit__()
-            raise
+        self._ends = self._store.begin_write(self._ends, self._ends_within_s)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._store.end_write(self._ends, error)
-        finally:
-            forks.postponed.__exit__()
+        self._store.end_write(self._ends, error)
 
 
 class Store:
@@ -191,6 +183,7 @@ class Store:
         self._settings = list(SETTINGS)
         self._is_suspended = False
         self._is_closed = False
+        self._is_writing = False
         with forks.postponed:
             make_file(path, file_mode)
             self._open(deadline)
@@ -386,21 +379,20 @@ class Store:
         return _WriteTransaction(self, deadline, ends_within_s)
 
     def begin_write(self, deadline: Deadline, ends_within_s: float | None) -> Deadline:
-        """Begin a write transaction, and return when it must end.
-
-        The caller is within :data:`rebalanser.forks.postponed`.
-        """
-        self._resume(deadline)
-        self._pages_before, self._pages_left, self._pages_now = self._pages_left, 0, 0
+        """Begin a write transaction, and return when it must end. No thread forks until it has ended."""
+        forks.postponed.__enter__()
+        self._is_writing = True
         try:
+            self._resume(deadline)
+            self._pages_before, self._pages_left, self._pages_now = self._pages_left, 0, 0
             patiently(self._begin_writing, deadline)
             self._check_identity()
             return deadline if ends_within_s is None else Deadline.after(ends_within_s)
         except sqlite3.Error as error:
-            self._roll_back()
+            self.abandon_write()
             raise failure(error, self.path) from error
         except BaseException:
-            self._roll_back()
+            self.abandon_write()
             raise
 
     def end_write(self, ends: Deadline, error: BaseException | None) -> None:
@@ -411,10 +403,23 @@ class Store:
             if error is None:
                 self._commit(ends)
         finally:
-            self._roll_back()
+            self.abandon_write()
         if error is None:
             self._commits += 1
             self._pages_left = self._pages_now
+
+    def abandon_write(self) -> None:
+        """Roll back a write transaction that this thread has begun, unless it has ended.
+
+        Who is interrupted on the way into :meth:`end_write`, or into this, calls this.
+        """
+        if self._is_writing:
+            try:
+                if not self._is_suspended:
+                    self._roll_back()
+            finally:
+                forks.postponed.__exit__()
+                self._is_writing = False
 
     def _begin_writing(self) -> None:
         self.connection.execute("BEGIN IMMEDIATE")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +28,7 @@ from rebalanser_sqlite.tasks import (
 from rebalanser_sqlite.tasks.change_feed import Follower
 from rebalanser_sqlite.tasks.schema import CHOICES
 
+from rebalanser import forks
 from rebalanser.errors import (
     InvalidState,
     OutcomeUnknown,
@@ -35,7 +39,7 @@ from rebalanser.errors import (
 )
 from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
-from rebalanser.tasks import Queue
+from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks.engine import (
     Applied,
     ClaimAnswer,
@@ -69,6 +73,7 @@ from rebalanser.testing.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import FrameType
 
     from rebalanser.tasks.engine import Answer, Write
 
@@ -560,6 +565,57 @@ def test_a_thread_that_is_interrupted_keeps_nobody_from_committing(
         first.result(PATIENCE_S)
     assert engine.apply([enqueue(2)], PATIENCE_S) == [Applied(1)]
     assert engine.read(QUEUE, [task_id(1)], PATIENCE_S) == {}
+
+
+def interrupted_in_call(number: int, action: Callable[[], object]) -> bool:
+    """Do an action with a Ctrl-C as its call of this number begins; False if it makes fewer calls."""
+    calls = count(1)
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "rebalanser" in frame.f_globals.get("__name__", "") and next(calls) == number:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    gc.disable()  # an interrupt of a callback that it calls would be lost
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return False
+
+
+@pytest.mark.rule("SK-12")
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "in a batch"])
+def test_an_enqueue_may_be_interrupted_anywhere(
+    path: Path, own: sqlite3.Connection, *, together: bool
+) -> None:
+    """Neither a lock of the file nor one of the process is kept: who catches the interrupt may go on."""
+    with Queue(QUEUE, f"sqlite:///{path}") as queue, ThreadPoolExecutor(1) as pool:
+
+        @queue.task
+        def send(claim: Claim) -> None: ...
+
+        def act() -> None:
+            if together:
+                send.enqueue_many([((), {})] * 2)
+            else:
+                send.enqueue()
+
+        own.execute(f"PRAGMA busy_timeout = {PATIENCE_S * 1000:.0f}")
+        act()
+        number = 1
+        while interrupted_in_call(number, act):
+            own.execute("BEGIN IMMEDIATE")
+            own.execute("ROLLBACK")
+            queue.context.batcher.flush()
+            assert not forks.postponed._inside, number
+            assert pool.submit(send.enqueue).result(PATIENCE_S)
+            number += 1
+        assert number > 50
 
 
 # -- files

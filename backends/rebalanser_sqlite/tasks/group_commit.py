@@ -137,7 +137,8 @@ class _Job(Generic[T]):
         self.leads = False
         self.outcomes: list[T] = []
         self.error: BaseException | None = None
-        self._ended = False
+        self.has_ended = False
+        """True once it has its outcome or an error."""
         self._wake = threading.Lock()
         self._wake.acquire()
 
@@ -145,22 +146,17 @@ class _Job(Generic[T]):
         """Do the action; its outcome counts once the transaction is committed."""
         self.outcomes = [self.action.do(writing)]
 
-    def lead(self) -> None:
-        """Wake its thread, which leads now."""
-        self.leads = True
-        self._wake.release()
+    def hand_lead_to(self, heir: _Job[Any]) -> None:
+        """Let another job lead instead, and wake its thread; an interrupt comes before or after all of it."""
+        heir.leads, self.leads = True, False
+        heir._wake.release()
 
     def end(self, error: BaseException | None = None) -> None:
         """Wake its thread, which has its outcome or this error. Only the first call counts."""
-        if not self._ended:
-            self._ended, self.error = True, error
+        if not self.has_ended:
+            self.has_ended, self.error = True, error
             if not self.leads:
                 self._wake.release()
-
-    @property
-    def has_ended(self) -> bool:
-        """True once it has its outcome or an error."""
-        return self._ended
 
     def woken(self, timeout_s: float) -> bool:
         """Wait until it leads or has ended; for ever if the time is negative."""
@@ -207,7 +203,11 @@ class Committer:
                 self._carry_out(group, deadline)
         finally:  # also if the thread was interrupted: no other thread hands on the lead
             if job.leads or not job.has_ended:
-                self._leave(job, group)
+                try:
+                    self._leave(job, group)
+                except BaseException:  # a lead that is not handed on keeps all others from committing
+                    self._leave(job, group)
+                    raise
         return job.result()
 
     def ring(self) -> None:
@@ -238,7 +238,12 @@ class Committer:
         job.woken(-1)
 
     def _leave(self, own: _Job[Any], group: list[_Job[Any]]) -> None:
-        """Withdraw a job that still waits, end the jobs of its group, and hand on the lead."""
+        """Withdraw a job that still waits, end the jobs of its group, and hand on the lead.
+
+        May be called again if it was interrupted.
+        """
+        if own.leads:
+            self._store.abandon_write()
         for job in group:
             if not job.has_ended:
                 job.end(OutcomeUnknown("the thread that committed was interrupted; read back"))
@@ -248,10 +253,10 @@ class Committer:
             if not own.leads:
                 return
             if self._waiting:
-                self._waiting[0].lead()
+                own.hand_lead_to(self._waiting[0])
             else:
-                self._led = False
                 self._changed.notify_all()
+                self._led = own.leads = False
 
     def _carry_out(self, group: list[_Job[Any]], deadline: Deadline) -> None:
         """Commit the waiting jobs once the write lock is held; fills ``group`` with them."""

@@ -92,7 +92,11 @@ class WriteBatcher:
             if batch:
                 self._write_here(batch)
         finally:  # also if the caller was interrupted: a batch in flight for ever blocks all others
-            self._land(batch)
+            try:
+                self._land(batch)
+            except BaseException:
+                self._land(batch)
+                raise
 
     def enqueue(self, write: Enqueue) -> Answer:
         """Write an enqueue for a caller that waits; return the answer, or raise what its future would.
@@ -123,8 +127,12 @@ class WriteBatcher:
                 return answer
             self._write_here(batch, failed)
             return pending.future.result()
-        finally:
-            self._land(batch)
+        finally:  # as in write_all
+            try:
+                self._land(batch)
+            except BaseException:
+                self._land(batch)
+                raise
 
     def flush(self) -> None:
         """Wait until all pending writes that were submitted so far are settled, or the engine stays away.
@@ -215,7 +223,7 @@ class WriteBatcher:
         return has_taken
 
     def _land(self, batch: list[PendingWrite[object]]) -> None:
-        """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
+        """Allow further writes of the tasks of a batch. May be called again if it was interrupted."""
         with self._lock:
             self._batches.land(batch)
             if self._batches.is_closing or self._batches.flushes:

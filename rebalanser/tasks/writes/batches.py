@@ -125,9 +125,14 @@ class Batches:
         return True
 
     def land(self, batch: list[PendingWrite[object]]) -> None:
-        """Allow further writes of the tasks of a batch; no-op if it is not in flight."""
-        self._in_flight = [each for each in self._in_flight if each is not batch]
-        self._busy.difference_update(pending.task for pending in batch)
+        """Allow further writes of the tasks of a batch; no-op if it is not in flight.
+
+        May be called again if it was interrupted.
+        """
+        others = [each for each in self._in_flight if each is not batch]
+        if len(others) < len(self._in_flight):
+            self._busy.difference_update(pending.task for pending in batch)
+            self._in_flight = others
 
     def keep(self, batch: Sequence[PendingWrite[object]], error: BaseException) -> list[PendingWrite[object]]:
         """Put back, in their places, the lasting writes of a batch that ended with an error."""
