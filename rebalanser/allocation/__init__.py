@@ -146,7 +146,8 @@ correctly: equal ones are equal on every machine.
 *Capacity* holds in every state after the first, in which a worker that has too much gives up a few.
 
 *Cost.* Resources with the same requests that may be on the same workers are of one kind, and the search only
-counts them. A step looks at all workers and kinds.
+counts them. A step looks at all workers and kinds. To make room it first compares what is lacking with the
+most that any worker has free, so that full workers are passed over.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heapreplace, nsmallest
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rebalanser.allocation.balanced import vacancies
@@ -189,6 +189,8 @@ class _Packing:
         self.counts: dict[str, Counter[int]] = {worker: Counter() for worker in sorted(capacities)}
         self._loads: dict[str, Amounts] = dict.fromkeys(self.counts, (0, 0))
         self._relative_loads = dict.fromkeys(self.counts, 0.0)
+        self._emptiest_two: dict[int, list[str]] = {}
+        """What :meth:`_emptiest` has found since anything was last put or moved."""
 
     def search(self) -> None:
         """Keep what fits, place the rest, and improve until no step does.
@@ -226,6 +228,7 @@ class _Packing:
         counts[number] += count
         if not counts[number]:
             del counts[number]
+        self._emptiest_two = {}
 
     def _move(self, number: int, worker: str, other: str) -> None:
         self._put(number, worker, -1)
@@ -284,10 +287,14 @@ class _Packing:
         """Move a few resources off a worker so that one of this kind has room; False if none would do."""
         best: list[tuple[int, str]] | None = None
         target = ""
+        room = self._most_free()
         for worker in self._kinds[number].open_to:
-            if not self._fits(self._needs[number], worker):
+            at_most = MAX_RELOCATED if best is None else len(best) - 1
+            if not at_most:
+                break
+            if not self._may_make_room(number, worker, at_most, room):
                 continue
-            found = self._relocations(number, worker, MAX_RELOCATED if best is None else len(best) - 1)
+            found = self._relocations(number, worker, at_most, room)
             if found is not None:
                 best, target = found, worker
         if best is None:
@@ -297,11 +304,32 @@ class _Packing:
         self._put(number, target)
         return True
 
-    def _relocations(self, number: int, worker: str, at_most: int) -> list[tuple[int, str]] | None:
+    def _most_free(self) -> _Loads:
+        """The most that any worker has free of each amount: what requests more fits on none."""
+        cpu_milli = memory_mb = 0.0
+        for worker, load in self._loads.items():
+            limits = self._limits[worker]
+            cpu_milli = max(cpu_milli, limits[0] - load[0])
+            memory_mb = max(memory_mb, limits[1] - load[1])
+        return cpu_milli, memory_mb
+
+    def _may_make_room(self, number: int, worker: str, at_most: int, room: _Loads) -> bool:
+        """False if as many of what fits elsewhere are too little for sure: so on most of full workers."""
+        if not self._fits(self._needs[number], worker):
+            return False
+        wanted, limits = self._load_with(worker, number), self._limits[worker]
+        return all(
+            want - limit <= at_most * most for want, limit, most in zip(wanted, limits, room, strict=True)
+        )
+
+    def _relocations(
+        self, number: int, worker: str, at_most: int, room: _Loads
+    ) -> list[tuple[int, str]] | None:
         """The moves off a worker that make room there: of what is enough the smallest, else large ones."""
         moves: list[tuple[int, str]] = []
+        known = self._emptiest_two
         while len(moves) < at_most and not self._fits(self._load_with(worker, number), worker):
-            step = self._relocation(number, worker)
+            step = self._relocation(number, worker, room)
             if step is None:
                 break
             self._move(step[0], worker, step[1])
@@ -309,14 +337,16 @@ class _Packing:
         found = self._fits(self._load_with(worker, number), worker)
         for moved, other in reversed(moves):
             self._move(moved, other, worker)
+        self._emptiest_two = known
         return moves if found else None
 
-    def _relocation(self, number: int, worker: str) -> tuple[int, str] | None:
+    def _relocation(self, number: int, worker: str, room: _Loads) -> tuple[int, str] | None:
         wanted, limits = self._load_with(worker, number), self._limits[worker]
         largest: tuple[int, str] | None = None
         smallest: tuple[int, str] | None = None
         for each in sorted(self.counts[worker]):
-            if not self._eases(each, wanted, limits):
+            needs = self._needs[each]
+            if needs[0] > room[0] or needs[1] > room[1] or not self._eases(each, wanted, limits):
                 continue
             other = self._emptiest(each, worker)
             if other is None:
@@ -329,12 +359,15 @@ class _Packing:
 
     def _emptiest(self, number: int, but: str) -> str | None:
         """The worker that is least full with one more of a kind; None if none has room."""
-        able = (
-            (_relative_load(load, self._scales[worker]), worker)
-            for worker in self._kinds[number].open_to
-            if worker != but and self._fits(load := self._load_with(worker, number), worker)
-        )
-        return min(able, default=(0.0, None))[1]
+        two = self._emptiest_two.get(number)
+        if two is None:
+            able = (
+                (_relative_load(load, self._scales[worker]), worker)
+                for worker in self._kinds[number].open_to
+                if self._fits(load := self._load_with(worker, number), worker)
+            )
+            two = self._emptiest_two[number] = [worker for _, worker in nsmallest(2, able)]
+        return next((worker for worker in two if worker != but), None)
 
     def _even_out(self) -> bool:
         """Move single resources, and exchange two, while that makes the loads more even."""

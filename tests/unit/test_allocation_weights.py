@@ -5,18 +5,20 @@ The search is bounded: what it reaches is checked, and not compared with an opti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebalanser.allocation import MAX_AMOUNT, Capacity, Placement, Requests, place
-from rebalanser.allocation.weighted import EVEN
+from rebalanser.allocation.weighted import EVEN, _Packing
 
 NO_TAGS: frozenset[str] = frozenset()
 
@@ -235,6 +237,15 @@ def test_small_ones_make_room_for_a_large_one(previous: tuple[str, ...]) -> None
 
 
 @pytest.mark.rule("SH-27")
+def test_as_many_as_may_leave_for_a_large_one_take_all_that_is_free_elsewhere() -> None:
+    workers = {f"w{number}": Capacity(1000) for number in range(1, 5)}
+    held = dict(zip("abcdef", ["w1", "w1", "w1", "w2", "w3", "w4"], strict=True))
+    placement = placed(workers, cpu(300, 300, 300, 700, 700, 700, 1000), held)
+    assert placement.unplaced == {}
+    assert placement.holders["g"] == "w1"
+
+
+@pytest.mark.rule("SH-27")
 @pytest.mark.parametrize(
     ("requests", "reason"),
     [
@@ -276,3 +287,37 @@ def test_what_only_some_workers_may_take_says_so() -> None:
 def test_an_amount_that_no_worker_can_have_is_refused(amount: int, kind: type[Requests | Capacity]) -> None:
     with pytest.raises(ValueError, match="memory_mb is"):
         kind(memory_mb=amount)
+
+
+def _looks(count: int) -> float:
+    """How often a full cluster is looked at for each resource that waits, and each worker.
+
+    Each resource requests something else, so that nothing is counted together.
+    """
+    workers = [f"w{number:03}" for number in range(count // 4)]
+    requests = {
+        f"r{number:03}": Requests(100 + number * 37 % count, 100 + number * 61 % count)
+        for number in range(count)
+    }
+    looks = Counter[str]()
+    fits = _Packing._fits
+
+    def counted(self: _Packing, load: tuple[int, int], worker: str) -> bool:
+        looks["looks"] += 1
+        return fits(self, load, worker)
+
+    with mock.patch.object(_Packing, "_fits", counted):
+        placement = place(
+            dict.fromkeys(workers, NO_TAGS),
+            dict.fromkeys(requests, NO_TAGS),
+            {},
+            requests=requests,
+            capacities=dict.fromkeys(workers, Capacity(330, 330)),
+        )
+    assert len(placement.full) >= count // 4
+    return looks["looks"] / len(placement.full) / len(workers)
+
+
+@pytest.mark.rule("SH-27")
+def test_what_has_no_room_in_a_full_cluster_is_found_out_with_few_looks() -> None:
+    assert _looks(120) < 1.5 * _looks(30)
