@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import queue
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import KafkaError, TopicPartition
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.shiva import follower as module
 from rebalanser_kafka.shiva.follower import COMMIT_AGAIN_S, COMMIT_S, Batch, Follower, LagGroup, Lost
@@ -44,32 +43,39 @@ class Brokers:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.sent: list[ConsumerGroupTopicPartitions] = []
-        self.answers: list[Future[ConsumerGroupTopicPartitions]] = []
+        self.config: dict[str, Any] = {}
+        self.sent: list[list[TopicPartition]] = []
+        self.errors: list[KafkaError] = []
+        self.answers: list[tuple[KafkaError | None, list[SimpleNamespace]]] = []
 
-    def __call__(self, _config: object) -> Brokers:
+    def __call__(self, config: dict[str, Any]) -> Brokers:
+        self.config = config
         return self
 
-    def poll(self, _timeout_s: float) -> None:
-        """The client's own errors."""
+    def poll(self, _timeout_s: float) -> SimpleNamespace | None:
+        """The client tells its answers, or an error of its own."""
+        answers, self.answers = self.answers, []
+        for answer in answers:
+            self.config["on_commit"](*answer)
+        return SimpleNamespace(error=self.errors.pop) if self.errors else None
 
-    def alter_consumer_group_offsets(self, groups: list[ConsumerGroupTopicPartitions]) -> dict[str, Any]:
-        self.sent += groups
-        self.answers.append(Future())
-        return {groups[0].group_id: self.answers[-1]}
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous
+        self.sent.append(offsets)
 
     @property
     def committed(self) -> list[dict[str, int]]:
-        return [{each.topic: each.offset for each in sent.topic_partitions or ()} for sent in self.sent]
+        return [{each.topic: each.offset for each in sent} for sent in self.sent]
 
-    def answer(self, code: int | None = None) -> None:
+    def answer(self, code: int | None = None, *, whole: int | None = None) -> None:
+        """Each place has this error, or the commit as a whole."""
         places = [
             SimpleNamespace(
                 topic=each.topic, offset=each.offset, error=None if code is None else KafkaError(code)
             )
-            for each in self.sent[-1].topic_partitions or ()
+            for each in self.sent[-1]
         ]
-        self.answers[-1].set_result(SimpleNamespace(topic_partitions=places))  # type: ignore[arg-type]
+        self.answers.append((None if whole is None else KafkaError(whole), places))
 
 
 @pytest.mark.rule("SH-29")
@@ -77,7 +83,7 @@ class TestLag:
     @pytest.fixture
     def brokers(self, monkeypatch: pytest.MonkeyPatch) -> Brokers:
         brokers = Brokers()
-        monkeypatch.setattr(module, "AdminClient", brokers)
+        monkeypatch.setattr(module, "Consumer", brokers)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: brokers.now))
         return brokers
 
@@ -97,7 +103,7 @@ class TestLag:
             self.later(brokers, lag, COMMIT_S / 10)
         lag.note("c-control", 3)
         self.later(brokers, lag)
-        assert brokers.sent[0].group_id == "c-lag:worker:w1"
+        assert brokers.config["group.id"] == "c-lag:worker:w1"
         assert brokers.committed == [{"c-command": 9}], "the answer to the first one is awaited"
         brokers.answer()
         self.later(brokers, lag)
@@ -126,12 +132,24 @@ class TestLag:
             self.later(brokers, lag)
             brokers.answer(code)
         self.later(brokers, lag)
-        brokers.answers[-1].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        brokers.answer(whole=KafkaError._TIMED_OUT)
         self.later(brokers, lag)
         self.later(brokers, lag)
         assert brokers.committed == [{"c-command": 7}] * 5
         assert len(told) == lines
         assert all(line.startswith("its lag is not shown: committing to group c-lag:w") for line in told)
+
+    def test_a_coordinator_that_may_not_be_looked_for_is_logged_once(
+        self, brokers: Brokers, lag: LagGroup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[str] = []
+        log = SimpleNamespace(warning=lambda line, **_fields: told.append(line))
+        monkeypatch.setattr(module, "_log", log)
+        refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+        brokers.errors = [refused, refused, KafkaError(KafkaError._TRANSPORT)]
+        for _ in range(4):
+            self.later(brokers, lag)
+        assert [line[:59] for line in told] == ["its lag is not shown: committing to group c-lag:worker:w1 f"]
 
     def test_a_batch_counts_once_it_was_taken_and_commits_go_on_until_then(
         self, brokers: Brokers, lag: LagGroup

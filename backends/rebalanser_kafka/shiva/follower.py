@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.runtime.logs import get_logger
@@ -59,16 +57,18 @@ class LagGroup:
     def __init__(self, connection: Connection, reader: str) -> None:
         """``reader`` is the reader's name within the cluster: the group is ``{cluster}-lag:{reader}``.
 
-        No cluster's name has a colon, so no other group of a cluster can have this name. An admin client
-        commits, and joins nothing: a group with members would refuse its commits.
+        No cluster's name has a colon, so no other group of a cluster can have this name. A consumer that
+        subscribes to nothing commits: it joins nothing, and a group with members would refuse its commits.
+        An admin client would do, but librdkafka 2.16 aborts the process if the broker is away meanwhile.
         """
         self.group = f"{connection.cluster}-lag:{reader}"
         self._fields = {"cluster": connection.cluster, "group": self.group}
         self._lock = threading.Lock()
-        self._admin = AdminClient(client_config(connection, {}))
+        settings = {"group.id": self.group, "enable.auto.commit": False, "on_commit": self._answered}
+        self._consumer = Consumer(client_config(connection, settings))
         self._positions: dict[str, int] = {}
         self._committed: dict[str, int] = {}
-        self._pending: Future[ConsumerGroupTopicPartitions] | None = None
+        self._pending = False
         self._due_at = time.monotonic() + COMMIT_S
         self._again_at = time.monotonic() + COMMIT_AGAIN_S
         self._has_warned = False
@@ -85,25 +85,25 @@ class LagGroup:
             return
         try:
             self._due_at = now + COMMIT_S
-            self._admin.poll(0)
-            if self._pending is None or self._pending.done():
-                self._settle()
+            message = self._consumer.poll(0)
+            if message is not None and (error := message.error()) is not None:
+                self._warn_once(error)  # such as of the search for the coordinator, which no commit's answer has
+            if not self._pending:
                 self._commit(now)
         except RAISED as exception:
             self._warn_once(error_of(exception))
         finally:
             self._lock.release()
 
-    def _settle(self) -> None:
-        """Note what the last commit has led to."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        for place in pending.result().topic_partitions or ():
-            if place.error is None:
+    def _answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        """Note what the last commit has led to; called by ``poll``."""
+        self._pending = False
+        for place in places:
+            refused = error or place.error
+            if refused is None:
                 self._committed[place.topic] = place.offset
             else:
-                self._warn_once(place.error)
+                self._warn_once(refused)
 
     def _commit(self, now: float) -> None:
         if now >= self._again_at:
@@ -115,8 +115,8 @@ class LagGroup:
             if self._committed.get(topic) != position
         ]
         if places:
-            wanted = ConsumerGroupTopicPartitions(self.group, places)
-            (self._pending,) = self._admin.alter_consumer_group_offsets([wanted]).values()
+            self._consumer.commit(offsets=places, asynchronous=True)
+            self._pending = True
 
     def _warn_once(self, error: KafkaError) -> None:
         if not self._has_warned and not is_passing(error):
