@@ -87,7 +87,7 @@ class LagGroup:
             self._due_at = now + COMMIT_S
             message = self._consumer.poll(0)
             if message is not None and (error := message.error()) is not None:
-                self._warn_once(error)  # such as of the search for the coordinator, which no commit's answer has
+                self._warn_once(error)  # of the search for the coordinator, say: no answer has it
             if not self._pending:
                 self._commit(now)
         except RAISED as exception:
