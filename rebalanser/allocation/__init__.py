@@ -134,7 +134,7 @@ placed by a bounded search that begins with the previous placement, and repeats 
 1. Place what waits, the largest first, where it leaves the lowest relative load. If there is room nowhere, at
    most ``MAX_RELOCATED`` resources move off a worker to make it.
 2. Move a resource, or exchange two of the fullest worker and another, if that lowers the greater one of both
-   relative loads. Loads that differ by less than a twentieth count as even, since a move restarts a process.
+   relative loads. Loads that differ by less than a fifth count as even, since a move restarts a process.
 3. Undo moves without which the loads are as even.
 
 *Why it ends, and is idempotent.* A step of kind 1 leaves fewer resources without a worker. One of kind 2

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_AMOUNT: Final = 1_000_000_000
 MAX_RELOCATED: Final = 3
 """Maximum resources that leave a worker so that a waiting one has room there."""
-EVEN: Final = 0.95
+EVEN: Final = 0.8
 """Part of a worker's load from which on another one's counts as even: no resource moves for less."""
 
 Amounts: TypeAlias = tuple[int, int]

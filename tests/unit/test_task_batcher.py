@@ -490,6 +490,7 @@ def test_an_enqueue_that_fails_keeps_nobody_from_writing(
     assert errors.troubles == ()
 
 
+@pytest.mark.rule("SK-15")
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_who_ends_waits_for_an_enqueue_that_is_written(
     engine: Gated, batcher: WriteBatcher, end: str

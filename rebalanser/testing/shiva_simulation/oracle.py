@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NAMED = frozenset({ApplicationState.ASSIGNED, ApplicationState.RUNNING})
 _DIMENSIONS = ("cpu_milli", "memory_mb")
-_EVEN = 0.95
+_EVEN = 0.8
 """Part of a worker's load from which on another one's counts as even."""
 
 
