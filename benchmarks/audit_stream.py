@@ -63,7 +63,7 @@ class Writer:
     lines: list[str] = field(default_factory=list)
 
     def tell(self, kind: str, resource: str, token: int, revision: int | None = None) -> None:
-        """One record, as :meth:`rebalanser.history.Record.to_line` writes it."""
+        """One record, as ``rebalanser.history.Record.to_line`` writes it."""
         at = "" if revision is None else f'"revision":{revision},'
         self.lines.append(
             f'{{"schema_version":2,"protocol":"group","group":"bench","process":"{self.name}",'

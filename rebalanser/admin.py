@@ -91,7 +91,7 @@ MAX_CHANGED_KEYS: Final = 1_000
 
 
 class Changes(threading.Event):
-    """Is set whenever owners may have changed, and knows which; made by :meth:`Admin.changes`."""
+    """Is set whenever owners may have changed, and knows which; made by ``Admin.changes``."""
 
     def __init__(self, topics: frozenset[Topic], read: Callable[[frozenset[str]], HoldingsRead]) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Changes(threading.Event):
 
         Returns:
             The present owners, by resource, of all resources of which the owner may be another than the
-            ``known`` one; None if only reading all of them (:meth:`Admin.owners`) tells.
+            ``known`` one; None if only reading all of them (``Admin.owners``) tells.
 
         Raises:
             RetryLater: the registry was away; all owners have to be read next.
@@ -161,8 +161,8 @@ class Admin:
     The registry is by default that of ``REBALANSER_REGISTRY``.
 
     Every change is idempotent and is tried again for ``timeout_s`` seconds while the registry is away. Only
-    :meth:`add` makes a group; the other changes refuse one that is not there. Use it as a context manager, or
-    :meth:`close` it. On ``kafka://`` a group has a topic, which is made if it is missing; with
+    ``add`` makes a group; the other changes refuse one that is not there. Use it as a context manager, or
+    ``close`` it. On ``kafka://`` a group has a topic, which is made if it is missing; with
     ``create=False`` nothing is made.
 
     Raises:
@@ -319,7 +319,7 @@ class Admin:
     def drain(self, node: str) -> None:
         """Move all resources away from the nodes with this label, and give them none (RB-30).
 
-        The mark stays until :meth:`undrain`, also while no such node is there; ``state().drained`` has all.
+        The mark stays until ``undrain``, also while no such node is there; ``state().drained`` has all.
 
         Raises:
             UnknownGroup: there is no such group.

@@ -1,4 +1,4 @@
-"""The asyncio twin of :class:`~rebalanser.admin.Admin`: the same names, awaited."""
+"""The asyncio twin of ``Admin``: the same names, awaited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AsyncAdmin:
-    """An :class:`~rebalanser.admin.Admin` whose calls are awaited; the event loop goes on meanwhile.
+    """An ``Admin`` whose calls are awaited; the event loop goes on meanwhile.
 
     It connects with the first call, or as ``async with``, which closes it too. Every method raises what that
     of ``Admin`` does, and those that connect what ``Admin`` itself does.
@@ -72,15 +72,15 @@ class AsyncAdmin:
         pin: str | Unchanged | None = UNCHANGED,
         attributes: Mapping[str, str] | Unchanged = UNCHANGED,
     ) -> int:
-        """Add resources, or change what is said of them; see :meth:`Admin.add`."""
+        """Add resources, or change what is said of them; see ``Admin.add``."""
         return await self._call(Admin.add, *resources, weight=weight, pin=pin, attributes=attributes)
 
     async def weigh(self, weights: Mapping[str, float]) -> int:
-        """Change the weights of resources; see :meth:`Admin.weigh`."""
+        """Change the weights of resources; see ``Admin.weigh``."""
         return await self._call(Admin.weigh, weights)
 
     async def remove(self, *resources: str | Iterable[str]) -> int:
-        """Remove resources; see :meth:`Admin.remove`."""
+        """Remove resources; see ``Admin.remove``."""
         return await self._call(Admin.remove, *resources)
 
     async def resources(self) -> list[ResourceState]:
@@ -88,11 +88,11 @@ class AsyncAdmin:
         return await self._call(Admin.resources)
 
     async def owners(self) -> dict[str, Owner]:
-        """The present owners, by resource; see :class:`rebalanser.Owners` for a cache."""
+        """The present owners, by resource; see ``rebalanser.Owners`` for a cache."""
         return await self._call(Admin.owners)
 
     async def drain(self, node: str) -> None:
-        """Move all resources away from the nodes with this label; see :meth:`Admin.drain`."""
+        """Move all resources away from the nodes with this label; see ``Admin.drain``."""
         await self._call(Admin.drain, node)
 
     async def undrain(self, node: str) -> None:
@@ -104,9 +104,9 @@ class AsyncAdmin:
         return await self._call(Admin.exists)
 
     async def state(self) -> GroupState:
-        """The group at one revision; see :meth:`Admin.state`."""
+        """The group at one revision; see ``Admin.state``."""
         return await self._call(Admin.state)
 
     async def wait_balanced(self, timeout_s: float = 30.0) -> GroupState:
-        """Wait until every resource that can be placed has its owner; see :meth:`Admin.wait_balanced`."""
+        """Wait until every resource that can be placed has its owner; see ``Admin.wait_balanced``."""
         return await self._call(Admin.wait_balanced, timeout_s)

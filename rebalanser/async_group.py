@@ -1,4 +1,4 @@
-"""The asyncio twin of :class:`~rebalanser.group.Group`: the same names, awaited."""
+"""The asyncio twin of ``Group``: the same names, awaited."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _returns_coroutine(function: object) -> bool:
 
 
 class AsyncGroup:
-    """A :class:`~rebalanser.group.Group` whose handlers run in the event loop and whose calls are awaited.
+    """A ``Group`` whose handlers run in the event loop and whose calls are awaited.
 
-    Handlers may be coroutine functions or plain ones; both are called in the loop that :meth:`start` was
+    Handlers may be coroutine functions or plain ones; both are called in the loop that ``start`` was
     awaited in. Heartbeats do not depend on the loop: one that is blocked loses no lease.
     """
 
@@ -71,7 +71,7 @@ class AsyncGroup:
         return self._group.settings
 
     def on_start(self, handler: HandlerT) -> HandlerT:
-        """Register what to do with resources that arrive; see :meth:`Group.on_start`."""
+        """Register what to do with resources that arrive; see ``Group.on_start``."""
         self._refuse_beside_worker()
         check_takes_one(handler, "on_start", "a list of owned resources")
         self._group.on_start(self._bridge.in_loop(handler))
@@ -79,7 +79,7 @@ class AsyncGroup:
         return handler
 
     def on_stop(self, handler: HandlerT) -> HandlerT:
-        """Register what to do with resources that leave; see :meth:`Group.on_stop`."""
+        """Register what to do with resources that leave; see ``Group.on_stop``."""
         self._refuse_beside_worker()
         check_takes_one(handler, "on_stop", "a list of owned resources")
         self._group.on_stop(self._bridge.in_loop(handler))
@@ -114,18 +114,18 @@ class AsyncGroup:
         return function
 
     def on_fact(self, hook: Callable[[Fact], None]) -> Callable[[Fact], None]:
-        """Register a hook that is told everything that happens; see :meth:`Group.on_fact`."""
+        """Register a hook that is told everything that happens; see ``Group.on_fact``."""
         return self._group.on_fact(hook)
 
     async def start(self) -> None:
-        """Join the group, and return once the node is registered; raises what :meth:`Group.start` does.
+        """Join the group, and return once the node is registered; raises what ``Group.start`` does.
 
-        ``asyncio.run`` stops a group that was not stopped, and waits for that as :meth:`stop` does.
+        ``asyncio.run`` stops a group that was not stopped, and waits for that as ``stop`` does.
         """
         await self._bridge.start()
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """Leave gracefully and wait until that is done; raises what :meth:`Group.stop` does."""
+        """Leave gracefully and wait until that is done; raises what ``Group.stop`` does."""
         if self._bridge.is_called_by_handler or (
             self._tasks is not None and self._tasks.includes(asyncio.current_task())
         ):
@@ -137,7 +137,7 @@ class AsyncGroup:
         self._group.request_stop()
 
     def accept(self, resource: str) -> None:
-        """Take a resource again that was released here; see :meth:`Group.accept`."""
+        """Take a resource again that was released here; see ``Group.accept``."""
         self._group.accept(resource)
 
     @property
@@ -146,10 +146,10 @@ class AsyncGroup:
         return self._group.released
 
     async def run(self) -> None:
-        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then stop gracefully.
 
         A second SIGINT has its usual effect. Several may run in one loop; a signal stops them all. Raises
-        what :meth:`Group.run` does.
+        what ``Group.run`` does.
         """
         self._group.narrate()
         await run_in_loop_until_stopped(self, self._group.wait_stopped)
@@ -174,5 +174,5 @@ class AsyncGroup:
         return self._group.is_leader
 
     async def wait_settled(self, timeout_s: float = 30.0) -> None:
-        """Wait until this node owns exactly its share; raises what :meth:`Group.wait_settled` does."""
+        """Wait until this node owns exactly its share; raises what ``Group.wait_settled`` does."""
         await in_own_thread(self._group.wait_settled, timeout_s)

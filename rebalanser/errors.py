@@ -1,14 +1,14 @@
 """Every error that Rebalanser raises, grouped by what the caller must do.
 
 ==========================  ====================================================================
-:class:`RetryLater`         nothing was done, or it may be asked again: try again later
-:class:`StopAccess`         this process must not touch the resource any more
-:class:`FixConfiguration`   a person must change something; trying again cannot help
-:class:`InternalError`      a broken invariant of Rebalanser itself: please report it
+``RetryLater``         nothing was done, or it may be asked again: try again later
+``StopAccess``         this process must not touch the resource any more
+``FixConfiguration``   a person must change something; trying again cannot help
+``InternalError``      a broken invariant of Rebalanser itself: please report it
 ==========================  ====================================================================
 
-A failed outcome and an unknown outcome are never the same error: :class:`RegistryUnavailable` says that
-the request had no effect, :class:`OutcomeUnknown` that it may have had one, now or a little later.
+A failed outcome and an unknown outcome are never the same error: ``RegistryUnavailable`` says that
+the request had no effect, ``OutcomeUnknown`` that it may have had one, now or a little later.
 """
 
 from __future__ import annotations

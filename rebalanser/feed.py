@@ -111,7 +111,7 @@ class ClusterSource:
         return self._cluster.identity
 
     def read(self, timeout_s: float) -> Applications | None:
-        """What runs by the last document; see :class:`ApplicationSource`."""
+        """What runs by the last document; see ``ApplicationSource``."""
         document = self._cluster.read(timeout_s)
         if document is None:
             return None
@@ -120,9 +120,9 @@ class ClusterSource:
         return applications
 
     def wait(self, timeout_s: float) -> bool:
-        """Follow the cluster's documents; see :class:`ApplicationSource`.
+        """Follow the cluster's documents; see ``ApplicationSource``.
 
-        Where they cannot be followed any more, :meth:`read` says why, or the next call follows them anew.
+        Where they cannot be followed any more, ``read`` says why, or the next call follows them anew.
         """
         if self._watch is None:
             self._watch = self._cluster.watch(self._timeout_s)
@@ -203,7 +203,7 @@ class ResourceFeed:
 
     ``source_url`` names a Shiva cluster, such as ``kafka://HOST:PORT/CLUSTER``, or is a source of one's own.
     Both sides may go away and come back at any time: it tries again, after a growing delay of at most 30 s.
-    :meth:`run` it in this thread, or :meth:`start` and :meth:`stop` it, or use it as a context manager.
+    ``run`` it in this thread, or ``start`` and ``stop`` it, or use it as a context manager.
 
     Raises:
         InvalidUrl: the source's URL is none.
@@ -293,7 +293,7 @@ class ResourceFeed:
         self._stopping.set()
 
     def run(self) -> None:
-        """Feed in this thread until :meth:`request_stop`.
+        """Feed in this thread until ``request_stop``.
 
         Raises:
             FixConfiguration: a name, a URL, the source or the registry has to be changed by a person.

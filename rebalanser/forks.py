@@ -2,13 +2,13 @@
 
 A child of ``os.fork`` (``multiprocessing``, gunicorn with ``--preload``) has copies of its parent's objects,
 and none of its threads. A lock that another thread held is never released there. So everything that has
-threads, locks or connections registers a hook with :func:`in_child`, which makes it new or refuses it.
+threads, locks or connections registers a hook with ``in_child``, which makes it new or refuses it.
 
 SQLite keeps the locks of all connections to a file in one table of the process, which a child inherits while
 the locks themselves stay with the parent: a connection that the child opens would work without locks. So
-connections are closed by a hook of :func:`before_fork`, and opened again at their next use. Whoever uses them
-does so within :data:`postponed`: a fork waits :data:`WAIT_S` seconds for that. If it was in vain the
-connections stay open, and the child refuses the files (:func:`refuse_inherited`).
+connections are closed by a hook of ``before_fork``, and opened again at their next use. Whoever uses them
+does so within ``postponed``: a fork waits ``WAIT_S`` seconds for that. If it was in vain the
+connections stay open, and the child refuses the files (``refuse_inherited``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAIT_S: Final = 2.0
 
 
 class _Depth(threading.local):
-    """Depth of a thread's nested uses of :data:`postponed`."""
+    """Depth of a thread's nested uses of ``postponed``."""
 
     depth = 0
 
@@ -125,7 +125,7 @@ _inherited: Final[dict[Path, list[object]]] = {}
 
 
 def before_fork(method: Callable[[], None]) -> None:
-    """Call a bound method before each fork, while no thread is within :data:`postponed`."""
+    """Call a bound method before each fork, while no thread is within ``postponed``."""
     _before.add(method)
 
 

@@ -155,8 +155,8 @@ class Group:
 
     ``name`` is the group's name and ``url`` its registry's, by default ``REBALANSER_REGISTRY``. ``node`` is a
     label for people, by default host, process and a random part; the node's identity is made anew for each
-    incarnation (RB-4). Register either :meth:`on_start` and :meth:`on_stop` or one :meth:`worker`, then
-    :meth:`run`, or :meth:`start` and :meth:`stop`, or ``with group:``. Those of ``resources`` that the group
+    incarnation (RB-4). Register either ``on_start`` and ``on_stop`` or one ``worker``, then
+    ``run``, or ``start`` and ``stop``, or ``with group:``. Those of ``resources`` that the group
     has not yet are added at each start; none is removed.
 
     Raises:
@@ -327,7 +327,7 @@ class Group:
     def narrate(self) -> None:
         """Say on standard error what happens, in a line each, unless the program has configured logging.
 
-        :meth:`run` does so.
+        ``run`` does so.
         """
         self._narrator = Narrator(self.name, self.node, str(self._url))
 
@@ -509,7 +509,7 @@ class Group:
             connecting.cancel()
 
     def accept(self, resource: str) -> None:
-        """Take a resource again that was released here (:meth:`Owned.release`), before its time is over.
+        """Take a resource again that was released here (``Owned.release``), before its time is over.
 
         From then on the node may be given it again. It does nothing for other resources, and returns at once;
         may be called from handlers.
@@ -543,7 +543,7 @@ class Group:
             atexit.unregister(self._warn_unstopped)
 
     def run(self) -> None:
-        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then stop gracefully.
 
         A second SIGINT has its usual effect, unless it comes with the first one; further ones of the others
         are ignored, as some supervisors send several. If the program has not configured logging, standard
@@ -551,7 +551,7 @@ class Group:
 
         Raises:
             InvalidState: it was not called in the main thread, which alone gets signals.
-            RebalanserError: what :meth:`start` and :meth:`stop` raise.
+            RebalanserError: what ``start`` and ``stop`` raise.
         """
         self.narrate()
         run_until_stopped(self)
@@ -637,8 +637,8 @@ def leader(
 ) -> Group:
     """A group in which exactly one process at a time does the work: its one resource is named like the group.
 
-    Register a :meth:`Group.worker` and :meth:`Group.run` it in each process; ``owned.token`` fences the work
-    of a leader before. Raises what :class:`Group` does.
+    Register a ``Group.worker`` and ``Group.run`` it in each process; ``owned.token`` fences the work
+    of a leader before. Raises what ``Group`` does.
     """
     return Group(name, url, node=node, settings=settings, resources=[name])
 
@@ -648,7 +648,7 @@ def _lately(error: BaseException | None) -> str:
 
 
 def _refused(what: str, error: str) -> FixConfiguration:
-    """The error of the type that an outcome's text begins with (:func:`rebalanser.registry.failure`)."""
+    """The error of the type that an outcome's text begins with (``rebalanser.registry.failure``)."""
     name, _, reason = error.partition(": ")
     kind = vars(errors).get(name)
     if isinstance(kind, type) and issubclass(kind, FixConfiguration):

@@ -41,7 +41,7 @@ class Owners:
     """Who owns what in the group ``name``, kept current by watches while its context lasts.
 
     It joins nothing, and waits for a group that is not there yet. An answer may be old by the time it is
-    used, so the receiver of a request says whether it is the owner (:meth:`rebalanser.Owned.still_mine`), and
+    used, so the receiver of a request says whether it is the owner (``rebalanser.Owned.still_mine``), and
     the fencing token guards what is written. A change costs as much as it is large. All owners are read at
     first, every ``interval_s`` seconds, and when a watch lost some changes.
 

@@ -2,7 +2,7 @@
 
 Passwords in URLs and values of fields that are named like a secret are found by their form; what cannot be
 found by its form, such as a password that a server repeats in its answer, is told once with
-:func:`hide_secret`. A fencing token is no secret.
+``hide_secret``. A fencing token is no secret.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def _share_of_lease(share: float) -> Any:
 
 
 class Values(TypedDict, total=False):
-    """The arguments of :class:`Settings`, for type checkers: a mistyped name is an error before it is run."""
+    """The arguments of ``Settings``, for type checkers: a mistyped name is an error before it is run."""
 
     lease_ttl_s: float
     heartbeat_interval_s: float
@@ -232,7 +232,7 @@ def check_argument(kind: TypeAdapter[Any], value: object, argument: str) -> None
 
 
 def check_timeout(timeout_s: float | None) -> None:
-    """Check that a timeout is a number of seconds, or None. Raises :class:`InvalidArgument`."""
+    """Check that a timeout is a number of seconds, or None. Raises ``InvalidArgument``."""
     if timeout_s is not None:
         check_argument(_TIMEOUT, timeout_s, "timeout_s")
 

@@ -274,7 +274,7 @@ class Endpoint:
         return True
 
     def send(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
-        """Send one request and return its reply, or raise :class:`CallFailed`."""
+        """Send one request and return its reply, or raise ``CallFailed``."""
         try:
             return self._calls[call](message, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
@@ -283,7 +283,7 @@ class Endpoint:
             raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
 
     def begin(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
-        """Send one request and return the future of its reply, or raise :class:`CallFailed`."""
+        """Send one request and return the future of its reply, or raise ``CallFailed``."""
         method: Any = self._calls[call]
         try:
             return method.future(message, timeout=timeout_s, metadata=metadata)

@@ -1,4 +1,4 @@
-"""The :class:`~rebalanser.registry.contract.Registry` on etcd."""
+"""The ``Registry`` on etcd."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def connect_etcd(url: RegistryUrl, timeout_s: float = LONGEST_LOOKUP_S) -> EtcdR
 
 
 class EtcdRegistry(Registry):
-    """A connection to an etcd cluster, as :func:`open_etcd` returns it."""
+    """A connection to an etcd cluster, as ``open_etcd`` returns it."""
 
     def __init__(self, endpoints: Endpoints, anchor: str, reasons: tuple[str, ...] = ()) -> None:
         """Create a registry. ``anchor`` is a key that the user may read; it need not exist."""

@@ -1,7 +1,7 @@
 """Maps a failed call to etcd to its effect, to a possible retry elsewhere, and to an error for the caller.
 
 This module separates failed outcomes from unknown ones. If in doubt whether a request took effect, the
-verdict is :attr:`Effect.UNKNOWN`.
+verdict is ``Effect.UNKNOWN``.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def split(value: bytes, limit_bytes: int) -> list[bytes]:
 
 
 def read_part(raw: bytes) -> Part:
-    """Take a part made by :func:`split` apart.
+    """Take a part made by ``split`` apart.
 
     Raises:
         BadPart: these bytes are no part.

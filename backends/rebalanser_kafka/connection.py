@@ -92,7 +92,7 @@ _LIBRDKAFKA: Final = logging.getLogger("rebalanser.kafka.librdkafka")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach one Kafka cluster. Safe to print: :meth:`describe` and ``repr`` hide all secrets."""
+    """How to reach one Kafka cluster. Safe to print: ``describe`` and ``repr`` hide all secrets."""
 
     cluster: str
     """The prefix of all topics, groups and transactional ids of ours; empty where topics are named one by
@@ -144,7 +144,7 @@ class Connection:
         """The same from ``HOST:PORT,…`` and a cluster's name, or from a whole URL without a path.
 
         Raises:
-            InvalidUrl: as :meth:`from_url`, or the URL names another cluster.
+            InvalidUrl: as ``from_url``, or the URL names another cluster.
         """
         url = parse_url(address if "://" in address else f"kafka://{address}")
         if url.scheme != "kafka":
@@ -160,12 +160,12 @@ class Connection:
         return "no user is given" if self.user is None else f"the user is {self.user!r}"
 
     def with_asker(self, error: RebalanserError) -> RebalanserError:
-        """The error, and who it is that was refused if it is an :class:`AccessDenied`."""
+        """The error, and who it is that was refused if it is an ``AccessDenied``."""
         return AccessDenied(f"{error} ({self.asker})") if isinstance(error, AccessDenied) else error
 
     @contextmanager
     def naming_the_asker(self) -> Iterator[None]:
-        """Say in an :class:`AccessDenied` that is raised meanwhile who it is that was refused."""
+        """Say in an ``AccessDenied`` that is raised meanwhile who it is that was refused."""
         try:
             yield
         except AccessDenied as error:
@@ -221,7 +221,7 @@ class _Aside:
     """Takes librdkafka's log lines as details: each is said again by an error of ours."""
 
     def log(self, _level: int, line: str, *parts: object) -> None:
-        """Called by a client's ``poll``, as :meth:`logging.Logger.log` would be."""
+        """Called by a client's ``poll``, as ``logging.Logger.log`` would be."""
         _LIBRDKAFKA.debug("%s", redact(line % parts if parts else line))
 
 

@@ -84,7 +84,7 @@ class TopicSource:
     def read(self, *, growing: bool) -> Iterator[Record | Unreadable]:
         """All that has come since the last time, by the wall time of the records.
 
-        The ``file`` of an :class:`Unreadable` is ``TOPIC/PARTITION``, its ``line`` the offset. A topic
+        The ``file`` of an ``Unreadable`` is ``TOPIC/PARTITION``, its ``line`` the offset. A topic
         always grows, so ``growing`` changes nothing.
 
         Raises:

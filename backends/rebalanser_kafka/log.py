@@ -1,11 +1,11 @@
 """One topic partition as a log: read in order to its end, append to it, and write several records at once.
 
-**Threads.** A :class:`LogReader` belongs to one thread at a time. A :class:`LogWriter` may be used from every
-thread; it has a thread of its own, in which ``on_done`` is called. A :class:`TransactionalWriter` may be used
+**Threads.** A ``LogReader`` belongs to one thread at a time. A ``LogWriter`` may be used from every
+thread; it has a thread of its own, in which ``on_done`` is called. A ``TransactionalWriter`` may be used
 from every thread, one transaction at a time.
 
 **The end.** A transaction leaves a control record, and one that was aborted leaves records that nobody sees,
-so the last record read may well be far from the end. :attr:`LogReader.position` moves over them: read until
+so the last record read may well be far from the end. ``LogReader.position`` moves over them: read until
 it has reached the ``end_offset`` that was asked for before.
 """
 

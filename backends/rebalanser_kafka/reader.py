@@ -73,7 +73,7 @@ class LogReader:
     ) -> None:
         """Nothing is sent yet. ``latest`` means the end as it is when the first poll reaches a broker.
 
-        About ``read_ahead_bytes`` are fetched at a time, and as much waits for :meth:`poll`.
+        About ``read_ahead_bytes`` are fetched at a time, and as much waits for ``poll``.
         """
         self._topic = topic
         self._partition = partition
@@ -113,7 +113,7 @@ class LogReader:
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
         """The next records, at most 500, as soon as there are any; none after ``timeout_s`` seconds, or when
-        only the position has moved. A broker that is away is waited for: see :attr:`trouble`.
+        only the position has moved. A broker that is away is waited for: see ``trouble``.
 
         Raises:
             LogTruncated: the position is not in the log any more, or not yet; the reader is of no more use.
@@ -149,12 +149,12 @@ class LogReader:
 
         Raises:
             RegistryUnavailable: no broker answered within ``timeout_s`` seconds.
-            AccessDenied, RegistryRefused: as :meth:`poll`.
+            AccessDenied, RegistryRefused: as ``poll``.
         """
         return self._watermarks(timeout_s)[1]
 
     def start_offset(self, timeout_s: float) -> int:
-        """The offset of the first record that the log still holds; errors as :meth:`end_offset`."""
+        """The offset of the first record that the log still holds; errors as ``end_offset``."""
         return self._watermarks(timeout_s)[0]
 
     def close(self) -> None:

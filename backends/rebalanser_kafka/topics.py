@@ -20,7 +20,7 @@ from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import Act, error_of, is_denied, judge
 
 PARTITIONS: Final = "partitions"
-"""The name under which :attr:`TopicSpec.must_match` and a :class:`Difference` speak of their number."""
+"""The name under which ``TopicSpec.must_match`` and a ``Difference`` speak of their number."""
 FIRST_ATTEMPT_S: Final = 2.0
 """How long a new client has to get its answers; each one after it has twice as long."""
 PAUSE_S: Final = 0.05

@@ -78,8 +78,8 @@ class GroupOffsets:
 class TransactionalWriter:
     """Writes several records, and offsets of a group, all or nothing; one living writer per id (SH-7).
 
-    :meth:`init` fences every earlier writer of the same ``transactional_id``: its open transaction is undone
-    and whatever it still sends is refused with :class:`Fenced`. So call it only as the one who leads now: a
+    ``init`` fences every earlier writer of the same ``transactional_id``: its open transaction is undone
+    and whatever it still sends is refused with ``Fenced``. So call it only as the one who leads now: a
     process that was deposed and calls it again fences its successor.
     """
 
@@ -152,10 +152,10 @@ class TransactionalWriter:
             Fenced: another writer has taken over, or the offsets' consumer has lost its place in the group.
                 Unless it says otherwise, nothing was written.
             OutcomeUnknown: the commit was sent and not answered. To find out: make sure that this process
-                still leads, call :meth:`init`, then read to the end.
+                still leads, call ``init``, then read to the end.
             RegistryUnavailable: nothing was written; try again.
             RequestTooLarge, AccessDenied, RegistryRefused: nothing was written, and trying again is no use.
-            InvalidState: :meth:`init` was not called, or must be called again after an earlier error.
+            InvalidState: ``init`` was not called, or must be called again after an earlier error.
         """
         self._check(records)
         with self._lock:

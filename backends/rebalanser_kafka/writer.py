@@ -34,7 +34,7 @@ from rebalanser_kafka.records import (
 DELIVERY_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 5.0
 UNDER_WAY: Final = 1000
-"""Maximum number of records that :meth:`LogWriter.append_all` has under way."""
+"""Maximum number of records that ``LogWriter.append_all`` has under way."""
 UNDER_WAY_BYTES: Final = 16 * 2**20
 """Maximum bytes of them by default."""
 
@@ -85,7 +85,7 @@ class LogWriter:
         partition: int = 0,
     ) -> None:
         """Hand over one record. ``on_done`` is told its offset, or the error, once, from the writer's own
-        thread, which it must not hold up: an :class:`OutcomeUnknown` where the record may still be written,
+        thread, which it must not hold up: an ``OutcomeUnknown`` where the record may still be written,
         any other error where it never will be. After an error raised here it is not called.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The registry in one SQLite file; see :mod:`rebalanser_sqlite` for how it works."""
+"""The registry in one SQLite file; see ``rebalanser_sqlite`` for how it works."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SqliteRegistry(Registry):
         return replace(CAPABILITIES, unsafe_reasons=self._store.unsafe_reasons)
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
-        """Carry out one request; see :meth:`rebalanser.registry.contract.Registry.execute`.
+        """Carry out one request; see ``rebalanser.registry.contract.Registry.execute``.
 
         Raises:
             RegistryUnavailable: other processes kept the file locked until the time limit, or the registry

@@ -116,7 +116,7 @@ def patiently(action: Callable[[], T], deadline: Deadline) -> T:
 
 
 class _WriteTransaction:
-    """Context manager of :meth:`Store.writing`; a generator would take a tenth of a small transaction."""
+    """Context manager of ``Store.writing``; a generator would take a tenth of a small transaction."""
 
     __slots__ = ("_ends", "_ends_within_s", "_store")
 
@@ -138,7 +138,7 @@ class Store:
     """One connection. The caller ensures that one thread at a time uses it.
 
     It is closed while this process is forked, and opened again at its next use, here and in the child; see
-    :mod:`rebalanser.forks`.
+    ``rebalanser.forks``.
 
     Args:
         path: the file; created if it does not exist.
@@ -411,7 +411,7 @@ class Store:
     def abandon_write(self) -> None:
         """Roll back a write transaction that this thread has begun, unless it has ended.
 
-        Who is interrupted on the way into :meth:`end_write`, or into this, calls this.
+        Who is interrupted on the way into ``end_write``, or into this, calls this.
         """
         if self._is_writing:
             try:
@@ -543,7 +543,7 @@ class Store:
             )
 
     def ring(self) -> None:
-        """Wake up the watchers of all processes after a commit; see :mod:`rebalanser_sqlite.bell`."""
+        """Wake up the watchers of all processes after a commit; see ``rebalanser_sqlite.bell``."""
         with suppress(OSError):
             os.close(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
 

@@ -32,7 +32,7 @@ def nothing() -> None:
 
 
 def ticks() -> int:
-    """How often :func:`nothing` was called, by any process."""
+    """How often ``nothing`` was called, by any process."""
     counted = (folder() / "ticks").iterdir() if (folder() / "ticks").exists() else ()
     return sum(int.from_bytes(each.read_bytes(), "little") for each in counted)
 
@@ -55,7 +55,7 @@ def asked_at(at: float) -> None:
 
 
 def asked() -> list[float]:
-    """What :func:`asked_at` has written down."""
+    """What ``asked_at`` has written down."""
     path = folder() / "asked"
     return [float(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -93,7 +93,7 @@ def runs() -> list[tuple[str, str, float]]:
 
 
 def starts() -> list[float]:
-    """When bodies of :func:`stamp` started."""
+    """When bodies of ``stamp`` started."""
     path = folder() / "starts"
     return [float(line) for line in path.read_text().split()] if path.exists() else []
 

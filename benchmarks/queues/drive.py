@@ -1,6 +1,6 @@
 """Measures, kills or pauses the workers of one queue: ``python -m queues.drive NAME ACTION``; prints JSON.
 
-Run by the benchmarks, with what :mod:`queues.place` reads in its environment.
+Run by the benchmarks, with what ``queues.place`` reads in its environment.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ URL = "BENCH_URL"
 FOLDER = "BENCH_FOLDER"
 """Where files go, and what bodies leave behind."""
 VARIANT = "BENCH_VARIANT"
-"""Which of the queue's settings are tried: one of those in :mod:`queues.catalogue`."""
+"""Which of the queue's settings are tried: one of those in ``queues.catalogue``."""
 PATIENCE_S = 10
 """After how long a task of a worker that is dead may be taken by another, where that can be chosen."""
 

@@ -1,4 +1,4 @@
-"""Runs :mod:`queues.drive` for a queue: in the environment that has its packages, beside its server."""
+"""Runs ``queues.drive`` for a queue: in the environment that has its packages, beside its server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def missing(peer: Peer) -> str | None:
 
 
 def run(peer: Peer, action: str, tasks: int = 0, longest_s: float = LONGEST_S) -> dict[str, Any]:
-    """What an action of :mod:`queues.drive` tells of it, on a new store."""
+    """What an action of ``queues.drive`` tells of it, on a new store."""
     with _server(peer) as url, tempfile.TemporaryDirectory() as folder:
         environment = dict(
             os.environ,

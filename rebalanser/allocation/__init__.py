@@ -4,9 +4,9 @@ An allocation maps the id of every live node to the sorted names of the resource
 reads a clock, draws a random number or depends on the order of its input, so that any two leaders that see
 the same snapshot compute the same allocation (RB-10).
 
-There are two ways to decide. :func:`balanced` takes all nodes to be alike; :func:`place` takes workers, that
+There are two ways to decide. ``balanced`` takes all nodes to be alike; ``place`` takes workers, that
 is nodes with tags and capacities, and keeps each resource to those that it may be on. The leader of a group
-calls :func:`allocate`, which decides in the first way, and in the second where nodes refuse resources.
+calls ``allocate``, which decides in the first way, and in the second where nodes refuse resources.
 
 Theory of operation: balanced
 =============================
@@ -107,7 +107,7 @@ stayed for less. ∎
 its holder, and one that was unplaced still is.
 
 *Without constraints* there is one pool and one block with the level ``ceil(R/N)``: floor or ceil for everyone
-(RB-2), and as few moves as with :func:`balanced`, though not always of the same resources.
+(RB-2), and as few moves as with ``balanced``, though not always of the same resources.
 
 *Refusals of the past.* A leader allocates first as if a resource were refused only while its holder refuses
 it or it has no holder. Every allocation that keeps to all refusals keeps to these, and costs the same. So if

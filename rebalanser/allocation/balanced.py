@@ -1,4 +1,4 @@
-"""The balanced allocation; the theory and the proofs are in :mod:`rebalanser.allocation`."""
+"""The balanced allocation; the theory and the proofs are in ``rebalanser.allocation``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def share_out(
     pinned: Mapping[str, str] = NO_PINS,
     unsettled: AbstractSet[str] | None = None,
 ) -> dict[str, frozenset[str]]:
-    """Allocate as :func:`balanced` does, in sets: only shares that lose something are sorted.
+    """Allocate as ``balanced`` does, in sets: only shares that lose something are sorted.
 
     A share that stays as it was is the very same set, if it was a frozenset. ``unsettled`` has the only names
     that may not be both in ``resources`` and in just one share of ``previous``. With it the cost grows with
@@ -105,7 +105,7 @@ def _share_out(
 def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Collection[str]]) -> int:
     """How many resources a node that is still there had and another one has now.
 
-    ``allocation`` has every live node as a key, also those that own nothing, as :func:`balanced` gives it.
+    ``allocation`` has every live node as a key, also those that own nothing, as ``balanced`` gives it.
     Resources that no live node had, or that are on no node now, are not counted (RB-10).
     """
     held, _ = _held(sorted(allocation), set().union(*allocation.values()), previous)
@@ -118,9 +118,9 @@ def minimum_moves(
     previous: Mapping[str, Collection[str]],
     pinned: Mapping[str, str] = NO_PINS,
 ) -> int:
-    """The fewest :func:`moves` with which any allocation as even as possible can follow ``previous`` (RB-10).
+    """The fewest ``moves`` with which any allocation as even as possible can follow ``previous`` (RB-10).
 
-    Computed from counts alone, without making an allocation; the arguments are those of :func:`balanced`.
+    Computed from counts alone, without making an allocation; the arguments are those of ``balanced``.
     """
     live = sorted(set(nodes))
     if not live:
@@ -165,9 +165,9 @@ def effort(
     pinned: Mapping[str, str] = NO_PINS,
     unsettled: AbstractSet[str] | None = None,
 ) -> Effort:
-    """The cost of ``allocation``: its :func:`moves` beside the :func:`minimum_moves` of its nodes (RB-10).
+    """The cost of ``allocation``: its ``moves`` beside the ``minimum_moves`` of its nodes (RB-10).
 
-    ``unsettled`` is that of :func:`share_out`.
+    ``unsettled`` is that of ``share_out``.
     """
     live = sorted(allocation)
     if unsettled is None:
@@ -211,7 +211,7 @@ def _held_but(
     previous: Mapping[str, Collection[str]],
     unsettled: AbstractSet[str],
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
-    """As :func:`_held`, where all but ``unsettled`` are in just one share; of those only ``there`` exist."""
+    """As ``_held``, where all but ``unsettled`` are in just one share; of those only ``there`` exist."""
     held: dict[str, frozenset[str]] = {}
     for node in live:
         had = previous.get(node, NOTHING)

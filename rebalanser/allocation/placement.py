@@ -1,4 +1,4 @@
-"""Placement under constraints; the theory and the proofs are in :mod:`rebalanser.allocation`."""
+"""Placement under constraints; the theory and the proofs are in ``rebalanser.allocation``."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def allocate(
     refused: Mapping[str, frozenset[str]] = NO_REFUSALS,
     unsettled: AbstractSet[str] | None = None,
 ) -> dict[str, frozenset[str]]:
-    """Allocate as :func:`~rebalanser.allocation.balanced.share_out` does, and give no node what it refuses.
+    """Allocate as ``share_out`` does, and give no node what it refuses.
 
     Where nodes refuse resources the loads are as even as that and the pins allow, and as few resources move
     as that takes. A resource that is pinned to a node which refuses it, or that all refuse, is on none.
@@ -121,7 +121,7 @@ def allocate(
     Args:
         nodes: the ids of the live nodes that may own resources.
         resources: the names of all resources of the group.
-        previous: what each node had, as :func:`~rebalanser.allocation.balanced.balanced` reads it.
+        previous: what each node had, as ``balanced`` reads it.
         pinned: the only node that a resource may be on.
         refused: the nodes that a resource may not be on.
         unsettled: the only names that may not be both in ``resources`` and in just one share of ``previous``,
@@ -205,8 +205,8 @@ def effort(
 ) -> Effort:
     """The cost of ``allocation``: its moves beside the fewest that one to these nodes takes (RB-10).
 
-    The fewest are counted (:func:`~rebalanser.allocation.balanced.minimum_moves`), or if nodes refuse
-    resources, those of :func:`allocate`, for which there is a proof.
+    The fewest are counted (``minimum_moves``), or if nodes refuse
+    resources, those of ``allocate``, for which there is a proof.
     """
     spent = balanced_effort(allocation, resources, previous, pinned, unsettled)
     if not refused:

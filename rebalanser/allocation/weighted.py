@@ -1,4 +1,4 @@
-"""Placement by weight within capacities; the theory is in :mod:`rebalanser.allocation`."""
+"""Placement by weight within capacities; the theory is in ``rebalanser.allocation``."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class _Packing:
         self._loads: dict[str, Amounts] = dict.fromkeys(self.counts, (0, 0))
         self._relative_loads = dict.fromkeys(self.counts, 0.0)
         self._emptiest_two: dict[int, list[str]] = {}
-        """What :meth:`_emptiest` has found since anything was last put or moved."""
+        """What ``_emptiest`` has found since anything was last put or moved."""
 
     def search(self) -> None:
         """Keep what fits, place the rest, and improve until no step does.

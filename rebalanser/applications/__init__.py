@@ -1,7 +1,7 @@
 """Applications: a cluster as its clients see it, and an application's files and processes on one worker.
 
-A client uses :func:`open_cluster`, and :func:`status_of` on what it reads there. A worker keeps files in its
-:class:`DataFolder` and runs them by :class:`ApplicationProcesses`; :func:`tail` reads what they printed.
+A client uses ``open_cluster``, and ``status_of`` on what it reads there. A worker keeps files in its
+``DataFolder`` and runs them by ``ApplicationProcesses``; ``tail`` reads what they printed.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Packing an application's files for the log, and unpacking them on a worker (SH-16).
 
-Client and worker read an archive the same way: :mod:`rebalanser.shiva.archives` checks its whole listing
+Client and worker read an archive the same way: ``rebalanser.shiva.archives`` checks its whole listing
 before a byte is unpacked, and its manifest is parsed. An archive is a zip of plain files and folders,
 compressed by deflate or not at all. A zip64 is refused: it is needed only beyond the limits.
 
-The verdict does not depend on the version of Python. Versions of :mod:`zipfile` differ in two checks, so both
+The verdict does not depend on the version of Python. Versions of ``zipfile`` differ in two checks, so both
 are made here: Unicode Path fields, which 3.12 began to read, and entries that overlap.
 
 Unpacking writes below one folder descriptor, a path part at a time and through no link, so that nothing gets
 outside even if a check is wrong. It writes to a folder aside and renames it into place, so a folder in place
 is complete. That holds through the death of any process. After a reboot
-:class:`rebalanser.applications.DataFolder` begins without unpacked files, so nothing is forced to the disk.
+``rebalanser.applications.DataFolder`` begins without unpacked files, so nothing is forced to the disk.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _UNREADABLE: Final = (
     UserWarning,
     ValueError,
 )
-"""Errors of :mod:`zipfile` for bytes that are no sound zip.
+"""Errors of ``zipfile`` for bytes that are no sound zip.
 
 Decoding a name raises ValueError. A UserWarning is raised where the host turns warnings into errors.
 """
@@ -112,7 +112,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An entry as it was checked, with what :mod:`zipfile` needs to read it.
+    """An entry as it was checked, with what ``zipfile`` needs to read it.
 
     It is written under the name that was checked, ``entry.name``, and never under ``info.filename``.
     """
@@ -311,7 +311,7 @@ def _copy(source: IO[bytes], to: IO[bytes], size_bytes: int, name: str) -> None:
 
 @contextlib.contextmanager
 def _opened(archive: bytes, limits: ArchiveLimits) -> Iterator[zipfile.ZipFile]:
-    """Open the archive and read its listing; errors of :mod:`zipfile` become :class:`InvalidArchive`."""
+    """Open the archive and read its listing; errors of ``zipfile`` become ``InvalidArchive``."""
     check_archive_size(len(archive), limits)
     _check_end(archive, limits)
     try:

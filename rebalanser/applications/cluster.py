@@ -1,6 +1,6 @@
 """The contract of a Shiva cluster: what a person or a program can do with one, whatever log it stands on.
 
-A backend registers an :data:`OpenCluster` by URL scheme under the entry-point group ``rebalanser.shiva``.
+A backend registers an ``OpenCluster`` by URL scheme under the entry-point group ``rebalanser.shiva``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TopicNames:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An application to be started, as :meth:`Cluster.start` takes it."""
+    """An application to be started, as ``Cluster.start`` takes it."""
 
     application: ApplicationId
     source: Path
@@ -83,13 +83,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """Outcome of :meth:`Cluster.stop_all` or :meth:`Cluster.restart_all`; it has each application once."""
+    """Outcome of ``Cluster.stop_all`` or ``Cluster.restart_all``; it has each application once."""
 
     commands: Mapping[ApplicationId, CommandId]
-    """Commands that were published, as :meth:`Cluster.wait_all` takes them."""
+    """Commands that were published, as ``Cluster.wait_all`` takes them."""
     left_out: Mapping[ApplicationId, UnknownApplication | ApplicationFailed]
-    """Applications without a command, each with the error that :meth:`Cluster.stop` or
-    :meth:`Cluster.restart` raises for it: such as one that another client has stopped meanwhile."""
+    """Applications without a command, each with the error that ``Cluster.stop`` or
+    ``Cluster.restart`` raises for it: such as one that another client has stopped meanwhile."""
 
     def of(self, application: ApplicationId) -> CommandId:
         """Return the command of an application, or raise the error for which it was left out."""
@@ -108,7 +108,7 @@ class Running(Protocol):
         """Wait until it has ended; whether it has.
 
         Raises:
-            RebalanserError: what ended it, if that was not :meth:`stop`.
+            RebalanserError: what ended it, if that was not ``stop``.
         """
 
 
@@ -170,13 +170,13 @@ class Cluster(ABC):
     def start_all(
         self, starts: Sequence[Start], progress: Progress = lambda _done, _total: None
     ) -> list[CommandId]:
-        """Start many applications as :meth:`start` does each; the ids of the commands, in the same order.
+        """Start many applications as ``start`` does each; the ids of the commands, in the same order.
 
         All archives are packed and checked before anything is sent, and are held in memory until then.
 
         Raises:
             InvalidSettings: an application is there twice; nothing was sent.
-            RegistryUnavailable, OutcomeUnknown: as for :meth:`start`; the message says how many were started.
+            RegistryUnavailable, OutcomeUnknown: as for ``start``; the message says how many were started.
         """
 
     def stop(self, application: ApplicationId, *, keep_data: bool = False) -> CommandId:
@@ -190,9 +190,9 @@ class Cluster(ABC):
 
     @abstractmethod
     def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> Commanded:
-        """Stop many applications as :meth:`stop` does each, in this order.
+        """Stop many applications as ``stop`` does each, in this order.
 
-        An application that :meth:`stop` would refuse is left out, and all others are stopped.
+        An application that ``stop`` would refuse is left out, and all others are stopped.
 
         Raises:
             RegistryUnavailable, OutcomeUnknown: not all commands were written; some may have an effect.
@@ -213,9 +213,9 @@ class Cluster(ABC):
 
     @abstractmethod
     def restart_all(self, applications: Sequence[ApplicationId]) -> Commanded:
-        """Restart many applications as :meth:`restart` does each, in this order.
+        """Restart many applications as ``restart`` does each, in this order.
 
-        An application that :meth:`restart` would refuse is left out, and all others are restarted.
+        An application that ``restart`` would refuse is left out, and all others are restarted.
 
         Raises:
             RegistryUnavailable, OutcomeUnknown: not all commands were written; some may have an effect.
@@ -288,7 +288,7 @@ class Cluster(ABC):
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
     ) -> dict[ApplicationId, ApplicationEntry | None]:
-        """Wait for the effects of many commands as :meth:`wait` does for each.
+        """Wait for the effects of many commands as ``wait`` does for each.
 
         A connection knows when a leader has read the commands of its last call, and 20,000 before them. A
         start of another connection that no leader has read yet counts as an application that is gone.
@@ -320,7 +320,7 @@ class Cluster(ABC):
     ) -> None:
         """Wait until a worker is cordoned, or drained and runs nothing any more, or, with None, is neither.
 
-        ``command`` is what :meth:`cordon` returned: until a leader has read it, an earlier one counts for
+        ``command`` is what ``cordon`` returned: until a leader has read it, an earlier one counts for
         nothing.
 
         Raises:
@@ -349,7 +349,7 @@ class Cluster(ABC):
         Where that prints more than is sent, the oldest lines are left out and counted.
 
         Raises:
-            UnknownApplication, FixConfiguration: as :meth:`output`.
+            UnknownApplication, FixConfiguration: as ``output``.
             NotSettled: the worker has not answered for ``timeout_s``.
         """
 
@@ -360,7 +360,7 @@ class Cluster(ABC):
         """Take part in leading: at most one of those who do is the active leader (SH-3).
 
         ``history`` takes the records of what it does, and is closed when it ends; see
-        :func:`rebalanser.history.open_sinks`.
+        ``rebalanser.history.open_sinks``.
 
         Raises:
             FixConfiguration: the topics or the broker have to be changed by a person.

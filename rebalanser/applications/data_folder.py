@@ -67,7 +67,7 @@ def output_file(data_folder: Path, application: ApplicationId) -> Path:
 
 
 class DataFolder:
-    """A worker's folder, locked for this process. Use :meth:`open`; close it, or leave its ``with`` block.
+    """A worker's folder, locked for this process. Use ``open``; close it, or leave its ``with`` block.
 
     Opening proves that nothing of an earlier worker in it runs any more, neither the worker itself nor a
     process that it started, and then counts one incarnation further: so a greater incarnation of a lineage
@@ -128,7 +128,7 @@ class DataFolder:
         sha256: str,
         limits: ArchiveLimits = DEFAULT_LIMITS,
     ) -> Manifest:
-        """Have an application's files in :meth:`files_of`, checked; its manifest. What is there is kept.
+        """Have an application's files in ``files_of``, checked; its manifest. What is there is kept.
 
         Raises:
             InvalidArchive: naming the entry that must not be unpacked.
@@ -211,7 +211,7 @@ class DataFolder:
         return frozenset(a for a in applications if folder_name(str(a)) in self._found)
 
     def leftovers(self, applications: Collection[ApplicationId]) -> frozenset[str]:
-        """The folders of all other applications that were here at the opening; see :meth:`drop_leftover`.
+        """The folders of all other applications that were here at the opening; see ``drop_leftover``.
 
         A worker that was away does not know those applications any more.
         """
@@ -221,7 +221,7 @@ class DataFolder:
         )
 
     def drop_leftover(self, folder: str) -> None:
-        """Remove a folder that :meth:`leftovers` has named.
+        """Remove a folder that ``leftovers`` has named.
 
         Raises:
             OSError: it cannot be removed.

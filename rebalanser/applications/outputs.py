@@ -47,7 +47,7 @@ def tail(
 def newest_lines(
     data_folder: Path, application: ApplicationId, lines: int, max_bytes: int
 ) -> tuple[list[str], int]:
-    """The last lines as :func:`tail` reads them, of ``max_bytes`` at most, and how many did not fit.
+    """The last lines as ``tail`` reads them, of ``max_bytes`` at most, and how many did not fit.
 
     Raises:
         FixConfiguration: the worker of that folder keeps no output of the application.

@@ -1,7 +1,7 @@
 """The processes of the applications that run on one worker (SH-17).
 
 Each application is one command in a process group of its own, under the worker's
-:mod:`~rebalanser.runtime.guardian`:
+``runtime.guardian``:
 
 - The worker dies, even by ``kill -9``: every group gets SIGTERM, and SIGKILL after its stop timeout.
 - The worker is stopped (SIGSTOP) or stuck: an application of mode ``exclusive`` has a deadline, gets SIGTERM
@@ -13,7 +13,7 @@ Each application is one command in a process group of its own, under the worker'
   process: the exit is reported once both have ended (SH-23).
 
 Nothing is decided here: when to start again, to back off or to give up is the business of
-:class:`rebalanser.shiva.worker.Worker`.
+``rebalanser.shiva.worker.Worker``.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class _Running:
 class ApplicationProcesses:
     """Starts and stops processes of applications and tells what becomes of them. Used from any thread.
 
-    ``tell`` is called with each event, from a thread of its own, and must not block. For each :meth:`start`
-    there is one :class:`ProcessExited`, and at most one :class:`ProcessStarted` before it. A process with a
-    health check has a :class:`HealthChecked` for each check from its start until it ends.
+    ``tell`` is called with each event, from a thread of its own, and must not block. For each ``start``
+    there is one ``ProcessExited``, and at most one ``ProcessStarted`` before it. A process with a
+    health check has a ``HealthChecked`` for each check from its start until it ends.
     """
 
     def __init__(self, data: DataFolder, worker: str, tell: Callable[[ProcessEvent], None]) -> None:
@@ -113,9 +113,9 @@ class ApplicationProcesses:
         """Start an application's command in ``folder``, where its files are.
 
         It waits, at most ``LOCK_TIMEOUT_S``, for an earlier process of the application to end. By
-        ``deadline`` (seconds of :class:`~rebalanser.runtime.clock.SystemClock`) it has ended, whatever
+        ``deadline`` (seconds of ``SystemClock``) it has ended, whatever
         becomes of this process; None lets it run on. ``environment`` comes on top of the manifest's. A start
-        that fails is told as :class:`ProcessExited` with its ``error``, and raises nothing.
+        that fails is told as ``ProcessExited`` with its ``error``, and raises nothing.
         """
         key = application, run
         try:

@@ -80,7 +80,7 @@ class ApplicationStatus(BaseModel):
 
     application: str
     state: str
-    """A value of :class:`~rebalanser.shiva.types.ApplicationState`, or ``unknown`` (SH-20).
+    """A value of ``ApplicationState``, or ``unknown`` (SH-20).
 
     What its worker is starting again is ``assigned``, by the last pong.
     """

@@ -5,25 +5,25 @@ is assumed of their order, their files or their number: a record may come twice,
 question is asked in a form whose answer does not depend on order and is not changed by a duplicate: minima,
 maxima and sets of bits, which Spark computes where the data lies before anything is exchanged.
 
-1. *Ingest* (:mod:`~rebalanser.audit.ingest`) makes records of JSONL, Parquet and Kafka. What is no record
+1. *Ingest* (``audit.ingest``) makes records of JSONL, Parquet and Kafka. What is no record
    goes to quarantine with its reason, never away (AU-1).
-2. *Sequences* (:mod:`~rebalanser.audit.sequences`). The numbers of a process are cut into words of 64; a word
+2. *Sequences* (``audit.sequences``). The numbers of a process are cut into words of 64; a word
    of records becomes one number whose bits say which were seen. Missing bits are gaps, a count above the bits
    is duplicates. A million records are sixteen thousand words, spread over all tasks.
-3. *Accesses* (:mod:`~rebalanser.audit.accesses`). All steps that one process took with one token of one
+3. *Accesses* (``audit.accesses``). All steps that one process took with one token of one
    resource are one row: barrier added, OnStart entered, ..., barrier removed, each with its number and times
    (AU-3). From here on there is one row where there were six or more records.
-4. *Clocks* (:mod:`~rebalanser.audit.clocks`). Cause precedes effect: an allocation is adopted after it was
+4. *Clocks* (``audit.clocks``). Cause precedes effect: an allocation is adopted after it was
    published, a barrier added after its predecessor's was removed. Wall times that say otherwise tell how far
    apart two hosts' clocks are at least. That and the stated ``clock_error_s`` are the uncertainty of a
    comparison between two hosts; times of one boot are of one clock and compare exactly (AU-5).
-5. *Invariants* (:mod:`~rebalanser.audit.invariants`), one function each (AU-4). An access that ended before
+5. *Invariants* (``audit.invariants``), one function each (AU-4). An access that ended before
    its barrier was removed, at a revision before the next owner's token, cannot have overlapped the next one
    whatever the clocks say: revisions decide. Only the rest, those whose lease ended, is compared by time. A
-   resource is ordered along its tokens with a running maximum in two levels (:mod:`~rebalanser.audit.runs`),
+   resource is ordered along its tokens with a running maximum in two levels (``audit.runs``),
    so that a resource with a million accesses is no single task's burden.
 6. *Findings* are given their evidence, the records that show them with file and line or partition and offset,
-   and the gaps that could hide or explain them (:mod:`~rebalanser.audit.evidence`).
+   and the gaps that could hide or explain them (``audit.evidence``).
 7. *Metrics* and *weights* are aggregates of the same tables; the *report* draws from aggregates only.
 
 **Certainty.** ``certain`` findings follow from order within one process, one clock, or revisions, or exceed
@@ -31,10 +31,10 @@ the uncertainty of the clocks. ``possible`` ones don't, or a gap could explain t
 recorded end is taken to last until the last record of its node: a killed process accesses nothing, and one
 that hung tells so with its next record.
 
-**As a stream** (:mod:`~rebalanser.audit.streaming`) each micro-batch runs the same functions over what came
-and what is carried over from before (:mod:`~rebalanser.audit.carry`): the records of all that is not over.
+**As a stream** (``audit.streaming``) each micro-batch runs the same functions over what came
+and what is carried over from before (``audit.carry``): the records of all that is not over.
 
-``audit(spark, history)`` does all of it and gives an :class:`~rebalanser.audit.assembly.Audit`; the extra
+``audit(spark, history)`` does all of it and gives an ``Audit``; the extra
 ``spark`` has what it needs.
 """
 

@@ -50,7 +50,7 @@ def accesses(records: DataFrame, processes: DataFrame) -> DataFrame:
     Of a step that was taken twice with one token, the first of those that open an access counts, and the last
     of those that close it; its wall time is that of the same record. An access that was entered again after
     its last stop has no recorded end. Steps without a token are one row for each resource and incarnation,
-    whose token is null. Where one row stands for several turns its ``turn`` is null: :func:`in_turns` puts
+    whose token is null. Where one row stands for several turns its ``turn`` is null: ``in_turns`` puts
     them apart, which needs the row.
     """
     steps = _steps(records)
@@ -71,7 +71,7 @@ class Accesses:
     """The accesses of a history, kept."""
 
     whole: DataFrame
-    """As :func:`accesses` gives them."""
+    """As ``accesses`` gives them."""
     in_turns: DataFrame
     """With a row for each turn: the same, if nothing was started again with the same token."""
     are_any: Mapping[str, bool]

@@ -45,7 +45,7 @@ FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
         "loads": "LOADS",
     }
 )
-"""The folder of each table, with the name of its columns in :mod:`rebalanser.audit.tables`."""
+"""The folder of each table, with the name of its columns in ``rebalanser.audit.tables``."""
 
 Step: TypeAlias = Callable[[str], None]
 """``step(words)`` is told what begins now."""
@@ -61,7 +61,7 @@ def _untold(_words: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of :mod:`rebalanser.audit.tables`, each under its name."""
+    """The tables of ``rebalanser.audit.tables``, each under its name."""
 
     findings: DataFrame
     accesses: DataFrame
@@ -85,7 +85,7 @@ class Tables:
 def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: Keep = computed) -> Tables:
     """All tables of a history, which are computed as they are asked for (AU-4, AU-6, AU-7).
 
-    ``records`` has the columns of :data:`~rebalanser.audit.schema.RECORDS`, in any order, some of them twice;
+    ``records`` has the columns of ``RECORDS``, in any order, some of them twice;
     ``quarantine`` what was read beside them. ``keep`` may persist what is used several times.
     """
     if options.until is not None:
@@ -133,7 +133,7 @@ def _or_empty(found: DataFrame | None, records: DataFrame, table: StructType) ->
 
 
 class Audit:
-    """What was found. Use it as a context manager, or :meth:`close` it: it keeps tables in Spark's memory."""
+    """What was found. Use it as a context manager, or ``close`` it: it keeps tables in Spark's memory."""
 
     def __init__(self, spark: SparkSession, tables: Tables, kept: list[DataFrame], step: Step) -> None:
         self.tables = tables

@@ -84,7 +84,7 @@ class State(BaseModel):
 
 
 class Checkpoint:
-    """The folder of a stream's state. It is one stream's at a time, from :meth:`lock` to :meth:`unlock`.
+    """The folder of a stream's state. It is one stream's at a time, from ``lock`` to ``unlock``.
 
     Raises:
         UnusableCheckpoint: it is of another version or other sources, or can't be written to.

@@ -27,7 +27,7 @@ def clocks(records: DataFrame, suspects: DataFrame, options: Options) -> DataFra
     """The table ``CLOCKS``: pairs of hosts whose wall clocks contradict cause and effect.
 
     Only contradictions beyond ``clock_error_s`` count, and of one pair and cause the greatest one.
-    ``suspects`` is what :func:`~rebalanser.audit.successions.suspects` made of the accesses.
+    ``suspects`` is what ``suspects`` made of the accesses.
     """
     seen = _allocations(records).unionByName(_barriers(suspects, options))
     apart = seen.where((F.col("behind_s") > options.clock_error_s) & (F.col("host") != F.col("behind_host")))
@@ -66,7 +66,7 @@ def with_uncertainty(
     """``pairs`` with ``uncertainty_s``: how far the two owners' wall clocks may be apart, in seconds (AU-5).
 
     ``one`` and ``other`` are columns with the struct of an access each; ``errors`` is what
-    :func:`host_errors` found, None for nothing. The uncertainty is the stated clock error and what either
+    ``host_errors`` found, None for nothing. The uncertainty is the stated clock error and what either
     host is proven to be off.
     """
     stated_s = F.lit(options.clock_error_s)

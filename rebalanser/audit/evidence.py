@@ -46,7 +46,7 @@ def with_evidence(
 def numbered_lines(records: DataFrame) -> DataFrame:
     """The records with a null ``position`` that were read from files that are still there, with their line.
 
-    The lines of up to :data:`MAX_FILES` files are counted, from 1 on. Columns: the name, ``content``,
+    The lines of up to ``MAX_FILES`` files are counted, from 1 on. Columns: the name, ``content``,
     ``source`` and ``position``.
     """
     spark = records.sparkSession

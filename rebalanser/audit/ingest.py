@@ -74,15 +74,15 @@ class Ingested:
     """What became of a source: every line, row or message of it is in one of the two."""
 
     records: DataFrame
-    """With the columns of :data:`~rebalanser.audit.schema.RECORDS`."""
+    """With the columns of ``RECORDS``."""
     quarantine: DataFrame
-    """With the columns of :data:`~rebalanser.audit.tables.QUARANTINE`."""
+    """With the columns of ``QUARANTINE``."""
 
 
 def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> DataFrame:
-    """All that the sources have now, with the columns of :data:`RAW`; Kafka from the earliest offset on.
+    """All that the sources have now, with the columns of ``RAW``; Kafka from the earliest offset on.
 
-    What a source may be says :func:`rebalanser.audit.sources.places`.
+    What a source may be says ``rebalanser.audit.sources.places``.
 
     Raises:
         NoHistory: a path does not exist, or has no file of a history in it.
@@ -94,7 +94,7 @@ def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> Data
 
 
 def parse(raw: DataFrame) -> Ingested:
-    """Tell records from what is none; ``raw`` has the columns of :data:`RAW`. In batch and stream alike."""
+    """Tell records from what is none; ``raw`` has the columns of ``RAW``. In batch and stream alike."""
     upgraded = _upgraded(raw)
     good = _is_record()
     records = upgraded.where(good).withColumns(
@@ -107,7 +107,7 @@ def parse(raw: DataFrame) -> Ingested:
 
 
 def parse_once(raw: DataFrame) -> Ingested:
-    """The same as :func:`parse`, found out at once: of rows that are all records nothing is asked again.
+    """The same as ``parse``, found out at once: of rows that are all records nothing is asked again.
 
     Whatever reads the records later then reads only the columns that it needs. ``raw`` is read several times.
     """
@@ -121,7 +121,7 @@ def parse_once(raw: DataFrame) -> Ingested:
 
 
 def with_step(current: DataFrame) -> DataFrame:
-    """The records that rows are of which :func:`is_current` holds."""
+    """The records that rows are of which ``is_current`` holds."""
     return current.withColumn("step", _step()).select(*RECORDS.names)
 
 
@@ -132,12 +132,12 @@ def _step() -> Column:
 
 @once
 def is_current() -> Column:
-    """Whether a row is a record of this schema version; never null. All others are for :func:`parse`."""
+    """Whether a row is a record of this schema version; never null. All others are for ``parse``."""
     return F.coalesce((F.col("schema_version") == SCHEMA_VERSION) & _is_record(), F.lit(False))
 
 
 def parse_lines(lines: DataFrame) -> DataFrame:
-    """Rows with the columns of :data:`RAW`, of lines of JSON: ``value``, ``source`` and ``position``.
+    """Rows with the columns of ``RAW``, of lines of JSON: ``value``, ``source`` and ``position``.
 
     Blank lines are left out.
     """
@@ -235,7 +235,7 @@ def kafka_options(topic: Topic) -> dict[str, str]:
 
 
 def parse_messages(messages: DataFrame) -> DataFrame:
-    """Rows with the columns of :data:`RAW` of the messages that Spark's connector gives."""
+    """Rows with the columns of ``RAW`` of the messages that Spark's connector gives."""
     return parse_lines(
         messages.select(
             F.col("value").cast("string").alias("value"),
@@ -262,7 +262,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _upgraded(raw: DataFrame) -> DataFrame:
-    """With the fields that version 1 did not have, as :func:`rebalanser.history.older.upgrade` says."""
+    """With the fields that version 1 did not have, as ``rebalanser.history.older.upgrade`` says."""
     first = F.col("schema_version") == 1
     added = {name: F.lit(value) for name, value in DEFAULTS_OF_VERSION_1.items() if value is not None}
     added["process"] = F.regexp_replace("node", INCARNATION_OF_NODE, "")

@@ -2,7 +2,7 @@
 
 A stream judges a little often, and what takes its time then is not the data but the planning of questions
 whose answer is clear: of records without a task there is no finding about tasks. So whoever has looked
-already what there is (:class:`There`) is spared those.
+already what there is (``There``) is spared those.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class There:
     twice: bool
     """A number of a process comes twice."""
     starts: bool
-    """Accesses of which :func:`~rebalanser.audit.invariants.steps.is_unguarded` holds."""
+    """Accesses of which ``is_unguarded`` holds."""
     steps: bool
-    """Accesses of which there is a :func:`~rebalanser.audit.invariants.steps.first_wrong_step`."""
+    """Accesses of which there is a ``first_wrong_step``."""
 
 
 @once
 def of_accesses() -> dict[str, Column]:
-    """What is to be asked of accesses, as they are put together, for :class:`There`."""
+    """What is to be asked of accesses, as they are put together, for ``There``."""
     return {"starts": is_unguarded(), "steps": first_wrong_step().isNotNull()}
 
 

@@ -37,7 +37,7 @@ _VERSION: Final = (*_GROUP, "version")
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The tables of :mod:`rebalanser.audit.tables` that measure, under their names."""
+    """The tables of ``rebalanser.audit.tables`` that measure, under their names."""
 
     rebalances: DataFrame
     unavailability: DataFrame
@@ -56,7 +56,7 @@ def measure(
     """All metrics of a history, from ``options.since`` on (AU-6).
 
     ``records`` has the columns of a record with its ``step``, the others are ``ACCESSES`` and ``PROCESSES``.
-    ``seldom`` may be :func:`~rebalanser.audit.seldom.seldom_of` the records, kept.
+    ``seldom`` may be ``seldom_of`` the records, kept.
     """
     of_leaders = records if seldom is None else seldom
     recent = accesses if options.since is None else accesses.where(f.col("end_wall") >= options.since)
@@ -74,14 +74,14 @@ def measure(
 
 
 def rebalances(records: DataFrame, seldom: DataFrame | None = None) -> DataFrame:
-    """``REBALANCES``: one row for each published allocation; ``seldom`` is as of :func:`measure`.
+    """``REBALANCES``: one row for each published allocation; ``seldom`` is as of ``measure``.
 
     - ``plan_s``: from the leader's last reading of the group to publishing, on the leader's clock.
     - ``completed_wall``: when a leader first saw every node complete it; null where none did, as where a
       newer allocation took its place.
     - ``duration_s``: ``plan_s`` and the time from publishing to completion; null where there was none. On one
       clock where the same boot did both, else by wall clocks, as after a change of the leader.
-    - ``stop_s``, ``barrier_s``, ``start_s``: those of the node that took longest for each (:func:`phases`).
+    - ``stop_s``, ``barrier_s``, ``start_s``: those of the node that took longest for each (``phases``).
 
     Of two allocations with one version that of the later term counts.
     """
@@ -265,7 +265,7 @@ def handlers(accesses: DataFrame) -> DataFrame:
 
     From entered to returned on the node's monotonic clock. A call whose entering or return was not recorded
     does not count. ``max_s`` is exact, the percentiles are those of ``percentile_approx``
-    (:data:`PERCENTILE_ACCURACY`).
+    (``PERCENTILE_ACCURACY``).
     """
 
     def call(handler: str, step: str) -> Column:
@@ -289,7 +289,7 @@ def handlers(accesses: DataFrame) -> DataFrame:
 
 
 def balance(accesses: DataFrame, processes: DataFrame) -> DataFrame:
-    """``BALANCE``: how many resources the nodes owned, at :data:`BALANCE_POINTS` times of each group.
+    """``BALANCE``: how many resources the nodes owned, at ``BALANCE_POINTS`` times of each group.
 
     The times lie evenly between the group's first OnStart and the last end of an access, by wall clocks. A
     node counts from its first to its last record, also while it owns nothing; in Shiva, where leaders write

@@ -63,7 +63,7 @@ class Placed:
     has_gaps: bool
     """Whether there is a record that stands for missing ones."""
     there: Mapping[str, bool]
-    """What is there, for :class:`~rebalanser.audit.judgement.There`."""
+    """What is there, for ``There``."""
 
     @property
     def judged(self) -> DataFrame:
@@ -178,7 +178,7 @@ def _asked() -> dict[str, Column]:
 
 
 def counted_on(judged: DataFrame) -> tuple[DataFrame, bool, bool]:
-    """The table ``PROCESSES`` of :attr:`Placed.judged`, kept.
+    """The table ``PROCESSES`` of ``Placed.judged``, kept.
 
     Then whether a number may be missing before one that is due, and whether one may have come twice: surely
     not, where the incarnations of each process follow one another and none of them has such a number.

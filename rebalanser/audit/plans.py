@@ -22,7 +22,7 @@ KEPT: Final = StorageLevel.MEMORY_AND_DISK_DESER
 Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
 """``keep(words, frame)``: the frame, kept by whoever calls because it is used several times.
 
-With words for what is being done it is computed at once, as :func:`cut_off` does; without, when it is asked
+With words for what is being done it is computed at once, as ``cut_off`` does; without, when it is asked
 for.
 """
 
@@ -58,7 +58,7 @@ def cut_off(frame: DataFrame) -> DataFrame:
 
 
 def computed(words: str | None, frame: DataFrame) -> DataFrame:
-    """A :data:`Keep` that only does what has to be done at once."""
+    """A ``Keep`` that only does what has to be done at once."""
     return frame if words is None else cut_off(frame)
 
 
@@ -85,5 +85,5 @@ def limits(spark: SparkSession, **values: float | None) -> DataFrame:
 
 
 def count() -> Column:
-    """How many rows there are, to be asked of :func:`observed`."""
+    """How many rows there are, to be asked of ``observed``."""
     return F.count(F.lit(1))

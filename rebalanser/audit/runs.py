@@ -28,7 +28,7 @@ _GRID: Final = [part / MOST_BUCKETS for part in range(1, MOST_BUCKETS)]
 
 
 def bucketed(frame: DataFrame, series: Sequence[str], order: str, crowded: int | None) -> DataFrame:
-    """``frame`` with the column :data:`BUCKET` if a series of it has more than ``crowded`` rows, else itself.
+    """``frame`` with the column ``BUCKET`` if a series of it has more than ``crowded`` rows, else itself.
 
     Without ``crowded`` it is always itself.
 
@@ -70,7 +70,7 @@ def running_max(
 ) -> DataFrame:
     """``frame`` with, for each of ``maxima``, the greatest value of the rows of the series *before* this one.
 
-    ``frame`` has been :func:`bucketed` along the first of ``order``, by ``series`` or a part of it. Rows
+    ``frame`` has been ``bucketed`` along the first of ``order``, by ``series`` or a part of it. Rows
     without a value do not count; a row with none before it gets null.
     """
     keys = _keys(frame, series)

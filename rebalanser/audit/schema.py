@@ -54,14 +54,14 @@ def spark_type(annotation: object) -> DataType:
 RECORD: Final = StructType(
     [StructField(name, spark_type(field.annotation)) for name, field in Record.model_fields.items()]
 )
-"""One column for each field of :class:`~rebalanser.history.Record`, with its name.
+"""One column for each field of ``Record``, with its name.
 
 ``detail`` is a map of texts: a number or truth value in it is the text that stood in the JSON. All columns
 may be null here; ingest sees to it that those of required fields are not.
 """
 
 RECORDS: Final = StructType([*RECORD, StructField("step", StringType()), *SOURCE_COLUMNS])
-"""A record as the audit's functions get it: with its :class:`~rebalanser.history.Step` and its source."""
+"""A record as the audit's functions get it: with its ``Step`` and its source."""
 
 
 def step_of(protocol: Column, kind: Column) -> Column:

@@ -24,7 +24,7 @@ STEPS: Final = (Step.GROUP_READ, Step.PUBLISHED, Step.COMPLETED, Step.ELECTED, S
 
 
 def seldom_of(records: DataFrame) -> DataFrame:
-    """The records of :data:`STEPS`, and those that stand for missing ones."""
+    """The records of ``STEPS``, and those that stand for missing ones."""
     is_seldom = F.coalesce(F.col("step").isin(*STEPS), F.lit(False)) | (F.col("kind") == GAP)
     return records.where(is_seldom)
 
@@ -32,10 +32,10 @@ def seldom_of(records: DataFrame) -> DataFrame:
 def looked_at(
     records: DataFrame, counted: DataFrame, keep: Keep
 ) -> tuple[DataFrame, DataFrame, dict[str, bool]]:
-    """``PROCESSES``, :func:`seldom_of`, both kept, and what there is in them.
+    """``PROCESSES``, ``seldom_of``, both kept, and what there is in them.
 
-    That is for :class:`~rebalanser.audit.judgement.There`. ``counted`` is what
-    :func:`~rebalanser.audit.sequences.tallies` gives, and should be persisted.
+    That is for ``There``. ``counted`` is what
+    ``tallies`` gives, and should be persisted.
     """
     processes, of_processes = observed(
         keep,

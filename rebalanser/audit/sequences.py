@@ -52,7 +52,7 @@ def tallies(records: DataFrame, **also: Column) -> DataFrame:
 
 
 def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
-    """The table ``PROCESSES``, of :func:`tallies`, and further aggregates of it."""
+    """The table ``PROCESSES``, of ``tallies``, and further aggregates of it."""
     extremes = {"first_sequence": F.min, "first_wall": F.min}
     again = F.sum(F.col("count") - F.bit_count("taken")).alias("duplicates")
     return (
@@ -70,7 +70,7 @@ def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
 
 
 def has_duplicates(counted: DataFrame) -> bool:
-    """Whether a number of a process came more than once, by :func:`tallies`. Takes a job, at once."""
+    """Whether a number of a process came more than once, by ``tallies``. Takes a job, at once."""
     of_words = counted.groupBy(*NUMBERED, "word").agg(
         F.bit_or("taken").alias("taken"), F.sum("count").alias("count")
     )
@@ -109,7 +109,7 @@ def gaps(records: DataFrame) -> DataFrame:
 
 
 def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep) -> DataFrame | None:
-    """The same of :func:`tallies` and of the ``gap`` records ``told``; None where there is no gap.
+    """The same of ``tallies`` and of the ``gap`` records ``told``; None where there is no gap.
 
     ``records`` are looked at only where there is one.
     """

@@ -1,7 +1,7 @@
 """The Spark session of an audit: the one that is there already, else one of its own on this machine.
 
 Everything that can be wrong with Java, PySpark or the Kafka connector is one
-:class:`~rebalanser.errors.FixConfiguration` that says what to install or set.
+``FixConfiguration`` that says what to install or set.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def session(
     Args:
         master: Spark's name of a cluster, such as ``spark://HOST:7077``.
         kafka: whether Kafka is read, which takes a connector: the Maven coordinates in
-            ``REBALANSER_SPARK_KAFKA_PACKAGE``, by default :data:`KAFKA_PACKAGE`.
+            ``REBALANSER_SPARK_KAFKA_PACKAGE``, by default ``KAFKA_PACKAGE``.
         memory: of the driver, such as ``4g``; by default half of this machine's, 8 GiB at most.
         local_dir: where Spark puts what it exchanges between tasks; by default the temporary folder.
         conf: further settings of Spark's, which win over all others.

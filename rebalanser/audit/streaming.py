@@ -1,7 +1,7 @@
 """The audit as a stream: the same functions on micro-batches, and findings once each (AU-9).
 
 Each micro-batch takes the state that the one before left: a *watermark* and the records carried over
-(:mod:`rebalanser.audit.carry`). Records up to the new watermark are judged together with those carried; later
+(``rebalanser.audit.carry``). Records up to the new watermark are judged together with those carried; later
 ones wait, since something that belongs before them may still come. A record is late, and quarantined, if it
 is from before the watermark and a later one of its process was judged already. A process whose clock or whose
 records lie behind those of all others is not late: its numbers go on where they were, and it is judged at
@@ -16,8 +16,8 @@ A source that falls silent would leave its last records waiting for ever. So aft
 any the watermark moves up to the newest record, as a step of its own (``N-idle``).
 
 **Time.** Of a small micro-batch most is planning, not data. So what there is at all is found out as rows are
-computed (:func:`~rebalanser.audit.plans.observed`), what can't be found in that is not planned, numbers that
-are others each time come as rows (:func:`~rebalanser.audit.plans.limits`), and intervals and what is carried
+computed (``observed``), what can't be found in that is not planned, numbers that
+are others each time come as rows (``limits``), and intervals and what is carried
 over are written beside the judging.
 """
 
@@ -193,7 +193,7 @@ class Stream:
         return Totals() if last is None else self._checkpoint.load(self._spark, below=last + 1)[0].totals
 
     def table(self, name: str, batch: str | None = None) -> DataFrame:
-        """One of :data:`TABLES` as far as it is written; with ``batch`` what that micro-batch wrote to it."""
+        """One of ``TABLES`` as far as it is written; with ``batch`` what that micro-batch wrote to it."""
         folders = self._folders(name) if batch is None else [self._folder(name, batch)]
         return self._read(TABLES[name], [str(folder) for folder in folders if folder.exists()])
 

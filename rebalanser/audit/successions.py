@@ -109,7 +109,7 @@ def _derived() -> list[Column]:
     """Until when access surely lasted, by both clocks; and whether it ended before its barrier was removed.
 
     That is so if its end was written before the removal, and not after the removal was asked for. If the
-    removal has a known revision no clock matters any more: see :func:`is_released`.
+    removal has a known revision no clock matters any more: see ``is_released``.
     """
     failed = F.col("ended_by") == EndedBy.FAILURE
     sure = {
@@ -205,7 +205,7 @@ def doubts(options: Options) -> Mapping[str, Column]:
 
     ``overlaps``: access while an earlier owner had it; ``barriers``: the barrier's revisions; ``unowned``:
     how long there may be no owner; ``tokens``: their order; ``hidden``: an earlier one began only after it
-    had ended, see :func:`suspects_in_order`; ``causes``: the clocks of both hosts.
+    had ended, see ``suspects_in_order``; ``causes``: the clocks of both hosts.
     """
     owner = F.col(OWNER)
     wall, monotonic = owner["start_entered_wall"], owner["start_entered_monotonic"]

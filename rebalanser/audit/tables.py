@@ -74,7 +74,7 @@ class Certainty(StrEnum):
 SOURCE_COLUMNS: Final = _table(source=_TEXT, position=_WHOLE)
 """Where a record was read: a file's URI or ``topic/partition``, and its line (from 1), row or offset.
 
-``position`` is null for a line of a JSONL file until :mod:`rebalanser.audit.evidence` looks it up.
+``position`` is null for a line of a JSONL file until ``rebalanser.audit.evidence`` looks it up.
 """
 
 QUARANTINE: Final = _table(source=_TEXT, position=_WHOLE, reason=_TEXT, detail=_TEXT, raw=_TEXT)
@@ -126,7 +126,7 @@ is a ``turn`` of its own, from 0 on, with what there is to say of the barrier. O
 turn, the first start and barrier and the last stop count. ``token`` is the registry revision at which the
 barrier was added, ``removed_revision`` the one at which it was removed, which the node asked for at
 ``removal_sent_monotonic`` the last time, null where the history does not tell.
-``claim`` is the claim's number in Skuld. The end is :class:`EndedBy` ``ended_by``; it and ``start_entered_*``
+``claim`` is the claim's number in Skuld. The end is ``EndedBy`` ``ended_by``; it and ``start_entered_*``
 are null where a barrier was held and OnStart never entered.
 """
 

@@ -6,10 +6,10 @@ its checkpoint. It reads whole lines only: one that is not finished yet waits un
 line's number, from 1.
 
 Where more is there than one micro-batch may read, the files are read along their records' wall times, a block
-of the oldest one first, so that no host's history is far ahead of another's; :func:`oldest_unread` tells how
+of the oldest one first, so that no host's history is far ahead of another's; ``oldest_unread`` tells how
 far all of them have come.
 
-Spark does not tell a reader in Python where its checkpoint stands, so :func:`planned` reads it there.
+Spark does not tell a reader in Python where its checkpoint stands, so ``planned`` reads it there.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class HistoryFiles(DataSource):
     """``spark.readStream.format("rebalanser_history")``: the history files in folders, as they grow.
 
     Options: ``paths``, a JSON list of folders, which are searched for ``*.jsonl`` at each micro-batch, nested
-    ones too, and of files; ``planned``, what :func:`planned` gave, as JSON; ``tasks``, by how many tasks a
+    ones too, and of files; ``planned``, what ``planned`` gave, as JSON; ``tasks``, by how many tasks a
     micro-batch is read at most.
     """
 
@@ -104,7 +104,7 @@ class HistoryFiles(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """What :func:`rebalanser.audit.ingest.parse_lines` takes."""
+        """What ``rebalanser.audit.ingest.parse_lines`` takes."""
         return "value string, source string, position long"
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
@@ -203,7 +203,7 @@ def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> 
 def _whole_lines(path: Path, start: int, budget: int) -> tuple[int, int]:
     """How many of the next ``budget`` bytes from ``start`` on are whole lines, and how many lines that is.
 
-    If the budget does not hold one line more is looked at; a line of more than :data:`MAX_BYTES` is no record
+    If the budget does not hold one line more is looked at; a line of more than ``MAX_BYTES`` is no record
     and is read in pieces.
     """
     try:

@@ -32,8 +32,8 @@ def loads(records: DataFrame, options: Options) -> DataFrame:
 
     The load is the mean of the resource's samples, each counting ``2 ** -(age / load_half_life_s)``, its age
     being counted by wall clocks from the newest sample of the group. The weight is the load relative to the
-    mean load of the group's resources that have samples, between :data:`LEAST_WEIGHT` and
-    :data:`MOST_WEIGHT`, and 1 for all where nothing has any load. A resource without samples gets none. A
+    mean load of the group's resources that have samples, between ``LEAST_WEIGHT`` and
+    ``MOST_WEIGHT``, and 1 for all where nothing has any load. A resource without samples gets none. A
     record that comes twice counts once; a load below zero is none.
     """
     samples = (

@@ -1,4 +1,4 @@
-"""The command line over :class:`~rebalanser.Group` and :class:`~rebalanser.Admin`.
+"""The command line over ``Group`` and ``Admin``.
 
 Every command takes ``--registry URL`` and ``--json``. Answers go to standard output, everything else to
 standard error. Exit codes:

@@ -31,7 +31,7 @@ COMPLETION_VARIABLE: Final = "_REBALANSER_COMPLETE"
 
 
 class _Command(NamedTuple):
-    """A command: its place below :mod:`rebalanser.cli`, and the first sentence of its help."""
+    """A command: its place below ``rebalanser.cli``, and the first sentence of its help."""
 
     module: str
     attribute: str
@@ -136,7 +136,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments``, by default the process's own, and return its exit code.
 
-    See :mod:`rebalanser.cli` for the codes. A user's error is one line on standard error, or one JSON
+    See ``rebalanser.cli`` for the codes. A user's error is one line on standard error, or one JSON
     document on standard output; only a fault of Rebalanser itself shows a traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)

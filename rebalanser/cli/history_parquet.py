@@ -65,7 +65,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _condition(wanted: Filter) -> Column:
-    """Return the times and group of a :class:`Filter` as a condition on columns."""
+    """Return the times and group of a ``Filter`` as a condition on columns."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     condition = f.lit(True)

@@ -22,7 +22,7 @@ from rebalanser.history.reading import MAX_LINE_BYTES
 from rebalanser.registry.urls import load_opener
 
 ENTRY_POINT_GROUP: Final = "rebalanser.history_sources"
-"""Entry points by URL scheme for topics: ``open_source(url, timeout_s)`` returns a :class:`HistorySource`."""
+"""Entry points by URL scheme for topics: ``open_source(url, timeout_s)`` returns a ``HistorySource``."""
 CONNECT_TIMEOUT_S: Final = 5.0
 SUFFIX: Final = ".jsonl"
 _CHUNK_BYTES: Final = 16_384

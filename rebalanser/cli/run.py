@@ -120,7 +120,7 @@ class IdleHint:
         self._idle = False
 
     def hear(self, fact: Fact) -> None:
-        """Take note of a fact; a hook of :meth:`rebalanser.Group.on_fact`."""
+        """Take note of a fact; a hook of ``rebalanser.Group.on_fact``."""
         if fact.kind is FactKind.GROUP_READ:
             self._in_group = fact.detail.get("resources")
         elif fact.kind is FactKind.ALLOCATION_ADOPTED:

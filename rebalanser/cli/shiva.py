@@ -262,7 +262,7 @@ def _topic_names(text: str | None) -> TopicNames:
 
     Raises:
         InvalidSettings: it is something else.
-        InvalidName: as :class:`TopicNames`.
+        InvalidName: as ``TopicNames``.
     """
     names: dict[str, str] = {}
     for each in text.split(",") if text else ():

@@ -1,6 +1,6 @@
 """Supervises one subprocess per owned resource: starts it on arrival, stops it before the resource leaves.
 
-A subprocess that exits by itself is restarted after a :class:`~rebalanser.runtime.workers.GrowingDelay`.
+A subprocess that exits by itself is restarted after a ``GrowingDelay``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Supervisor:
         """Exit codes of commands that failed and are not restarted, by resource."""
 
     def run(self) -> None:
-        """Take part in the group until SIGINT or SIGTERM. Raises what :meth:`rebalanser.Group.run` raises.
+        """Take part in the group until SIGINT or SIGTERM. Raises what ``rebalanser.Group.run`` raises.
 
         Raises:
             InternalError: the guardian died; everything has been stopped.

@@ -1,7 +1,7 @@
 """The model of ``rebalanser watch``: the changes between two reads of a group, and what is shown.
 
-This module is pure: clocks, keys and reads come from :mod:`rebalanser.cli.watch`, and
-:mod:`rebalanser.cli.table` draws the result.
+This module is pure: clocks, keys and reads come from ``rebalanser.cli.watch``, and
+``rebalanser.cli.table`` draws the result.
 """
 
 from __future__ import annotations

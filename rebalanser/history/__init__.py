@@ -1,7 +1,7 @@
 """The ownership history: what each node did and when, for people and for the audit.
 
-Group, Shiva, NELI and Skuld write what happens as an :class:`Event` into a :class:`Journal`, which makes it a
-:class:`Record` and gives it to a :class:`HistorySink`. Writing history never blocks or fails the writer; what
+Group, Shiva, NELI and Skuld write what happens as an ``Event`` into a ``Journal``, which makes it a
+``Record`` and gives it to a ``HistorySink``. Writing history never blocks or fails the writer; what
 is dropped shows as a gap.
 """
 

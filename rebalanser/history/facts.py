@@ -7,7 +7,7 @@ from rebalanser.protocol.messages import Fact, FactKind
 
 
 def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
-    """The fact for a :class:`~rebalanser.history.journal.Journal`.
+    """The fact for a ``Journal``.
 
     ``fenced`` is what the application says of the receivers of its writes; it is written where access begins.
     """

@@ -70,7 +70,7 @@ class RotatingFiles:
         self._descriptor: int | None = None
         self._size = 0
         self.unsynced = False
-        """Whether something was written that :meth:`sync` has not brought to the disk."""
+        """Whether something was written that ``sync`` has not brought to the disk."""
 
     def append(self, lines: deque[bytes]) -> None:
         """Write the lines, taking each out of ``lines`` once it is in a file.
@@ -100,7 +100,7 @@ class RotatingFiles:
         self.unsynced = False
 
     def close(self) -> None:
-        """Close the present file. A later :meth:`append` begins a new one."""
+        """Close the present file. A later ``append`` begins a new one."""
         self._leave()
 
     def _chunk(self, lines: deque[bytes]) -> list[bytes]:

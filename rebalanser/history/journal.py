@@ -56,7 +56,7 @@ class Moment:
 
 
 class Journal:
-    """The records of one :class:`~rebalanser.history.records.Author`. May be called from any thread.
+    """The records of one ``Author``. May be called from any thread.
 
     ``wall`` gives seconds since 1970, ``monotonic`` seconds of the clock that leases are counted on.
     """
@@ -78,7 +78,7 @@ class Journal:
             self._write(self.moment(1), (event,))
 
     def moment(self, records: int) -> Moment:
-        """Return the present moment for so many records, which :meth:`write_at` writes down later.
+        """Return the present moment for so many records, which ``write_at`` writes down later.
 
         Never waits for what is being written. Numbers that are not used show as records that were lost.
         """

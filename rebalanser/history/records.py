@@ -35,7 +35,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened, before it has a number and a time; the fields are those of :class:`Record`."""
+    """What happened, before it has a number and a time; the fields are those of ``Record``."""
 
     kind: str
     node: str
@@ -55,7 +55,7 @@ class Record(BaseModel):
     """One thing that happened on one node. ``(process, sequence)`` names it for ever.
 
     Group, Shiva, NELI and Skuld write the same record; ``protocol`` says whose words ``kind`` is one of
-    (:data:`~rebalanser.history.kinds.KINDS`).
+    (``KINDS``).
 
     A ``gap`` record stands for records that were dropped, has the sequence number of the first of them, and
     in its detail how many there were (``dropped``), their numbers (``first``, ``last``) and the ``reason``.

@@ -55,7 +55,7 @@ class NullSink:
 
 
 class MemorySink:
-    """Keeps everything in :attr:`records`; for tests."""
+    """Keeps everything in ``records``; for tests."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -78,7 +78,7 @@ class JsonlSink:
     A record waits at most ``flush_interval_s`` seconds to be written together with others; from then on it
     outlives a ``kill -9``, and after ``fsync_interval_s`` seconds more (None: when the system sees fit) a
     power failure. ``node`` names the files: the same name in a later process lets the limit of
-    ``max_files`` files of ``max_file_bytes`` bytes hold across restarts (:mod:`rebalanser.history.files`).
+    ``max_files`` files of ``max_file_bytes`` bytes hold across restarts (``rebalanser.history.files``).
 
     While the disk is full, gone, read-only or slow, up to ``queue_size`` records wait, and as many again may
     be under way; the writer tries again after a growing delay. Records beyond that are dropped and counted,

@@ -13,7 +13,7 @@ from rebalanser.history.sinks import HistorySink, JsonlSink, NullSink
 from rebalanser.registry.urls import load_opener, parse_url
 
 ENTRY_POINT_GROUP: Final = "rebalanser.history"
-"""Openers of topics by URL scheme: ``open_sink(url, group, label)`` gives a :class:`HistorySink`."""
+"""Openers of topics by URL scheme: ``open_sink(url, group, label)`` gives a ``HistorySink``."""
 MAX_FILES: Final = 8
 """How many files the limit of a node's history is cut into."""
 

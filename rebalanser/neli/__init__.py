@@ -35,7 +35,7 @@ A successor learns from the last commit's note if a predecessor has a longer dea
 that long. ``exclusive`` always waits (the grace of NE-8).
 
 **An orderly hand-over spares the wait** (``fast``). The revoke callback calls the ``lapsed`` handlers, waits
-until they return, and then commits with the note "released" (:mod:`~rebalanser.neli.records`), which only
+until they return, and then commits with the note "released" (``neli.records``), which only
 a process writes that has itself waited out, or been spared, its predecessors. B leads without waiting where
 the last commit says "released" by A and every record from the committed offset to B's own first heartbeat is
 A's or another group's. Why the log is read as well: the note of a zombie might be accepted late, after C had
@@ -69,11 +69,11 @@ partitions. Those that were there before the change hold no evidence of their co
 and those that start after it wait a deadline first; a "released" note of another count spares nothing. So no
 role has two leaders even then, as long as all brokers answer with the new count once one has.
 
-Use :class:`~rebalanser.neli.member.Member`: ``member.handle(event, now)`` returns effects, in the order in
+Use ``Member``: ``member.handle(event, now)`` returns effects, in the order in
 which they must take place; ``member.next_wakeup`` is when to tell it
-:class:`~rebalanser.neli.messages.Wakeup` at the latest; ``member.leads(role, now)`` and
-``member.token(role, now)`` say what holds now. :mod:`~rebalanser.neli.messages` has the contract of a driver,
-:mod:`~rebalanser.neli.settings` the times, and :data:`~rebalanser.neli.states.STANDING` what a partition goes
+``Wakeup`` at the latest; ``member.leads(role, now)`` and
+``member.token(role, now)`` say what holds now. ``neli.messages`` has the contract of a driver,
+``neli.settings`` the times, and ``STANDING`` what a partition goes
 through.
 """
 

@@ -60,7 +60,7 @@ class Member:
 
     ``process`` is the id of this incarnation, never used again by any process. ``partitions`` is the
     topic's partition count, asked for no earlier than ``now`` (monotonic seconds, as everywhere).
-    ``settings`` have passed :func:`~rebalanser.neli.settings.check`.
+    ``settings`` have passed ``check``.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Member:
 
     @property
     def next_wakeup(self) -> float | None:
-        """When to tell :class:`Wakeup` at the latest; None where nothing is waited for."""
+        """When to tell ``Wakeup`` at the latest; None where nothing is waited for."""
         if self._left or self._error:
             return None
         times = [self._ask_at]

@@ -3,17 +3,17 @@
 **The contract of a driver.** One thread polls the consumer and hands events to the member, in the order in
 which the client told them. Effects are carried out in the order of the list.
 
-- :class:`Assigned` is told inside the assign callback, after the committed offsets of the new partitions
+- ``Assigned`` is told inside the assign callback, after the committed offsets of the new partitions
   were asked for. Reading goes on at the committed offset, or at the end of a partition that has none. Every
-  record of an assigned partition is told by :class:`HeartbeatRead`, in the order of the log, none left out.
-- :class:`Revoked` is told inside the revoke callback, which returns (and lets go of the partitions) only
-  after :class:`LetGo` has named each of them. Until then the driver feeds :class:`HandlerReturned`,
-  :class:`CommitAnswered` and :class:`Wakeup`, and does not poll.
-- :class:`Polled` is told each time a poll has returned, after everything that it brought was told.
-- :class:`Commit` and :class:`Publish` are sent at once. Each Commit is answered by one
-  :class:`CommitAnswered`, also where no answer came in time; a Publish by nothing: a heartbeat is known to
+  record of an assigned partition is told by ``HeartbeatRead``, in the order of the log, none left out.
+- ``Revoked`` is told inside the revoke callback, which returns (and lets go of the partitions) only
+  after ``LetGo`` has named each of them. Until then the driver feeds ``HandlerReturned``,
+  ``CommitAnswered`` and ``Wakeup``, and does not poll.
+- ``Polled`` is told each time a poll has returned, after everything that it brought was told.
+- ``Commit`` and ``Publish`` are sent at once. Each Commit is answered by one
+  ``CommitAnswered``, also where no answer came in time; a Publish by nothing: a heartbeat is known to
   have arrived when it is read back. Records are produced with acks=all.
-- Each ``Call…`` is answered by one :class:`HandlerReturned`. A partition has at most one call under way,
+- Each ``Call…`` is answered by one ``HandlerReturned``. A partition has at most one call under way,
   partitions do not wait for each other, and the thread that polls waits for none of them.
 
 Times (``now``) are seconds of this process's monotonic clock, which goes on while the process is stopped. A
@@ -120,7 +120,7 @@ class CommitAnswered:
 
 @dataclass(frozen=True, slots=True)
 class AskPartitionCount:
-    """Ask the broker for the topic's partition count, and tell it by :class:`PartitionCount`.
+    """Ask the broker for the topic's partition count, and tell it by ``PartitionCount``.
 
     A question that fails is not answered at all.
     """

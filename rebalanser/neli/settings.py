@@ -39,7 +39,7 @@ class GroupProtocol(StrEnum):
 class NeliSettings:
     """How a member behaves. What is left out (0) follows from the mode and the session timeout.
 
-    Make sure of them with :func:`check`: nothing is checked by the making.
+    Make sure of them with ``check``: nothing is checked by the making.
     """
 
     mode: Mode = Mode.FAST

@@ -12,11 +12,11 @@ everything under it lived at that moment. The node renews the lease by heartbeat
 from the instant before the renewal was sent that such a transaction then proved. A session that is seen to
 be gone is gone with everything under it: the node forgets its role, its barriers and its tokens, calls
 OnStop once, and joins again as another incarnation under another id. The table is
-:data:`~.states.MEMBERSHIP`.
+``MEMBERSHIP``.
 
 **Leading.** One node leads at a time: the one that incremented the *term* last. The term key belongs to no
 lease, so terms never go back; a leader is gone when its node key is. Everything a leader writes is guarded
-by its term, so a leader that lost it without knowing can write nothing. :data:`~.states.ROLE` is the table.
+by its term, so a leader that lost it without knowing can write nothing. ``ROLE`` is the table.
 The leader reads the group at one revision, computes an allocation, and publishes what changed: a *share* for
 each node that changes, and a *header* that commits the new *version*. If nothing changes nothing is written.
 A node's share is its latest stored one of a *committed* version: those are the versions up to the header's
@@ -24,7 +24,7 @@ without the *aborted* ones, which were given up while their shares were written.
 allocations that change its share, and of no others.
 
 **Following an allocation.** A node that finds its share changed acts on it in four steps
-(:data:`~.states.STEPS`):
+(``STEPS``):
 
 1. OnStop for what must be given up, and wait for it to return;
 2. remove the *barriers* of what was stopped;
@@ -62,9 +62,9 @@ either idempotent and sent again, or read back, or made impossible:
   No version is tried twice, so that late parts of one plan never mix with another. Shares are written only
   while the header is the one that the plan is based on, and each header aborts what may be stored of others.
 
-Use :class:`Node`: ``node.handle(event, now)`` returns effects, in the order in which they must take place;
-``node.next_wakeup`` is when to call it with :class:`Wakeup` at the latest. Events, effects and what must
-happen before what are described in :mod:`~rebalanser.protocol.messages`.
+Use ``Node``: ``node.handle(event, now)`` returns effects, in the order in which they must take place;
+``node.next_wakeup`` is when to call it with ``Wakeup`` at the latest. Events, effects and what must
+happen before what are described in ``protocol.messages``.
 """
 
 from rebalanser.protocol.leading import Allocate, intended, releasers

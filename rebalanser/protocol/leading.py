@@ -1,6 +1,6 @@
 """Leading: the election, and the rebalances of a leader.
 
-Like :mod:`~rebalanser.protocol.rebalancing` this sends nothing; it decides what to do next.
+Like ``protocol.rebalancing`` this sends nothing; it decides what to do next.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Allocate: TypeAlias = Callable[
     Mapping[NodeId, Collection[Resource]],
 ]
 """``allocate(nodes, resources, previous, pinned, refused, unsettled)``: who is to own what; ``refused`` has
-the nodes that must not own a resource. See :func:`rebalanser.allocation.allocate`."""
+the nodes that must not own a resource. See ``rebalanser.allocation.allocate``."""
 
 Measure: TypeAlias = Callable[
     [
@@ -62,7 +62,7 @@ Measure: TypeAlias = Callable[
     Effort,
 ]
 """``measure(allocation, resources, previous, pinned, refused, unsettled)``: what the allocation costs; it has
-every node that may own resources as a key. See :func:`rebalanser.allocation.effort`."""
+every node that may own resources as a key. See ``rebalanser.allocation.effort``."""
 
 
 _LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
@@ -227,7 +227,7 @@ class Leading:
 
     @property
     def must_resign(self) -> bool:
-        """True if this leader has failed :data:`RESIGN_AFTER` times in a row (RB-43)."""
+        """True if this leader has failed ``RESIGN_AFTER`` times in a row (RB-43)."""
         return self.role is Role.LEADER and self._tries >= RESIGN_AFTER
 
     def topics(self) -> dict[Topic, int]:

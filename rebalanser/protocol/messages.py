@@ -1,10 +1,10 @@
 """The input and output of a node: events, commands with their outcomes, and the other effects.
 
 **The ordering contract.** Effects are carried out in the order of the list. A command is sent after every
-earlier effect of the list is done. Each :class:`Perform` is answered by exactly one :class:`Answered`, in
-any order between lanes; a node has at most one command under way in each lane. Each :class:`CallStart` and
-:class:`CallStop` is answered by exactly one :class:`HandlerReturned`; a node has at most one under way. A
-:class:`Guard` must be in force before a later :class:`CallStart` of the same list enters the handler.
+earlier effect of the list is done. Each ``Perform`` is answered by exactly one ``Answered``, in
+any order between lanes; a node has at most one command under way in each lane. Each ``CallStart`` and
+``CallStop`` is answered by exactly one ``HandlerReturned``; a node has at most one under way. A
+``Guard`` must be in force before a later ``CallStart`` of the same list enters the handler.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class SessionLost:
 class Deposed:
     """A linearizable transaction saw a term other than this leader's (RB-6).
 
-    A leader that repeats a :class:`Resign` whose answer was lost learns so that it took effect. To
-    :class:`ReadGroup` and :class:`Publish` it is the answer of a fence: as long as the term key changes only
+    A leader that repeats a ``Resign`` whose answer was lost learns so that it took effect. To
+    ``ReadGroup`` and ``Publish`` it is the answer of a fence: as long as the term key changes only
     by the commands of nodes, a leader sends neither after its term. It must not go on leading where somebody
     else wrote the key, as a restored backup does.
     """
@@ -433,7 +433,7 @@ class Stop:
 class Release:
     """The application gives up a resource that it owns with this token, for ``for_s`` seconds.
 
-    Without a time it does so until an :class:`Accept`.
+    Without a time it does so until an ``Accept``.
     """
 
     resource: Resource
@@ -505,7 +505,7 @@ class HandlerReturned:
 class MakePlan:
     """Compute a plan outside the loop, as that takes long for many resources (RB-21).
 
-    It is answered by exactly one :class:`PlanMade`, which :meth:`~rebalanser.protocol.node.Node.make_plan`
+    It is answered by exactly one ``PlanMade``, which ``make_plan``
     returns; a node asks for one at a time.
     """
 
@@ -524,7 +524,7 @@ class MakePlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """The result of a :class:`MakePlan`; ``plan`` is None if nothing has to change."""
+    """The result of a ``MakePlan``; ``plan`` is None if nothing has to change."""
 
     asked: MakePlan
     plan: Plan | None
@@ -537,7 +537,7 @@ Event: TypeAlias = Start | Stop | Release | Accept | Wakeup | Answered | Noticed
 
 @record
 class Perform:
-    """Carry out a command through the coordinator, and answer with :class:`Answered`."""
+    """Carry out a command through the coordinator, and answer with ``Answered``."""
 
     command: Command
 

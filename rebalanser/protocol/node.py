@@ -224,7 +224,7 @@ class Node:
 
     @property
     def next_wakeup(self) -> float | None:
-        """The latest time for a :class:`Wakeup`, if no other event comes before."""
+        """The latest time for a ``Wakeup``, if no other event comes before."""
         return self._next_wakeup
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -267,7 +267,7 @@ class Node:
         return self._timings.safety_margin_s / 10.0
 
     def make_plan(self, asked: MakePlan) -> PlanMade:
-        """Compute a plan, for the caller to :meth:`handle`; any thread may call this at any time."""
+        """Compute a plan, for the caller to ``handle``; any thread may call this at any time."""
         return self._leading.make_plan(asked)
 
     def _report(

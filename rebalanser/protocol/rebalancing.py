@@ -1,9 +1,9 @@
 """The four steps: the resources that a node wants, holds and has started, and what to do next.
 
-Nothing here is sent or called. :class:`Rebalancing` answers questions ("what must be stopped?") about its
+Nothing here is sent or called. ``Rebalancing`` answers questions ("what must be stopped?") about its
 own state, and takes the outcomes. A node may own 100,000 resources, and no turn of its loop may take
 long (RB-42). So the differences between what is wanted, held and started are kept as they change, commands
-cover :data:`MAX_BARRIERS` at most, and what changes everything at once does so by operations on whole sets.
+cover ``MAX_BARRIERS`` at most, and what changes everything at once does so by operations on whole sets.
 
 A barrier that is wanted and not held is either to be tried or waits for its holder. One that is held for
 nothing started is either ready to be started or spare.
@@ -205,7 +205,7 @@ class Rebalancing:
 
     @property
     def blocked(self) -> dict[Resource, NodeId]:
-        """Some of the resources that are waited for, with their holders: :data:`BLOCKED_SHOWN` at most."""
+        """Some of the resources that are waited for, with their holders: ``BLOCKED_SHOWN`` at most."""
         every = ((r, holder) for holder, resources in self._waiting_for.items() for r in resources)
         return dict(islice(every, BLOCKED_SHOWN))
 
@@ -223,7 +223,7 @@ class Rebalancing:
         )
 
     def to_remove(self, everything: bool) -> dict[Resource, Token]:
-        """Step 2: barriers of no started or wanted resource, at most :data:`MAX_BARRIERS`."""
+        """Step 2: barriers of no started or wanted resource, at most ``MAX_BARRIERS``."""
         return self._once("remove", everything, lambda: self._to_remove(everything))
 
     def _to_remove(self, everything: bool) -> dict[Resource, Token]:
@@ -231,7 +231,7 @@ class Rebalancing:
         return {resource: self.held[resource] for resource in islice(spare, MAX_BARRIERS)}
 
     def to_find_out(self, everything: bool) -> frozenset[Resource]:
-        """Step 2: barriers that may have been added and are not wanted, at most :data:`MAX_BARRIERS`."""
+        """Step 2: barriers that may have been added and are not wanted, at most ``MAX_BARRIERS``."""
         return self._once("find out", everything, lambda: self._to_find_out(everything))
 
     def _to_find_out(self, everything: bool) -> frozenset[Resource]:
@@ -239,7 +239,7 @@ class Rebalancing:
         return frozenset(islice(unwanted, MAX_BARRIERS))
 
     def to_add(self) -> frozenset[Resource]:
-        """Step 3: barriers that are wanted and not known to be held, at most :data:`MAX_BARRIERS`."""
+        """Step 3: barriers that are wanted and not known to be held, at most ``MAX_BARRIERS``."""
         return self._once("add", False, lambda: frozenset(islice(self._to_try, MAX_BARRIERS)))
 
     @property

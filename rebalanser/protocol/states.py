@@ -1,7 +1,7 @@
 """The transition tables. The code moves through them and the documentation's diagrams are drawn from them.
 
 A pair that is not in its table is a broken invariant, and raises
-:class:`~rebalanser.errors.InternalError`.
+``InternalError``.
 """
 
 from __future__ import annotations

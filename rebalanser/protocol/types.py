@@ -103,7 +103,7 @@ class ResourceSpec:
 
 
 SPEC_FIELDS: Final = frozenset({"weight", "pin", "attributes"})
-"""The fields of a :class:`ResourceSpec` that an operator may set."""
+"""The fields of a ``ResourceSpec`` that an operator may set."""
 
 
 @dataclass(frozen=True, slots=True)

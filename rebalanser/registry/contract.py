@@ -3,36 +3,36 @@
 A registry is a small key-value store with leases, guarded transactions, ranges and watches. Keys are
 printable ASCII text, not empty, ordered by their bytes; values are bytes.
 
-**Atomicity.** A :class:`Transaction` is all or nothing and linearizable: it takes effect at one point between
+**Atomicity.** A ``Transaction`` is all or nothing and linearizable: it takes effect at one point between
 its sending and its answer, it sees every transaction answered before it was sent, and all that it reads and
-writes belongs to one revision. The end of a lease (by time or by :class:`Revoke`) deletes all its keys in one
+writes belongs to one revision. The end of a lease (by time or by ``Revoke``) deletes all its keys in one
 transaction.
 
 **Order.** Every transaction that changes something gets a revision, an integer greater than every earlier
 one. A key's ``create_revision`` is the revision that put it where it was absent, its ``mod_revision`` the one
 that put it last. Several keys put by one transaction share the revision. Revisions never go back, not even
 when the registry restarts. If another store, or an older copy, replaces the one that a connection was opened
-with, every request on the connection raises :class:`~rebalanser.errors.RegistryRefused`.
+with, every request on the connection raises ``RegistryRefused``.
 
 **Outcomes.** If ``execute`` returns, the request took effect as answered. If it raises
-:class:`~rebalanser.errors.OutcomeUnknown`, the request took effect, or will take effect a little later, or
+``OutcomeUnknown``, the request took effect, or will take effect a little later, or
 never. If it raises any other error, the request had no effect and will have none.
 
 **Leases.** A lease ends when its time to live has passed on the registry's clock without a
-:class:`KeepAlive`; never earlier, and while the registry is healthy at most ``lease_detection_s`` later. An
+``KeepAlive``; never earlier, and while the registry is healthy at most ``lease_detection_s`` later. An
 answered keep-alive does not prove that the lease lives; a later transaction that sees a key of the lease at
 its create revision does. Nor
 does it prove that the lease was renewed: the answer may come from a leader of the store that was deposed and
 does not know it yet. A store with leaders adds to each answer the ``term`` in which it was given; a
 keep-alive renewed the lease only if a later transaction was answered in the same term. A keep-alive may carry
 that transaction as its ``proof``. A store that can renew and prove in one atomic step answers with the
-proof's :class:`Outcome`, as seen after the renewal. Any other answers :class:`Done`, and the caller sends the
+proof's ``Outcome``, as seen after the renewal. Any other answers ``Done``, and the caller sends the
 proof itself.
 
 **Watches.** A watch reports changes in the order of revisions, from a given revision on: each change at least
-once, or :class:`HistoryLost`, which means "read again: changes up to this revision may be missing". After
+once, or ``HistoryLost``, which means "read again: changes up to this revision may be missing". After
 that the watch continues with all later changes. A watch never proves anything; it is a wake-up. The
-conformance suite for all of this is :mod:`rebalanser.testing.registry_suite`.
+conformance suite for all of this is ``rebalanser.testing.registry_suite``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Delete:
 
 @record
 class Get:
-    """Read one key. The result is a :class:`KeyValue`, with ``keys_only`` an empty value, or None."""
+    """Read one key. The result is a ``KeyValue``, with ``keys_only`` an empty value, or None."""
 
     key: str
     keys_only: bool = False
@@ -115,7 +115,7 @@ class Range:
     the last key of the previous page.
 
     With ``modified_after`` the result has only those of the keys that were last put after this revision.
-    Deleted keys are never in a result. A :class:`Stat` beside the range tells whether there were any.
+    Deleted keys are never in a result. A ``Stat`` beside the range tells whether there were any.
     """
 
     prefix: str
@@ -126,14 +126,14 @@ class Range:
 
 @record
 class Stat:
-    """Count the keys with this prefix and find their newest ``mod_revision``: :class:`Stats`."""
+    """Count the keys with this prefix and find their newest ``mod_revision``: ``Stats``."""
 
     prefix: str
 
 
 @record
 class Stats:
-    """The answer to :class:`Stat`; ``newest`` is 0 if there is no key."""
+    """The answer to ``Stat``; ``newest`` is 0 if there is no key."""
 
     count: int
     newest: int
@@ -147,7 +147,7 @@ class Transaction:
     transaction. The longest of a transaction's three lists counts against ``Capabilities.max_operations``,
     and the longest list of a nested one counts on top of it. The result of reading a key that the same
     transaction writes is unspecified. Putting under a lease that does not exist raises
-    :class:`~rebalanser.errors.LeaseNotFound`.
+    ``LeaseNotFound``.
     """
 
     guards: tuple[Guard, ...] = ()
@@ -181,9 +181,9 @@ class Grant:
 
 @record
 class KeepAlive:
-    """Renew a lease to its full time; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended.
+    """Renew a lease to its full time; raises ``LeaseNotFound`` if it has ended.
 
-    A ``proof`` only reads: one that writes raises :class:`~rebalanser.errors.InternalError` at once. If the
+    A ``proof`` only reads: one that writes raises ``InternalError`` at once. If the
     store refuses the proof, it renews nothing.
     """
 
@@ -223,7 +223,7 @@ class LeaseAge:
 
 @record
 class Done:
-    """The answer to :class:`Revoke` and to a :class:`KeepAlive`; ``term`` as for :class:`Outcome`."""
+    """The answer to ``Revoke`` and to a ``KeepAlive``; ``term`` as for ``Outcome``."""
 
     term: int = field(default=0, compare=False)
 
@@ -233,7 +233,7 @@ class Outcome:
     """The answer to a transaction: the branch that ran, the revision, and a result for each operation.
 
     ``revision`` is the transaction's own if it changed something, else the registry's latest when it read.
-    Results are None for :class:`Put` and :class:`Delete`. ``term`` is that of the store's leader as far as
+    Results are None for ``Put`` and ``Delete``. ``term`` is that of the store's leader as far as
     the answering server knew it; 0 for a store without leaders.
     """
 
@@ -291,7 +291,7 @@ class Capabilities:
     """The abilities and limits of a registry."""
 
     max_operations: int
-    """Maximum :attr:`Transaction.length`; at least 10, to read a group.
+    """Maximum ``Transaction.length``; at least 10, to read a group.
 
     It may shrink while a connection is open, if a server with a lower limit joins.
     """

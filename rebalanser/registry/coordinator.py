@@ -1,7 +1,7 @@
 """The contract of a coordinator, the protocol's access to a group in any kind of store.
 
-A coordinator carries out the commands of :mod:`rebalanser.protocol.messages` and reports changes.
-:class:`~rebalanser.registry.registry_coordinator.RegistryCoordinator` turns any registry into one; a log such
+A coordinator carries out the commands of ``rebalanser.protocol.messages`` and reports changes.
+``RegistryCoordinator`` turns any registry into one; a log such
 as Kafka can implement it directly.
 
 **Atomicity.** Each command takes effect at one point. One that concerns many resources may take effect in
@@ -9,8 +9,8 @@ parts, each at one point; its outcome reports each part. ``Publish`` commits all
 point.
 
 **Guards.** A command that carries a session takes effect only while that session lives; otherwise its outcome
-is :class:`~rebalanser.protocol.messages.SessionLost`. A command that carries a leadership takes effect only
-while its term is the latest; otherwise its outcome is :class:`~rebalanser.protocol.messages.Deposed`. A
+is ``SessionLost``. A command that carries a leadership takes effect only
+while its term is the latest; otherwise its outcome is ``Deposed``. A
 barrier is added only while nobody holds it and the node's share is the named one, and is removed only by the
 session that added it. A share is the named one until the node has read a later one, or until no share names
 the resource any more.
@@ -22,14 +22,14 @@ retries.
 **Order.** Revisions of one group only grow, and so do the tokens of one resource. A command sent after
 another was answered takes effect after it.
 
-**Unknown outcomes.** :class:`~rebalanser.protocol.messages.Failed` with ``unknown`` means that the command
+**Unknown outcomes.** ``Failed`` with ``unknown`` means that the command
 may have taken effect, or may take effect later, until something has happened that its guards forbid. Without
 ``unknown`` it had no effect and will have none. Commands sent again are idempotent: registering the same node
 id creates no second member, and adding a barrier that the same session holds returns its token.
 
 **Notices.** A notice is a hint that a watched topic changed at or after a revision. Hints may be doubled, but
 are never all lost: after a gap every watched topic gets one. The conformance suite for all of this is
-:mod:`rebalanser.testing.coordinator_suite`.
+``rebalanser.testing.coordinator_suite``.
 """
 
 from __future__ import annotations
@@ -142,18 +142,18 @@ class Coordinator(ABC):
     def read_holdings(self, keys: Collection[str] | None = None) -> HoldingsRead:  # noqa: ARG002 - optional
         """Read all barriers with their holders, or only those at ``keys`` of notices; or all nevertheless.
 
-        A store that has all of the group in memory has no reason to read less. Raises what :meth:`read` does.
+        A store that has all of the group in memory has no reason to read less. Raises what ``read`` does.
         """
         view = self.read()
         holdings = {holding.resource: holding for holding in view.holdings}
         return HoldingsRead(view.group.revision, holdings, view.group.members, whole=True)
 
     def exists(self) -> bool:
-        """Return :attr:`GroupView.exists`. Raises what :meth:`read` does."""
+        """Return ``GroupView.exists``. Raises what ``read`` does."""
         return self.read().exists
 
     def resource(self, name: str) -> ResourceSpec | None:
-        """Read one resource; None if there is none. Raises what :meth:`read` does."""
+        """Read one resource; None if there is none. Raises what ``read`` does."""
         return self.read().group.resources.get(name)
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Coordinator(ABC):
         """Drain the nodes with a label, or end that (RB-30). Idempotent."""
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> None:  # noqa: B027 - optional
-        """Keep a node's latest error for ``for_s`` seconds, or forget it; see :class:`GroupView`.
+        """Keep a node's latest error for ``for_s`` seconds, or forget it; see ``GroupView``.
 
         It is for display only; a store without room for it may ignore it.
         """
@@ -192,7 +192,7 @@ class Coordinator(ABC):
     def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:  # noqa: ARG002 - optional
         """Return the ages of live nodes' last heartbeats, for display, without writing.
 
-        Empty if the store can't know them. Raises what :meth:`read` does.
+        Empty if the store can't know them. Raises what ``read`` does.
         """
         return {}
 

@@ -1,4 +1,4 @@
-"""Any registry as a coordinator: drives the scripts of :class:`Translation` and keeps its watches."""
+"""Any registry as a coordinator: drives the scripts of ``Translation`` and keeps its watches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def groups_in(registry: Registry, root: str, timeout_s: float) -> Iterator[str]:
 
 
 class OwnedResource(Protocol):
-    """A resource with the token of its owner, as :class:`rebalanser.Owned` is."""
+    """A resource with the token of its owner, as ``rebalanser.Owned`` is."""
 
     resource: str
     token: int
@@ -81,7 +81,7 @@ def put_if_owned(
 
     Raises:
         InvalidName: the key is below the groups' prefix.
-        RetryLater: the registry was away; after :class:`~rebalanser.errors.OutcomeUnknown` the key may be
+        RetryLater: the registry was away; after ``OutcomeUnknown`` the key may be
             written.
     """
     root = parse_url(url).root

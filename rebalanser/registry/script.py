@@ -1,9 +1,9 @@
 """Transaction scripts: their form, their guards, and their division by the registry's limits.
 
 A script carries out one command or one request of an operator. It is a generator: it yields
-:class:`~rebalanser.registry.contract.Request` after request, is sent an :class:`Answer` for each, and returns
+``Request`` after request, is sent an ``Answer`` for each, and returns
 the result. It does no I/O and reads no clock, so that the runtime and the simulator drive the same code. A
-driver throws the registry's errors into the generator; :func:`failure` turns those that a script does not
+driver throws the registry's errors into the generator; ``failure`` turns those that a script does not
 handle into an outcome.
 """
 

@@ -1,8 +1,8 @@
 """The pure core of a registry in memory: keys, leases and guarded transactions.
 
-:class:`KeyValueStore` is deterministic: the same calls give the same answers and the same changes. It has no
+``KeyValueStore`` is deterministic: the same calls give the same answers and the same changes. It has no
 thread and no clock, so it never ends a lease by itself. A subclass chooses the revisions: it counts them
-(:mod:`rebalanser.testing.memory`) or takes them from a log. The store refuses what any backend refuses, so
+(``rebalanser.testing.memory``) or takes them from a log. The store refuses what any backend refuses, so
 that code which works here does not meet another limit elsewhere.
 """
 
@@ -149,7 +149,7 @@ LeaseT = TypeVar("LeaseT", bound=Lease)
 class KeyValueStore(ABC, Generic[LeaseT]):
     """Keys and leases. A subclass chooses the revisions and is notified of every change.
 
-    :meth:`_committed` is called after each transaction that changed something, and after each end of a lease
+    ``_committed`` is called after each transaction that changed something, and after each end of a lease
     with keys; its changes are in key order.
     """
 
@@ -185,7 +185,7 @@ class KeyValueStore(ABC, Generic[LeaseT]):
     def items(
         self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
     ) -> tuple[KeyValue, ...]:
-        """Return what a :class:`Range` with these fields reads."""
+        """Return what a ``Range`` with these fields reads."""
         items = self._items
         if not modified_after:
             return tuple([items[key] for key in self._keys(prefix, after, limit)])

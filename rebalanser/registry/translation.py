@@ -1,6 +1,6 @@
 """The translation of the protocol's commands and of operator requests into scripts.
 
-:mod:`~rebalanser.registry.script` says what a script is.
+``registry.script`` says what a script is.
 """
 
 from __future__ import annotations

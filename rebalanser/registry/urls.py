@@ -10,8 +10,8 @@
 ========================================  ===========================================================
 
 A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``. It opens a
-:class:`~rebalanser.registry.contract.Registry`, in which this package stores groups, or a
-:class:`GroupStore`, which stores groups in its own way.
+``Registry``, in which this package stores groups, or a
+``GroupStore``, which stores groups in its own way.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def open_backend(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry | 
 
 
 def open_registry(url: str | RegistryUrl, timeout_s: float = 10.0) -> Registry:
-    """Open the registry at ``url``, for keys of the application; raises what :func:`open_backend` does.
+    """Open the registry at ``url``, for keys of the application; raises what ``open_backend`` does.
 
     Raises:
         NotARegistry: the store keeps groups, but no keys.

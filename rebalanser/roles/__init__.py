@@ -1,4 +1,4 @@
-"""Who leads which role: :class:`Neli` and :class:`AsyncNeli`, and the contract of the log beneath them."""
+"""Who leads which role: ``Neli`` and ``AsyncNeli``, and the contract of the log beneath them."""
 
 from rebalanser.roles.async_facade import AsyncNeli
 from rebalanser.roles.contract import Candidacy, open_elections

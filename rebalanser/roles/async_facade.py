@@ -1,4 +1,4 @@
-"""The asyncio twin of :class:`~rebalanser.roles.facade.Neli`: the same names, awaited."""
+"""The asyncio twin of ``Neli``: the same names, awaited."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HandlerT = TypeVar("HandlerT", bound=AsyncRoleHandler)
 
 
 class AsyncNeli:
-    """A :class:`~rebalanser.roles.facade.Neli` whose handlers run in the event loop and whose calls are
-    awaited. Asking (:meth:`is_leader`, :meth:`token`, :meth:`roles_held`) needs no await: it does no I/O.
+    """A ``Neli`` whose handlers run in the event loop and whose calls are
+    awaited. Asking (``is_leader``, ``token``, ``roles_held``) needs no await: it does no I/O.
 
     Handlers may be coroutine functions or plain ones. Leadership does not depend on the loop: one that is
     blocked loses none, and one that is blocked while a role is asked back holds up its successor.
@@ -76,33 +76,33 @@ class AsyncNeli:
         return self._neli.settings
 
     def on_induced(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when this process begins to lead a role; see :meth:`Neli.on_induced`."""
+        """Register what to do when this process begins to lead a role; see ``Neli.on_induced``."""
         self._neli.on_induced(self._bridge.in_loop(handler))
         return handler
 
     def on_lapsed(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when a role is handed over, in order; see :meth:`Neli.on_lapsed`."""
+        """Register what to do when a role is handed over, in order; see ``Neli.on_lapsed``."""
         self._neli.on_lapsed(self._bridge.in_loop(handler))
         return handler
 
     def on_fenced(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when leadership ended out of order; see :meth:`Neli.on_fenced`."""
+        """Register what to do when leadership ended out of order; see ``Neli.on_fenced``."""
         self._neli.on_fenced(self._bridge.in_loop(handler))
         return handler
 
     def on_fact(self, hook: FactHook) -> FactHook:
-        """Register a hook that is told everything that happens; see :meth:`Neli.on_fact`."""
+        """Register a hook that is told everything that happens; see ``Neli.on_fact``."""
         return self._neli.on_fact(hook)
 
     async def start(self) -> None:
-        """Begin to take part; raises what :meth:`Neli.start` does.
+        """Begin to take part; raises what ``Neli.start`` does.
 
-        ``asyncio.run`` stops a candidate that was not stopped, and waits for that as :meth:`stop` does.
+        ``asyncio.run`` stops a candidate that was not stopped, and waits for that as ``stop`` does.
         """
         await self._bridge.start()
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """Hand over everything and leave the group; raises what :meth:`Neli.stop` does."""
+        """Hand over everything and leave the group; raises what ``Neli.stop`` does."""
         if self._bridge.is_called_by_handler:
             raise InvalidState("stop() was called from a handler; call request_stop() there")
         await self._bridge.stop(timeout_s)
@@ -112,9 +112,9 @@ class AsyncNeli:
         self._neli.request_stop()
 
     async def run(self) -> None:
-        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then hand over and leave.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then hand over and leave.
 
-        A second SIGINT has its usual effect. Raises what :meth:`Neli.run` does.
+        A second SIGINT has its usual effect. Raises what ``Neli.run`` does.
         """
         await run_in_loop_until_stopped(self, self._neli.wait_stopped)
 
@@ -148,5 +148,5 @@ class AsyncNeli:
         return await in_own_thread(self._neli.wait_leader, role, timeout_s)
 
     def set_roles(self, roles: Roles) -> None:
-        """Name other roles, at any time; see :meth:`Neli.set_roles`."""
+        """Name other roles, at any time; see ``Neli.set_roles``."""
         self._neli.set_roles(roles)

@@ -1,6 +1,6 @@
-"""The contract between :class:`~rebalanser.roles.facade.Neli` and the log that a NELI group lives in.
+"""The contract between ``Neli`` and the log that a NELI group lives in.
 
-A backend registers an :data:`OpenElections` by URL scheme under the entry-point group ``rebalanser.neli``.
+A backend registers an ``OpenElections`` by URL scheme under the entry-point group ``rebalanser.neli``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Candidate(ABC):
         """Wait until it has ended; whether it has.
 
         Raises:
-            RebalanserError: what ended it, if that was not :meth:`stop`.
+            RebalanserError: what ended it, if that was not ``stop``.
         """
 
 

@@ -201,13 +201,13 @@ class Neli:
             self._candidate.stop()
 
     def run(self) -> None:
-        """Take part until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then hand over and leave.
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then hand over and leave.
 
         A second SIGINT has its usual effect.
 
         Raises:
             InvalidState: not in the main thread, which alone gets signals.
-            RebalanserError: what :meth:`start` and :meth:`stop` raise.
+            RebalanserError: what ``start`` and ``stop`` raise.
         """
         run_until_stopped(self)
 

@@ -50,7 +50,7 @@ class DeadMansSwitch:
     """Kills this process with SIGKILL at the deadline last given. May be used from any thread.
 
     A child of ``fork`` does not inherit the timer, and a timer of its own may get the same id. So in a child
-    :meth:`arm` raises, and the other methods do nothing.
+    ``arm`` raises, and the other methods do nothing.
     """
 
     __slots__ = ("_clear", "_first", "_libc", "_lock", "_pid", "_spec", "_timer")

@@ -38,7 +38,7 @@ KILLED_TIMEOUT_S: Final = 5.0
 an init that reaps no children keeps dead ones."""
 KILLED_POLL_S: Final = 0.01
 STOP_TIMEOUT_S: Final = 0.5
-"""Seconds that a stop waits for room; the caller must be ready to :meth:`GuardedProcesses.kill` anyway."""
+"""Seconds that a stop waits for room; the caller must be ready to ``GuardedProcesses.kill`` anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class GuardedProcesses:
     ) -> int:
         """Start a job and return its number. ``on_outcome`` is called in another thread with each outcome.
 
-        ``on_outcome`` must not block. It gets at most one :class:`Started`, and then one :class:`Exited`.
+        ``on_outcome`` must not block. It gets at most one ``Started``, and then one ``Exited``.
         ``files`` are the job's standard output and error; by default those of this process.
 
         Raises:

@@ -26,7 +26,7 @@ waited for.
 A job may name a lock file. It is started once the guardian has the lock, and the command inherits the lock:
 no second job with the same file is started while a process of the first one lives that has not closed it.
 
-A job may leave its output to the guardian. A separate process, :mod:`~rebalanser.runtime.keeper`, reads it
+A job may leave its output to the guardian. A separate process, ``runtime.keeper``, reads it
 and writes it to files, so that neither a stopped supervisor nor a slow disk blocks a job or the guardian.
 
 Deadlines are in seconds of CLOCK_BOOTTIME, which continues while the host is suspended.

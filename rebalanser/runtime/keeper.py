@@ -1,6 +1,6 @@
 """The keeper: a process that writes the output of jobs to files of limited size and number.
 
-The :mod:`~rebalanser.runtime.guardian` runs it as a program, by its path, with the standard library alone:
+The ``runtime.guardian`` runs it as a program, by its path, with the standard library alone:
 ``keeper.py SOCKET``. The keeper gets the reading end of each job's output over the socket. After a job has
 ended it reports when all of the output has been written.
 

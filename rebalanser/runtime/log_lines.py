@@ -1,6 +1,6 @@
 """The structlog processors of log events, and the formatter of the command line.
 
-structlog takes long to import, so :mod:`~rebalanser.runtime.logs` loads this module on first use.
+structlog takes long to import, so ``runtime.logs`` loads this module on first use.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def cli_formatter(json: bool) -> logging.Formatter:
 
 
 def _fields_of_record(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Return the fields of a record of :func:`structlog_logger`; keep the text of other records."""
+    """Return the fields of a record of ``structlog_logger``; keep the text of other records."""
     record: logging.LogRecord = event["_record"]
     kept = {name: value for name, value in event.items() if name.startswith("_") or name == "exc_info"}
     fields = dict(getattr(record, "fields", {}))

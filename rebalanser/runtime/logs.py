@@ -31,7 +31,7 @@ ROOT: Final = "rebalanser"
 FACTS: Final = "rebalanser.facts"
 LOG_ASIDE_S: Final = 0.5
 LONGEST_LINE_CHARS: Final = 1000
-"""Maximum length of a line that :func:`write_default_line` writes."""
+"""Maximum length of a line that ``write_default_line`` writes."""
 PIPE_BYTES: Final = 4096
 """Number of bytes that Linux writes to a pipe at once. No line is longer, so none blocks."""
 MOST_BYTES_PER_CHAR: Final = 10
@@ -106,7 +106,7 @@ def get_logger(name: str = ROOT) -> BoundLogger:
     """Return a structlog logger that writes to the standard logger ``name``, at or below ``rebalanser``.
 
     ``log.warning("a hook raised", action="hook_failed", group="orders")``; ``exc_info`` adds the traceback.
-    structlog is imported on the first use of such a logger; see :func:`prepare`.
+    structlog is imported on the first use of such a logger; see ``prepare``.
     """
     return cast("BoundLogger", _Logger(name))
 
@@ -120,9 +120,9 @@ _fact_log: Final = get_logger(FACTS)
 
 
 def log_fact(fact: Fact, group: str) -> None:
-    """Log what happened on a node, with its kind as ``action``, at the level of :data:`LEVELS`.
+    """Log what happened on a node, with its kind as ``action``, at the level of ``LEVELS``.
 
-    Kinds in :data:`LOGGED_WHERE_IT_HAPPENS` are in the log already.
+    Kinds in ``LOGGED_WHERE_IT_HAPPENS`` are in the log already.
     """
     level = LEVELS[fact.kind]
     if fact.kind in LOGGED_WHERE_IT_HAPPENS or not _facts.isEnabledFor(level):

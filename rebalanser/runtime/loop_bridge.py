@@ -17,7 +17,7 @@ P = ParamSpec("P")
 class LoopBridge:
     """Starts a participant without blocking the event loop, and runs its handlers in the loop.
 
-    The participant stops with the loop, without which its handlers can't run: :func:`asyncio.run` cancels all
+    The participant stops with the loop, without which its handlers can't run: ``asyncio.run`` cancels all
     tasks at its end, among them one that stops the participant and waits for that.
     """
 

@@ -154,7 +154,7 @@ class Owned:
         return self._stop_request
 
     def ask_to_stop(self) -> None:
-        """Set :attr:`stop_requested`, for the group; an event that is created later is set at once."""
+        """Set ``stop_requested``, for the group; an event that is created later is set at once."""
         self._asked = True
         if self._stop_request is not None:
             self._stop_request.set()
@@ -163,7 +163,7 @@ class Owned:
     def weight(self) -> float:
         """The weight given to ``Admin.add``; groups do not place by it yet.
 
-        It is read like :attr:`attributes`.
+        It is read like ``attributes``.
         """
         return self._said.weight
 
@@ -171,7 +171,7 @@ class Owned:
     def attributes(self) -> Mapping[str, str]:
         """The attributes given to ``Admin.add(attributes=…)``.
 
-        The first use of this or :attr:`weight` reads the registry; later uses return the same values, and
+        The first use of this or ``weight`` reads the registry; later uses return the same values, and
         only the next owner sees a later change. In a coroutine use ``asyncio.to_thread(lambda: …)``.
 
         Raises:
@@ -224,8 +224,8 @@ class Owned:
     def release(self, for_s: float | None = None) -> None:
         """Release this resource: for ``for_s`` seconds leaders give it to other nodes only.
 
-        Without a time it stays away until :meth:`Group.accept`. It leaves as in any rebalance: work goes on
-        until :attr:`stop_requested` is set, OnStop is called, and only then the next owner starts. If every
+        Without a time it stays away until ``Group.accept``. It leaves as in any rebalance: work goes on
+        until ``stop_requested`` is set, OnStop is called, and only then the next owner starts. If every
         node has released the resource, nobody owns it, and ``status`` says so.
 
         May be called from any thread or coroutine, and never blocks. Of two releases the longer one counts.
@@ -244,12 +244,12 @@ class Owned:
         self._released_until = max(self._released_until, until)
 
     def accepted(self) -> None:
-        """Forget a release, after :meth:`Group.accept`."""
+        """Forget a release, after ``Group.accept``."""
         self._released_until = -math.inf
 
     @property
     def released_s(self) -> float:
-        """Seconds that a :meth:`release` still lasts; 0 without one."""
+        """Seconds that a ``release`` still lasts; 0 without one."""
         return max(0.0, self._released_until - self._tenure.clock.now())
 
     def report_worker(
@@ -260,7 +260,7 @@ class Owned:
             self._keeper.report_worker(self, kind, raised, detail)
 
     async def until_stop_requested(self) -> None:
-        """Wait, in a coroutine, until :attr:`stop_requested` is set."""
+        """Wait, in a coroutine, until ``stop_requested`` is set."""
         await self.stop_requested.until_set()
 
     def __repr__(self) -> str:

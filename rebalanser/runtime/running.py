@@ -130,7 +130,7 @@ class _StopSignals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Defer a further SIGINT to the next call of :meth:`interruptible` in the block."""
+        """Defer a further SIGINT to the next call of ``interruptible`` in the block."""
         self._may_interrupt = False
         try:
             yield
@@ -186,7 +186,7 @@ def _wait_awake(participant: Participant) -> None:
 async def run_in_loop_until_stopped(
     participant: AsyncParticipant, wait_stopped: Callable[[], object]
 ) -> None:
-    """Do as :func:`run_until_stopped` in an event loop; ``wait_stopped`` blocks, and runs in a thread."""
+    """Do as ``run_until_stopped`` in an event loop; ``wait_stopped`` blocks, and runs in a thread."""
     _refuse_other_threads()
     with _SIGNALS.stopping(participant.request_stop):
         await participant.start()

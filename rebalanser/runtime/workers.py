@@ -149,7 +149,7 @@ class WorkerThreads:
                 del self._threads[each.resource]
 
     def includes(self, thread: threading.Thread) -> bool:
-        """Return True if :meth:`stop` would wait for this thread."""
+        """Return True if ``stop`` would wait for this thread."""
         return thread in self._threads.copy().values()
 
     def _run(self, owned: Owned) -> None:
@@ -163,7 +163,7 @@ class WorkerThreads:
 
 
 class WorkerTasks:
-    """Like :class:`WorkerThreads`, with a task of the event loop for each owned resource.
+    """Like ``WorkerThreads``, with a task of the event loop for each owned resource.
 
     A task that still runs ``grace_s`` seconds after the stop request is cancelled. If somebody else cancels
     one, that is reported, and another one follows.
@@ -192,7 +192,7 @@ class WorkerTasks:
             self._tasks.pop(each.resource, None)
 
     def includes(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return True if :meth:`stop` would wait for this task."""
+        """Return True if ``stop`` would wait for this task."""
         return task in self._tasks.values()
 
     async def _run(self, owned: Owned) -> None:

@@ -1,6 +1,6 @@
 """Shiva: a leader places applications on workers, over nothing but a log.
 
-Two state machines, :class:`~rebalanser.shiva.leader.Leader` and :class:`~rebalanser.shiva.worker.Worker`,
+Two state machines, ``Leader`` and ``Worker``,
 take events and return effects. They use no clock, thread, file or Kafka. Production and the simulator drive
 the same objects.
 

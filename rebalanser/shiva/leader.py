@@ -1,4 +1,4 @@
-"""The leader: events in, effects out. The theory of operation is in :mod:`rebalanser.shiva`."""
+"""The leader: events in, effects out. The theory of operation is in ``rebalanser.shiva``."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Leader:
 
     @property
     def next_wakeup(self) -> float | None:
-        """Time (monotonic seconds) by which it needs a :class:`Wakeup`; None for never."""
+        """Time (monotonic seconds) by which it needs a ``Wakeup``; None for never."""
         if not self.leads or self._stopping:
             return None
         times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]

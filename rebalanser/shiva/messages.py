@@ -1,9 +1,9 @@
 """Events and effects of Shiva's two state machines.
 
 **The ordering contract.** Effects are carried out in the order of the list, those of one call before those of
-the next. Events of a topic come in the order of offsets, each record once. Before :class:`CaughtUp` a
-document may come late, but before any later announcement of a leader. At most one :class:`PublishDocument` is
-under way, and it is answered by one :class:`Published` or :class:`Deposed`.
+the next. Events of a topic come in the order of offsets, each record once. Before ``CaughtUp`` a
+document may come late, but before any later announcement of a leader. At most one ``PublishDocument`` is
+under way, and it is answered by one ``Published`` or ``Deposed``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Stop:
     """The process is asked to stop gracefully.
 
     A leader gets it once CONTROL has been read to the end that it had at the request, and goes on until it
-    emits :class:`StepDown` (SH-22).
+    emits ``StepDown`` (SH-22).
     """
 
 
@@ -157,7 +157,7 @@ class TookOver:
 
     ``document`` is the last one on ASSIGNEMENT, read after the predecessor was fenced. ``pongs`` are the last
     pongs of workers on CONTROL before the offset from which pongs follow as events (SH-22). All of COMMAND,
-    from its first record on, follows as events, then :class:`CaughtUp`.
+    from its first record on, follows as events, then ``CaughtUp``.
     """
 
     term: int
@@ -183,7 +183,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The commands of a :class:`KeepCommands` were written again, each at its new offset."""
+    """The commands of a ``KeepCommands`` were written again, each at its new offset."""
 
     at: Mapping[ApplicationId, Standing]
 
@@ -315,7 +315,7 @@ class PingRead:
 class FilesFound:
     """Folders of these applications are on this worker's disk from an earlier process.
 
-    It comes at most once, before :class:`CaughtUp`.
+    It comes at most once, before ``CaughtUp``.
     """
 
     applications: frozenset[ApplicationId]
@@ -385,7 +385,7 @@ WorkerEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """Fetch, check and unpack an archive; answered by :class:`FilesStored` or :class:`FilesRefused`."""
+    """Fetch, check and unpack an archive; answered by ``FilesStored`` or ``FilesRefused``."""
 
     application: ApplicationId
     command: CommandId
@@ -406,7 +406,7 @@ class DropFiles:
 
 @dataclass(frozen=True, slots=True)
 class StartProcess:
-    """Start an application's process; answered by :class:`ProcessStarted`, once by :class:`ProcessExited`.
+    """Start an application's process; answered by ``ProcessStarted``, once by ``ProcessExited``.
 
     ``run`` numbers the processes of this worker. ``token`` is the offset of the document that named this
     worker: it grows from worker to worker. By ``deadline`` (monotonic seconds) the process must have ended,

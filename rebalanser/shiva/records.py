@@ -3,18 +3,18 @@
 =============  =========================================  ===============================================
 topic          key                                        value
 =============  =========================================  ===============================================
-COMMAND        ``cmd:T/C/A``                              :class:`StartCommand` or :class:`StopCommand`
-COMMAND        ``keep:T/C/A``                             :class:`KeptCommand`
+COMMAND        ``cmd:T/C/A``                              ``StartCommand`` or ``StopCommand``
+COMMAND        ``keep:T/C/A``                             ``KeptCommand``
 COMMAND        ``part:T/C/A:SHA256:N``                    the bytes of part N of an archive
-COMMAND        ``worker:W``                               :class:`WorkerCommand`
-COMMAND        ``output:W``                               :class:`OutputRequest`
-COMMAND        ``leader``                                 :class:`LeaderAnnouncement`
-COMMAND        ``assignement``                            :class:`AssignmentDocument`
+COMMAND        ``worker:W``                               ``WorkerCommand``
+COMMAND        ``output:W``                               ``OutputRequest``
+COMMAND        ``leader``                                 ``LeaderAnnouncement``
+COMMAND        ``assignement``                            ``AssignmentDocument``
 ASSIGNEMENT    ``assignement``                            the same document
-both of them   ``change:N``                               :class:`DocumentChange`
-CONTROL        ``ping``                                   :class:`Ping`
-CONTROL        ``pong:W``                                 :class:`Pong`
-CONTROL        ``printed:W``                              :class:`OutputAnswer`
+both of them   ``change:N``                               ``DocumentChange``
+CONTROL        ``ping``                                   ``Ping``
+CONTROL        ``pong:W``                                 ``Pong``
+CONTROL        ``printed:W``                              ``OutputAnswer``
 =============  =========================================  ===============================================
 
 A leader writes everything in transactions: ``leader`` alone, a document or a change to both

@@ -14,7 +14,7 @@ from rebalanser.allocation import Capacity, Requests
 from rebalanser.errors import InvalidName
 
 WorkerId: TypeAlias = str
-"""A worker's name. Its :class:`Incarnation` identifies the process behind it."""
+"""A worker's name. Its ``Incarnation`` identifies the process behind it."""
 LeaderId: TypeAlias = str
 CommandId: TypeAlias = str
 """Names one start or stop command for ever; a command that is republished keeps its id."""

@@ -151,7 +151,7 @@ class Worker:
 
     @property
     def next_wakeup(self) -> float | None:
-        """Time by which the worker needs a :class:`Wakeup`, if no other event comes before."""
+        """Time by which the worker needs a ``Wakeup``, if no other event comes before."""
         times = (self._check_at, self._news_at)
         return min((at for at in times if at is not None), default=None)
 

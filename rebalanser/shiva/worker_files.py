@@ -202,7 +202,7 @@ class WorkerFiles:
     ) -> frozenset[ApplicationId]:
         """Take in a document in which only these applications have changed; return those that it may concern.
 
-        The mappings have, of these applications, what :meth:`decided` gets of all.
+        The mappings have, of these applications, what ``decided`` gets of all.
         """
         concerned = self._undecided.union(changed)
         for application in changed:

@@ -5,19 +5,19 @@ state is one conditional write: "if the state is still the one that I read, repl
 checks the condition, so a change computed from an old state is refused. This alone makes claims safe. The
 index, the clocks and the owners of partitions make them fast and fair.
 
-1. *Rules* (:mod:`~rebalanser.tasks.rules`), pure: a state and a request give the next state, or a refusal
+1. *Rules* (``tasks.rules``), pure: a state and a request give the next state, or a refusal
    with its reason. All transitions are there.
-2. *Engine* (:mod:`~rebalanser.tasks.engine`), the contract of a store: conditional writes in batches, each
+2. *Engine* (``tasks.engine``), the contract of a store: conditional writes in batches, each
    with an outcome of its own; reads that see every write answered before; a watch that wakes. SQLite has
    tables of its own; every registry of keys and values is an engine too
-   (:mod:`~rebalanser.tasks.key_value`).
-3. *Owner* (:mod:`~rebalanser.tasks.index.owner`), pure: what one partition holds, in memory. Partitions are
+   (``tasks.key_value``).
+3. *Owner* (``index.owner``), pure: what one partition holds, in memory. Partitions are
    resources of a group, so each has one owner (SK-13), which reads its open tasks once, follows the changes,
    and hands out the best one without a look at the rest. Its claims carry its *epoch*, the fencing token of
    the partition: taking over writes the epoch into the store, and from then on no claim of an earlier owner
    is written there.
    An owner claims for its own process, and ready tasks beyond its room for idle workers of others. These
-   publish *free slots* (:mod:`~rebalanser.tasks.index.free_slots`); the claim's write uses the slot (SK-20).
+   publish *free slots* (``index.free_slots``); the claim's write uses the slot (SK-20).
 4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Clocks of two
    hosts are never compared (SK-18): the owner counts a claim's time on its own monotonic clock from
    when it wrote or read the claim's last renewal, or exactly, where both ran on one boot of one host; a
@@ -26,7 +26,7 @@ index, the clocks and the owners of partitions make them fast and fair.
    refuses what the old one writes.
 5. *Progress.* Updates are numbered from 0 within a claim and written with the state that counts them, so
    that a log has no gap (SK-9). Complete is a state that no rule leads out of (SK-10).
-6. *Outbox* (:mod:`~rebalanser.tasks.outbox.outbox`). A producer may keep what it enqueues on its own disk
+6. *Outbox* (``outbox.outbox``). A producer may keep what it enqueues on its own disk
    until the engine has it (SK-4). The entries of an outbox are numbered, and the engine counts each in the
    write that makes its task: sent again, it is known, even if its task was completed and collected.
 

@@ -46,7 +46,7 @@ class Ancestry:
         """Refuse a new task that waits for itself.
 
         ``coming`` are tasks that are enqueued together with it, before it. The search ends after
-        :data:`MAX_READS` reads; the next task with the same dependencies continues there.
+        ``MAX_READS`` reads; the next task with the same dependencies continues there.
 
         Raises:
             DependencyCycle: a dependency waits for the new task.
@@ -101,8 +101,8 @@ class Ancestry:
 def with_blockers(tasks: Iterable[Stored], read: Read) -> Iterator[tuple[Stored, tuple[Stored, ...]]]:
     """Iterate over tasks, each with the dead and cancelled tasks that it waits for, directly or not.
 
-    Tasks are read in pages of 500, with at most :data:`MAX_ANCESTORS` ancestors for a page. Each task comes
-    with at most :data:`MAX_BLOCKERS`.
+    Tasks are read in pages of 500, with at most ``MAX_ANCESTORS`` ancestors for a page. Each task comes
+    with at most ``MAX_BLOCKERS``.
     """
     left = iter(tasks)
     while page := list(islice(left, _PAGE)):

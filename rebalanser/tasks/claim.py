@@ -54,7 +54,7 @@ def check_content(what: str, content: object, max_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFacts:
-    """Constant facts of a claim; :class:`Claim` explains the fields."""
+    """Constant facts of a claim; ``Claim`` explains the fields."""
 
     task_id: TaskId
     queue: str
@@ -128,7 +128,7 @@ class Claim(ABC):
 
     @abstractmethod
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
-        """Read at most :data:`LOG_PAGE` updates, of a claim from number ``first`` on; None for all claims.
+        """Read at most ``LOG_PAGE`` updates, of a claim from number ``first`` on; None for all claims.
 
         Raises:
             RegistryUnavailable: the engine did not answer in time.

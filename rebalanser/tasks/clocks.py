@@ -136,7 +136,7 @@ class ForeignTerms(Generic[KeyT]):
         self._skipped = False
 
     def skips(self, now: float) -> bool:
-        """True if they were read a moment ago; :meth:`next_over` gives the time of the next read."""
+        """True if they were read a moment ago; ``next_over`` gives the time of the next read."""
         self._skipped = now < self._look_at
         return self._skipped
 

@@ -426,7 +426,7 @@ class Context:
         return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
 
     def submit(self, pending: PendingWrite[ResultT]) -> WriteFuture[ResultT]:
-        """Submit a pending write; see :meth:`~rebalanser.tasks.writes.batcher.WriteBatcher.submit`."""
+        """Submit a pending write; see ``submit``."""
         return self.batcher.submit(pending)
 
     def write(self, pending: PendingWrite[ResultT]) -> ResultT:
@@ -435,7 +435,7 @@ class Context:
         return pending.future.result()
 
     def check(self, what: str, content: object) -> bytes:
-        """Check the content of an update or a result; see :func:`~rebalanser.tasks.claim.check_content`."""
+        """Check the content of an update or a result; see ``check_content``."""
         return check_content(what, content, self.max_bytes)
 
     def read(self, ids: Sequence[TaskId]) -> Mapping[TaskId, Stored]:
@@ -455,7 +455,7 @@ class Context:
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
 
     def watch(self, sink: Sink, wants: ChangeFilter | None = None, timeout_s: float = math.inf) -> Watch:
-        """Watch the queue from now on; see :meth:`~rebalanser.tasks.engine.Engine.watch`.
+        """Watch the queue from now on; see ``watch``.
 
         It takes ``timeout_s`` seconds at most, and no more than the queue's timeout.
 

@@ -169,7 +169,7 @@ class FullTaskDocument(TaskDocument):
     def with_payload(
         cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = (), room: Room | None = None
     ) -> Self:
-        """Return the document of a task with its payload; see :meth:`of`."""
+        """Return the document of a task with its payload; see ``of``."""
         try:
             results = sources_in(payload)
         except InvalidTask:  # then the payload is shown as it is

@@ -1,6 +1,6 @@
 """The contract of an engine: a store of tasks.
 
-**Atomicity.** Each :class:`Write` is all or nothing and linearizable, by itself: a batch is one call
+**Atomicity.** Each ``Write`` is all or nothing and linearizable, by itself: a batch is one call
 for speed, not one transaction, and a write of it that is refused leaves the others alone. Writes of one
 batch take effect in their order. A write that is answered is durable as the engine's capabilities say:
 fsynced, on a quorum where there is one.
@@ -9,23 +9,23 @@ fsynced, on a quorum where there is one.
 of the engine; writes answered by one commit may share one. Revisions never go back, not even after a
 restart.
 
-**Outcomes.** :meth:`Engine.apply` returns an answer for each write, or raises: an
-:class:`~rebalanser.errors.OutcomeUnknown` says that each of them took effect, or will a little later, or
+**Outcomes.** ``Engine.apply`` returns an answer for each write, or raises: an
+``OutcomeUnknown`` says that each of them took effect, or will a little later, or
 never, and not all alike; any other error that none did or will.
 
 **Reads** see every write answered before they were sent (SK-11). A read that is given ``at_least`` refuses to
 answer from a store that has not seen that revision, such as one put back from a backup: it raises
-:class:`~rebalanser.errors.UnusableStore`.
+``UnusableStore``.
 
 **Outboxes** (SK-4) forward what a producer has spooled, entry by entry. Of each outbox an engine keeps a
 *tally* for each queue: the number of the last entry taken, 0 before the first. The tally is counted up by
 the very write that makes the entry's task, and by no other, so that an entry is taken once, however often it
 is sent, and whatever happened to its task since: collections keep the tallies.
 
-**Watches** report changed states in the order of revisions, each at least once, or :class:`Lost`, which means
+**Watches** report changed states in the order of revisions, each at least once, or ``Lost``, which means
 "read again". A state that was replaced before it was reported may be left out; its successor is reported. A
 watch is a wake-up, never a proof. The conformance suite for all of this is
-:mod:`rebalanser.testing.engine_suite`.
+``rebalanser.testing.engine_suite``.
 """
 
 from __future__ import annotations
@@ -115,16 +115,16 @@ class Forwarded:
 class Enqueue:
     """Add a task with its first state (SK-3).
 
-    Answered :class:`Applied`; :class:`Exists` where the id is taken, whatever it is taken by;
-    :class:`Duplicate` if it has a unique key and is a duplicate of the last task of its queue and its name
+    Answered ``Applied``; ``Exists`` where the id is taken, whatever it is taken by;
+    ``Duplicate`` if it has a unique key and is a duplicate of the last task of its queue and its name
     that was enqueued with that key and is not deleted, which keeps new tasks out while it is open, and for
-    its ``unique_for_s`` seconds by the times of the ids (:func:`~rebalanser.tasks.rules.is_duplicate`); or
-    :class:`Unknown` if a task of the queue that it depends on does not exist at that moment, unless
+    its ``unique_for_s`` seconds by the times of the ids (``is_duplicate``); or
+    ``Unknown`` if a task of the queue that it depends on does not exist at that moment, unless
     ``waits_for_unknown``.
 
     With ``forwarded`` only if that is the entry after the outbox's tally, which then counts it (SK-4). If it
-    was counted before, it is answered :class:`Taken`; if one before it was not, :class:`Conflict`. An entry
-    that is answered :class:`Exists`, :class:`Duplicate` or :class:`Unknown` is not counted: :class:`Skip` it,
+    was counted before, it is answered ``Taken``; if one before it was not, ``Conflict``. An entry
+    that is answered ``Exists``, ``Duplicate`` or ``Unknown`` is not counted: ``Skip`` it,
     once its refusal is noted where it cannot be lost.
     """
 
@@ -139,8 +139,8 @@ class Enqueue:
 class EnqueueAll:
     """Add tasks of one queue, all or none, as if each was enqueued after those before it.
 
-    Each has another id, none has a unique key, and none is forwarded. Answered :class:`Applied`; or what
-    refuses the first that can't be added: :class:`Exists` or :class:`Unknown`.
+    Each has another id, none has a unique key, and none is forwarded. Answered ``Applied``; or what
+    refuses the first that can't be added: ``Exists`` or ``Unknown``.
     """
 
     enqueues: tuple[Enqueue, ...]
@@ -155,8 +155,8 @@ class EnqueueAll:
 class Skip:
     """Count an entry of an outbox and make no task of it (SK-4).
 
-    :class:`Applied` also if it was skipped before; :class:`Taken` if it was counted otherwise, or one after
-    it was; :class:`Conflict` if one before it was not.
+    ``Applied`` also if it was skipped before; ``Taken`` if it was counted otherwise, or one after
+    it was; ``Conflict`` if one before it was not.
     """
 
     queue: str
@@ -182,9 +182,9 @@ class Move:
     With an ``epoch`` only if that is still the partition's (SK-13), and the queue is not paused (SK-23): then
     it is a claim. With a ``slot`` only if that is still free: it is used by the same write (SK-20). With a
     ``start`` only if the mark of its rate limit is still the one before it, which it replaces. Answered
-    :class:`Applied`, :class:`SlotGone` where the slot is not free any more, whatever else holds,
-    :class:`Paused` where the queue is paused, :class:`RateMoved` where the mark is another, or
-    :class:`Conflict`.
+    ``Applied``, ``SlotGone`` where the slot is not free any more, whatever else holds,
+    ``Paused`` where the queue is paused, ``RateMoved`` where the mark is another, or
+    ``Conflict``.
     """
 
     id: TaskId
@@ -197,9 +197,9 @@ class Move:
     head: Head | None = None
     """Head of the task, if the caller has it, for an engine that would have to read it."""
     slot: FreeSlot | None = None
-    """Slot for which the move claims; only for an engine that :class:`SharesSlots`."""
+    """Slot for which the move claims; only for an engine that ``SharesSlots``."""
     start: RateStart | None = None
-    """Start of a rate limit by a claim; only for an engine without :class:`ClaimsFromIndex`."""
+    """Start of a rate limit by a claim; only for an engine without ``ClaimsFromIndex``."""
     with_payload: bool = False
     """True if the answer should have the task's payload, where the engine can read it along."""
 
@@ -208,7 +208,7 @@ class Move:
 class TakeOver:
     """Make ``epoch`` the partition's, unless it has had that one or a greater one (SK-13).
 
-    Taking over again with the same token is :class:`Applied`; an older token is a :class:`Conflict`.
+    Taking over again with the same token is ``Applied``; an older token is a ``Conflict``.
     """
 
     queue: str
@@ -220,7 +220,7 @@ class Collect:
     """Delete these tasks, with their states and logs, if every state is still that of its revision (SK-14).
 
     And only if no task beside them depends on one of them: a task enqueued since they were read would else
-    wait for one that is gone. All or none of them. Answered :class:`Applied` or :class:`Conflict`; that also
+    wait for one that is gone. All or none of them. Answered ``Applied`` or ``Conflict``; that also
     if one of very many is open. Reads may see some of very many as they were until it is answered.
     """
 
@@ -362,7 +362,7 @@ ChangeFilter: TypeAlias = Callable[[Change], bool]
 
 @dataclass(frozen=True, slots=True)
 class StatusFilter:
-    """A :data:`ChangeFilter` of tasks that were there before and have one of these statuses now.
+    """A ``ChangeFilter`` of tasks that were there before and have one of these statuses now.
 
     An engine need not call it for other changes, nor read those.
     """
@@ -377,8 +377,8 @@ class StatusFilter:
 class Engine(ABC):
     """A store of tasks. All methods may be called from any thread; times are in seconds.
 
-    Every method raises :class:`~rebalanser.errors.RegistryUnavailable` if the store could not be reached (no
-    effect), :class:`~rebalanser.errors.UnusableStore` if it is of a newer version or not a store of tasks.
+    Every method raises ``RegistryUnavailable`` if the store could not be reached (no
+    effect), ``UnusableStore`` if it is of a newer version or not a store of tasks.
     """
 
     @property
@@ -453,7 +453,7 @@ class Engine(ABC):
         """Find since when the oldest ready task of a queue waits, in seconds since 1970; None if none is.
 
         A task is ready at ``wall`` if it is due and waits for nothing but a worker. The time is that of its
-        id (:func:`~rebalanser.tasks.ids.ready_since`): too late if a task with a smaller id became due later.
+        id (``ready_since``): too late if a task with a smaller id became due later.
         """
 
     @abstractmethod
@@ -538,7 +538,7 @@ class SharesSlots(ABC):
     """An engine in which workers publish free slots, for which the owners of partitions claim (SK-20).
 
     A slot lives under a lease of its worker, which ends with it, soon after the worker no longer keeps it. A
-    holder is published once. Every method raises what those of :class:`Engine` do.
+    holder is published once. Every method raises what those of ``Engine`` do.
     """
 
     @abstractmethod
@@ -547,7 +547,7 @@ class SharesSlots(ABC):
 
     @abstractmethod
     def keep_slots(self, lease: int, timeout_s: float) -> None:
-        """Keep a lease; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
+        """Keep a lease; raises ``LeaseNotFound`` if it has ended."""
 
     @abstractmethod
     def end_slots(self, lease: int, timeout_s: float) -> None:
@@ -589,7 +589,7 @@ class MovesInTransactions(ABC):
     def move_in(self, connection: sqlite3.Connection, move: Move) -> Answer:
         """Carry out a move within the transaction that ``connection``, to the engine's own file, has begun.
 
-        It takes effect if and when that transaction commits. Answered :class:`Applied` or :class:`Conflict`.
+        It takes effect if and when that transaction commits. Answered ``Applied`` or ``Conflict``.
         """
 
 
@@ -635,17 +635,17 @@ class ClaimAnswer:
 class ClaimsFromIndex(ABC):
     """An engine that hands out claims itself, so that its tasks need no owners of partitions.
 
-    One claim is one write, as a :class:`Move` is, decided by :func:`rebalanser.tasks.rules.claim`. A task can
+    One claim is one write, as a ``Move`` is, decided by ``rebalanser.tasks.rules.claim``. A task can
     be claimed from the commit on that makes it ready: by which it is enqueued, or the last task that it
-    depends on becomes complete, or is settled otherwise (:func:`rebalanser.tasks.rules.settles`). Time makes
+    depends on becomes complete, or is settled otherwise (``rebalanser.tasks.rules.settles``). Time makes
     ready what is due, and what is claimed and over: where the claim's time was counted on the clock of the
     request, at its end; else ``ttl_s`` after this engine object first saw the term. In both cases
     ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
 
     Of the tasks of a name with one ``limit_key`` at most ``max_running`` are claimed at once; a claim that is
     over counts until its task is claimed anew. Claims of a ``rate_limit`` are made as
-    :class:`~rebalanser.tasks.model.Rate` says, those made again too. Its mark is written by the same
-    transaction, and read as :func:`~rebalanser.tasks.clocks.full_at` says, from when this engine object, or
+    ``Rate`` says, those made again too. Its mark is written by the same
+    transaction, and read as ``full_at`` says, from when this engine object, or
     another of its clock, first saw it. The best ones come first, and what is held back keeps no other task
     waiting (SK-23).
     """
@@ -655,7 +655,7 @@ class ClaimsFromIndex(ABC):
         """Claim the best tasks that are ready: the highest priority first, then the lowest id (SK-5).
 
         A task whose last try was cut off becomes dead on the way, and serves no holder (SK-15). A task that
-        fails with a dependency (:class:`~rebalanser.tasks.model.AfterFailure`) becomes dead on the way, too.
+        fails with a dependency (``AfterFailure``) becomes dead on the way, too.
 
         Raises:
             OutcomeUnknown: all of the claims were made, or none.

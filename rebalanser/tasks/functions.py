@@ -158,23 +158,23 @@ class TaskOptions(BaseModel):
     backoff_s: PositiveSeconds | Callable[[int], float] = 1.0
     """Seconds before the first retry, doubled each time; or a function of the number of failures."""
     max_backoff_s: PositiveSeconds = 600.0
-    """Maximum seconds before a retry, before :attr:`jitter` is added."""
+    """Maximum seconds before a retry, before ``jitter`` is added."""
     jitter: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.25
     """Maximum fraction of the wait that is added at random, so that retries don't come together."""
     unique_for_s: Seconds | None = None
     """Seconds after a task is enqueued in which it keeps out others with its unique key, as it does while it
-    is open (SK-23); 0 for only while it is open. The key is :attr:`EnqueueOptions.unique_key`, or the
+    is open (SK-23); 0 for only while it is open. The key is ``EnqueueOptions.unique_key``, or the
     arguments. None: only tasks with a ``unique_key`` are unique."""
 
     max_running: MaxRunning | None = None
     """Maximum number of the function's tasks that are claimed at once, over all workers (SK-23)."""
     max_running_per_key: MaxRunning | None = None
-    """The same for tasks with equal :attr:`EnqueueOptions.key`."""
+    """The same for tasks with equal ``EnqueueOptions.key``."""
     rate_limit: RateLimit | None = None
     """Maximum rate at which the function's tasks are claimed, over all workers, such as ``10/s``, or
     ``100/m burst 20``, which lets up to 20 begin at once after a rest (SK-23)."""
     rate_limit_per_key: RateLimit | None = None
-    """The same for tasks with equal :attr:`EnqueueOptions.key`."""
+    """The same for tasks with equal ``EnqueueOptions.key``."""
 
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:
@@ -201,7 +201,7 @@ class TaskOptions(BaseModel):
 
 
 class GivenLimit(TypedDict, total=False):
-    """The fields of :class:`~rebalanser.tasks.model.Head` that limit claims."""
+    """The fields of ``Head`` that limit claims."""
 
     limit_key: str
     max_running: int
@@ -209,7 +209,7 @@ class GivenLimit(TypedDict, total=False):
 
 
 class GivenTaskOptions(TypedDict, total=False):
-    """The fields of :class:`TaskOptions` as a caller may give them."""
+    """The fields of ``TaskOptions`` as a caller may give them."""
 
     priority: int
     retries: int
@@ -259,9 +259,9 @@ class EnqueueOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     delay_s: Seconds = 0.0
-    """Minimum seconds from now before it is claimed, up to :data:`MAX_SECONDS`."""
+    """Minimum seconds from now before it is claimed, up to ``MAX_SECONDS``."""
     after: Ids = ()
-    """Task or tasks of the same queue that must be complete first, at most :data:`MAX_AFTER`."""
+    """Task or tasks of the same queue that must be complete first, at most ``MAX_AFTER``."""
     after_failure: AfterFailure = AfterFailure.WAIT
     """Reaction once a task of ``after`` is dead or cancelled: ``wait``, ``run`` or ``fail``."""
     priority: Priority | None = None
@@ -289,7 +289,7 @@ class EnqueueOptions(BaseModel):
 
 
 class GivenOptions(TypedDict, total=False):
-    """The fields of :class:`EnqueueOptions` as a caller may give them."""
+    """The fields of ``EnqueueOptions`` as a caller may give them."""
 
     delay_s: float
     after: TaskId | Sequence[TaskId]
@@ -321,7 +321,7 @@ def dependencies(after: Sequence[TaskId], payload: bytes) -> tuple[TaskId, ...]:
     """Return the dependencies of a task: ``after``, and the tasks whose results its payload gets.
 
     Raises:
-        InvalidTask: these are more than :data:`MAX_AFTER`.
+        InvalidTask: these are more than ``MAX_AFTER``.
     """
     sources = sources_in(payload)
     if not sources:
@@ -423,7 +423,7 @@ class TaskBody:
     def payload(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
         """Return the given arguments of a call as JSON (UTF-8), without defaults (SK-21).
 
-        Results are stored as the ids of their tasks (:mod:`~rebalanser.tasks.results`).
+        Results are stored as the ids of their tasks (``tasks.results``).
 
         Raises:
             InvalidTask: they don't fit the function; the message has every error with its place.
@@ -533,7 +533,7 @@ class TaskBody:
             raise
 
     def refuse_result(self, result: bytes | None) -> None:
-        """Refuse a result that does not fit the function's return type, by which :meth:`value` parses it.
+        """Refuse a result that does not fit the function's return type, by which ``value`` parses it.
 
         Raises:
             InvalidTask: it does not fit; the message says where.

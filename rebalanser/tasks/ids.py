@@ -7,7 +7,7 @@ An id is 160 bits, written as 40 lower-case hexadecimal digits, big-endian::
     host                      48 bits   see rebalanser.tasks.id_files
     process                   16 bits   the process' slot on its host
 
-Pure: the caller gives the time, and keeps what must survive a restart (:mod:`~rebalanser.tasks.id_files`).
+Pure: the caller gives the time, and keeps what must survive a restart (``tasks.id_files``).
 """
 
 from __future__ import annotations

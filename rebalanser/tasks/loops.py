@@ -260,7 +260,7 @@ class ErrorPolicy:
             )
 
     def ignored(self, what: str, error: BaseException) -> None:
-        """Log an error, with its traceback, that ends nothing; at most once in :data:`REPORT_S` per kind."""
+        """Log an error, with its traceback, that ends nothing; at most once in ``REPORT_S`` per kind."""
         now = self._clock.now()
         with self._lock:
             is_due = now - self._ignored.get(what, -REPORT_S) >= REPORT_S

@@ -5,7 +5,7 @@ metric                                     type       labels beside ``queue``
 =========================================  =========  ====================================================
 ``rebalanser_tasks_enqueued_total``        counter    ``name`` (of the function)
 ``rebalanser_tasks_started_total``         counter    ``name``
-``rebalanser_tasks_ended_total``           counter    ``name``, ``outcome`` (:class:`ClaimOutcome`)
+``rebalanser_tasks_ended_total``           counter    ``name``, ``outcome`` (``ClaimOutcome``)
 ``rebalanser_tasks_run_seconds``           histogram  ``name``
 ``rebalanser_tasks_oldest_ready_seconds``  gauge      none: age of the oldest task that waits for a worker
 ``rebalanser_tasks_errors_total``          counter    ``loop``, ``kind``
@@ -204,7 +204,7 @@ class Measurement:
 
 
 class Measurable(Protocol):
-    """A :class:`~rebalanser.tasks.Queue` or :class:`~rebalanser.tasks.AsyncQueue`."""
+    """A ``Queue`` or ``AsyncQueue``."""
 
     def measure(self) -> Measurement:
         """Measure now."""

@@ -66,7 +66,7 @@ def rate_of(text: str) -> Rate:
     """Return the rate of a text such as ``10/s`` or ``100/m burst 20``: per second, minute or hour.
 
     Raises:
-        ValueError: the text is invalid, or its burst takes more than :data:`MAX_FILL_S` to come again.
+        ValueError: the text is invalid, or its burst takes more than ``MAX_FILL_S`` to come again.
     """
     found = _RATE.fullmatch(text)
     if found is None:
@@ -121,7 +121,7 @@ class Head:
     means, as long as the task was never claimed. A task with a ``unique_key`` keeps out others of its name
     with that key while it is open, and for ``unique_for_s`` seconds from when it was enqueued (SK-23).
     Of the tasks of a name with the same ``limit_key`` at most ``max_running`` are claimed at once, 0 for no
-    limit, and no more often than ``rate_limit`` says (:func:`rate_of`), empty for no limit.
+    limit, and no more often than ``rate_limit`` says (``rate_of``), empty for no limit.
     """
 
     id: TaskId

@@ -212,7 +212,7 @@ class OpenQueue(ABC):
         """Failures in this process that are retried now, such as claiming while the engine is away.
 
         Empty if all is well. An unforeseen error that lasts for 60 s ends the process, see
-        :meth:`~rebalanser.tasks.queue.Queue.start`.
+        ``start``.
         """
         return self.errors.troubles
 
@@ -235,14 +235,14 @@ class OpenQueue(ABC):
         return self.get_within(self._timeout_s, task, at_least)
 
     def get_within(self, timeout_s: float, task: TaskId, at_least: int = 0) -> Stored:
-        """:meth:`get`, within ``timeout_s`` seconds."""
+        """``get``, within ``timeout_s`` seconds."""
         found = self.context.engine.read(self.name, [task], timeout_s, at_least=at_least).get(task)
         if found is None:
             raise UnknownTask(f"there is no task {task} in queue {self.name!r}")
         return found
 
     def find_within(self, timeout_s: float, task: TaskId) -> Stored | None:
-        """:meth:`get_within`; None of a task in an outbox that the engine does not have yet."""
+        """``get_within``; None of a task in an outbox that the engine does not have yet."""
         try:
             return self.get_within(timeout_s, task)
         except UnknownTask:

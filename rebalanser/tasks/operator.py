@@ -115,12 +115,12 @@ class Operator(OpenQueue):
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> list[Stored]:
-        """Read at most ``limit`` of the tasks that :meth:`tasks` reads: the newest ones, the newest first.
+        """Read at most ``limit`` of the tasks that ``tasks`` reads: the newest ones, the newest first.
 
         Reads back from the present, ever farther until there are as many.
 
         Raises:
-            InvalidArgument: ``limit`` or ``older_than_s`` is below 0, or as :meth:`tasks`.
+            InvalidArgument: ``limit`` or ``older_than_s`` is below 0, or as ``tasks``.
         """
         given: object = limit
         if not is_count(given):
@@ -188,7 +188,7 @@ class Operator(OpenQueue):
         )
 
     def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
-        """Claim no more tasks of the queue, in any process, until :meth:`resume`, also after restarts.
+        """Claim no more tasks of the queue, in any process, until ``resume``, also after restarts.
 
         Once this has returned nothing is claimed (SK-23). Running bodies go on; claims that have not begun
         are given back, and their tries are not counted. Tasks can still be enqueued. With ``schedule``, the
@@ -211,7 +211,7 @@ class Operator(OpenQueue):
 
         Idle workers begin to claim at once. A schedule goes on with its next tick.
 
-        Raises what :meth:`pause` does, and
+        Raises what ``pause`` does, and
 
         Raises:
             InvalidTask: no schedule has the name: none was ever paused, and there is no task of it.
@@ -223,7 +223,7 @@ class Operator(OpenQueue):
         return ended
 
     def seen_names(self) -> set[str]:
-        """Return the names of the functions of the oldest and the newest tasks, :data:`SEEN` of each."""
+        """Return the names of the functions of the oldest and the newest tasks, ``SEEN`` of each."""
         looked_at = chain(islice(self.tasks(), SEEN), self.newest(SEEN))
         return {each.head.name for each in looked_at}
 
@@ -253,7 +253,7 @@ class Operator(OpenQueue):
         return self._change(task, lambda stored: rules.requeue(stored.state))
 
     def cancel_all(self, tasks: Iterable[Stored]) -> int:
-        """Cancel tasks as :meth:`cancel` does, many at once; return the number of cancelled ones.
+        """Cancel tasks as ``cancel`` does, many at once; return the number of cancelled ones.
 
         Raises:
             InvalidArgument: ``tasks`` has something else than tasks, such as ids.
@@ -261,7 +261,7 @@ class Operator(OpenQueue):
         return self._change_all(tasks, lambda stored: rules.cancel(stored.state))
 
     def requeue_all(self, tasks: Iterable[Stored]) -> int:
-        """Requeue tasks as :meth:`requeue` does, many at once; return the number of requeued ones.
+        """Requeue tasks as ``requeue`` does, many at once; return the number of requeued ones.
 
         Raises:
             InvalidArgument: ``tasks`` has something else than tasks, such as ids.
@@ -300,7 +300,7 @@ class Operator(OpenQueue):
         ``older_than_s`` is 0, tasks whose ids have a time in the future are deleted too.
 
         Raises:
-            InvalidArgument: as :meth:`tasks`.
+            InvalidArgument: as ``tasks``.
             RetryLater: the engine was away; collecting again goes on.
             UnusableFolder: the archive can't be written.
         """

@@ -112,7 +112,7 @@ class Schedule:
         return ticks
 
     def delay_s(self, task: TaskId) -> float:
-        """Return the seconds from its tick until a task is due, less than :attr:`jitter_s`."""
+        """Return the seconds from its tick until a task is due, less than ``jitter_s``."""
         digest = hashlib.blake2b(task.encode(), digest_size=6).digest()
         return self.jitter_s * int.from_bytes(digest) / (1 << 48)
 

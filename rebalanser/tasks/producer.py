@@ -88,7 +88,7 @@ class TaskFunction(Generic[P, R]):
     def options(self, **options: Unpack[GivenOptions]) -> TaskFunction[P, R]:
         """Return the function with options for the tasks that it enqueues.
 
-        These are the fields of :class:`~rebalanser.tasks.functions.EnqueueOptions`: ``delay_s``, ``after``,
+        These are the fields of ``EnqueueOptions``: ``delay_s``, ``after``,
         ``after_failure``, ``priority``, ``task_id``, ``waits_for_unknown``, ``unique_key``, ``unique_for_s``,
         ``key``. They replace those given before.
 
@@ -100,7 +100,7 @@ class TaskFunction(Generic[P, R]):
     def call(self, *arguments: P.args, **named: P.kwargs) -> Call[R]:
         """Return a call with these arguments that is not enqueued yet.
 
-        Its ``result`` may be an argument of another call, which then waits for this one; see :class:`Call`.
+        Its ``result`` may be an argument of another call, which then waits for this one; see ``Call``.
         """
         return Call(self._queue, self.body, self._options, arguments, named)
 
@@ -110,7 +110,7 @@ class TaskFunction(Generic[P, R]):
         With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4). It
         is ``duplicate``, and the id that of an earlier task, if that one keeps this one out: see
         ``unique_key`` (SK-23).
-        :meth:`options` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``. An
+        ``options`` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``. An
         argument may be the ``result`` of a task that is enqueued, or a list of results.
 
         Raises:
@@ -128,18 +128,18 @@ class TaskFunction(Generic[P, R]):
     def enqueue_many(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Enqueued[R]]:
         """Enqueue many calls, each as positional arguments and a mapping of named ones, in few transactions.
 
-        All have the same :meth:`options`.
+        All have the same ``options``.
 
-        Raises what :meth:`enqueue` does, for the first that failed; others may have been enqueued. The
+        Raises what ``enqueue`` does, for the first that failed; others may have been enqueued. The
         message begins with the position of the call, as ``calls[3]``, if the error is one of that call.
         """
         return self._queue.enqueue_calls(self.body, calls, self._options)
 
 
 class Call(PlannedCall[R]):
-    """A planned call of a function, for one task, made by :meth:`TaskFunction.call`.
+    """A planned call of a function, for one task, made by ``TaskFunction.call``.
 
-    Give its ``result``, or a list of results, as an argument of another call, or say it by :meth:`then`; and
+    Give its ``result``, or a list of results, as an argument of another call, or say it by ``then``; and
     enqueue the last one. All are enqueued together, and each begins once those are complete whose results it
     gets. The results are read from the store as the body begins.
     """
@@ -167,11 +167,11 @@ class Call(PlannedCall[R]):
 
         Raises:
             InvalidTask: arguments don't fit a function, or there are more than
-                :data:`~rebalanser.tasks.results.MAX_TOGETHER` calls.
+                ``MAX_TOGETHER`` calls.
             RegistryUnavailable: the engine is away; nothing was enqueued.
             OutcomeUnknown: all or none may have been enqueued; enqueue it again.
 
-        What else :meth:`TaskFunction.enqueue` raises is of one of the calls; then none was enqueued.
+        What else ``TaskFunction.enqueue`` raises is of one of the calls; then none was enqueued.
         """
         queue = cast("Producer", self.queue)
         queue.enqueue_ordered(sort_by_dependency([self], queue))
@@ -242,7 +242,7 @@ class Producer(OpenQueue):
 
         The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
         ``jitter_s`` seconds after its tick, so that the tasks of many schedules do not come together; see
-        :class:`~rebalanser.tasks.periodic.Schedule`. Without ``overlap`` a tick is left out while the task of
+        ``Schedule``. Without ``overlap`` a tick is left out while the task of
         an earlier one is open, waiting or running; it may still come within a minute once that is closed. It
         is short for ``unique_for_s=0`` (SK-23).
 
@@ -253,7 +253,7 @@ class Producer(OpenQueue):
         Raises:
             InvalidTask: the expression or the time zone is none, or an option is unknown, of a wrong type or
                 out of range.
-            InvalidHandlers: as :meth:`task`.
+            InvalidHandlers: as ``task``.
         """
         require_expression(expression)
         register = self.task(name, **periodic_options(options, overlap=overlap))
@@ -382,7 +382,7 @@ class Producer(OpenQueue):
     def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; the ids of the given ones.
 
-        Raises what :meth:`Call.enqueue` does. The message begins with the position of the call, as
+        Raises what ``Call.enqueue`` does. The message begins with the position of the call, as
         ``calls[3]``, if the error is one of that call, or of one that it needs.
         """
         given = given_calls(calls)
@@ -405,7 +405,7 @@ class Producer(OpenQueue):
     def enqueue_call(
         self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any], options: EnqueueOptions
     ) -> Enqueued[Any]:
-        """Enqueue a call of a function, as :meth:`TaskFunction.enqueue`."""
+        """Enqueue a call of a function, as ``TaskFunction.enqueue``."""
         return self.commit_one(self.build_enqueue(body, arguments, named, options))
 
     def enqueue_calls(
@@ -414,7 +414,7 @@ class Producer(OpenQueue):
         calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
         options: EnqueueOptions,
     ) -> list[Enqueued[Any]]:
-        """Enqueue calls of a function, as :meth:`TaskFunction.enqueue_many`."""
+        """Enqueue calls of a function, as ``TaskFunction.enqueue_many``."""
         made = [
             self._build_at(call_place(number), body, tuple(arguments), named, options)
             for number, (arguments, named) in enumerate(pairs_of(body.name, calls))
@@ -429,7 +429,7 @@ class Producer(OpenQueue):
         named: Mapping[str, Any],
         options: EnqueueOptions,
     ) -> Enqueue:
-        """Build a write as :meth:`build_enqueue` does; errors name the call's place."""
+        """Build a write as ``build_enqueue`` does; errors name the call's place."""
         with concerning(place):
             return self.build_enqueue(body, arguments, named, options)
 
@@ -444,7 +444,7 @@ class Producer(OpenQueue):
         enqueued together may depend on those before it, and none has a unique key; what is there already
         stays.
 
-        Raises what :meth:`TaskFunction.enqueue` does.
+        Raises what ``TaskFunction.enqueue`` does.
         """
         done: list[Enqueued[Any]] = []
         answers = self._answers(tasks, places or [""] * len(tasks), together=together)
@@ -454,7 +454,7 @@ class Producer(OpenQueue):
         return done
 
     def commit_one(self, task: Enqueue) -> Enqueued[Any]:
-        """Enqueue a task that was made, as :meth:`commit` does."""
+        """Enqueue a task that was made, as ``commit`` does."""
         if self._outbox_folder is not None:
             return self.commit([task])[0]
         opened = self._opening.opened()

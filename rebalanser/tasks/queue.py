@@ -54,8 +54,8 @@ class Queue(Producer, Operator):
 
     Where no URL is given it is that of ``REBALANSER_REGISTRY``. ``memory://`` without a name is an empty
     store of this queue alone, which ends with it; ``Queue("memory://")`` is such a queue, named ``tasks``.
-    ``clock`` is one that a test moves, such as :class:`rebalanser.testing.FakeClock`: see
-    :meth:`run_until_idle`.
+    ``clock`` is one that a test moves, such as ``rebalanser.testing.FakeClock``: see
+    ``run_until_idle``.
 
     ``claim_ttl_s`` is how long a claim lasts unless it is renewed, which a worker does as long as the body
     runs; so it is how long a dead worker's task waits, with ``buffer_s`` on top, which has to cover how far
@@ -64,7 +64,7 @@ class Queue(Producer, Operator):
     group (``settings``) and own its partitions; ``node`` is a label of this one.
     ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
     ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
-    the engine is away, also when the queue is made (SK-4); see :mod:`rebalanser.tasks.outbox.outbox`.
+    the engine is away, also when the queue is made (SK-4); see ``rebalanser.tasks.outbox.outbox``.
     ``retention`` says how long a worker of the queue keeps closed tasks, None for ever; give all workers the
     same (SK-22).
 
@@ -164,7 +164,7 @@ class Queue(Producer, Operator):
         return None if source is None else source.pause
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
-        """Work on tasks until SIGINT, SIGTERM or SIGHUP, then stop gracefully; see :meth:`start`.
+        """Work on tasks until SIGINT, SIGTERM or SIGHUP, then stop gracefully; see ``start``.
 
         Raises:
             InvalidState: not called in the main thread.
@@ -178,7 +178,7 @@ class Queue(Producer, Operator):
         time, or its claim is lost; its functions must be importable (SK-15).
 
         An error of one task ends its try and nothing else. While the engine is away or takes nothing, the
-        loops of the queue retry without limit (:attr:`troubles`). An unforeseen error is retried for 60 s;
+        loops of the queue retry without limit (``troubles``). An unforeseen error is retried for 60 s;
         then the queue is stopped and the process exits with code 70, so that a supervisor can act.
 
         Raises:
@@ -208,7 +208,7 @@ class Queue(Producer, Operator):
         return self.run_inline(ThreadCaller(), advance_s)
 
     def run_inline(self, caller: Caller, advance_s: float) -> int:
-        """Run ready tasks as :meth:`run_until_idle` does, with another caller of bodies."""
+        """Run ready tasks as ``run_until_idle`` does, with another caller of bodies."""
         engine = self.context.engine
         if not is_seconds(advance_s):
             raise InvalidArgument(f"advance_s is {advance_s!r}: give seconds from 0")
@@ -248,7 +248,7 @@ class Queue(Producer, Operator):
         )
 
     def start_with(self, caller: Caller, concurrency: int, shared: SharedConcurrency | None = None) -> None:
-        """Start as :meth:`start` does, with another caller of bodies and with places that queues share."""
+        """Start as ``start`` does, with another caller of bodies and with places that queues share."""
         require_concurrency(concurrency)
         self._refuse_second_start()
         caller.open()
@@ -296,7 +296,7 @@ class Queue(Producer, Operator):
     def start_claim_source(self, wake: Callable[[], None]) -> ClaimSource:
         """Join the queue's workers without running bodies; return the source of claims for clients.
 
-        ``wake`` is called whenever there may be something to claim. :meth:`stop` ends it.
+        ``wake`` is called whenever there may be something to claim. ``stop`` ends it.
 
         Raises:
             InvalidState: it is started already, or is closed.
@@ -395,7 +395,7 @@ class Queue(Producer, Operator):
                 raise
 
     def leave(self, grace_s: float) -> None:
-        """Claim no more, and let others hand out the tasks of its partitions; :meth:`stop` follows.
+        """Claim no more, and let others hand out the tasks of its partitions; ``stop`` follows.
 
         Tasks that are being claimed now are given back, which may take ``grace_s`` seconds.
         """
@@ -477,11 +477,11 @@ class Queues:
         self._stopped = threading.Event()
 
     def run(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
-        """Work on tasks until a signal, or a stop of one of the queues; as :meth:`Queue.run`."""
+        """Work on tasks until a signal, or a stop of one of the queues; as ``Queue.run``."""
         run_until_stopped(_RunningQueues(self, concurrency, bodies))
 
     def start(self, concurrency: int = 1, *, bodies: BodyPlace = "threads") -> None:
-        """Begin to run tasks, ``concurrency`` in all at a time; raises what :meth:`Queue.start` does."""
+        """Begin to run tasks, ``concurrency`` in all at a time; raises what ``Queue.start`` does."""
         require_concurrency(concurrency)
         shared = SharedConcurrency(concurrency)
         before, self._stopped = self._stopped, shared.stopped
@@ -507,7 +507,7 @@ class Queues:
     def stop(self, grace_s: float | None = None) -> None:
         """Leave all queues, then let the bodies that run end within ``grace_s`` seconds (30 where None).
 
-        As :meth:`Queue.stop`, also if it is interrupted. The queues stay open.
+        As ``Queue.stop``, also if it is interrupted. The queues stay open.
         """
         require_grace(grace_s)
         self._stopped.set()
@@ -566,7 +566,7 @@ def refuse_mixed(queues: Sequence[Any], kind: type[object]) -> None:
 
 
 class _RunningQueues:
-    """Queues that are worked on, for :func:`~rebalanser.runtime.running.run_until_stopped`."""
+    """Queues that are worked on, for ``run_until_stopped``."""
 
     def __init__(self, queue: Queue | Queues, concurrency: int, bodies: BodyPlace) -> None:
         self._queue = queue

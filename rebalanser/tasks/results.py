@@ -118,7 +118,7 @@ def sort_by_dependency(calls: Iterable[PlannedCall[Any]], queue: object) -> dict
     Each has the position of the first of ``calls`` that it is, or that needs it.
 
     Raises:
-        InvalidTask: there are more than :data:`MAX_TOGETHER`, or some are no calls, or of another queue.
+        InvalidTask: there are more than ``MAX_TOGETHER``, or some are no calls, or of another queue.
     """
     ordered: dict[PlannedCall[Any], int] = {}
     seen: set[PlannedCall[Any]] = set()
@@ -148,7 +148,7 @@ def refuse_too_many(tasks: int) -> None:
     """Refuse an enqueue of too many tasks together.
 
     Raises:
-        InvalidTask: there are more than :data:`MAX_TOGETHER`.
+        InvalidTask: there are more than ``MAX_TOGETHER``.
     """
     if tasks > MAX_TOGETHER:
         raise InvalidTask(
@@ -291,7 +291,7 @@ def fill_results(
     With ``after_failure="run"`` the result of a dead or cancelled task is null.
 
     Raises:
-        InvalidTask: a result is missing or not JSON, or they exceed :data:`MAX_RESULTS_BYTES`; a retry would
+        InvalidTask: a result is missing or not JSON, or they exceed ``MAX_RESULTS_BYTES``; a retry would
             not help.
         RetryLater: the engine is away.
     """

@@ -7,7 +7,7 @@ early, and late by a tenth of the time at most, or by as long as no worker ran. 
 for that, and tasks that were closed before the first mark, as by an earlier version, count as closed then.
 
 Marks are in the note of the queue, with the name of the worker that sweeps now: one at a time. A worker that
-dies is followed by another after :data:`LEASE_S`. Two at a time, whose clocks differ, do no harm: the store
+dies is followed by another after ``LEASE_S``. Two at a time, whose clocks differ, do no harm: the store
 deletes nothing that has changed.
 
 A sweep reads the tasks that were enqueued longer ago than the shortest time, in the order of their ids, so

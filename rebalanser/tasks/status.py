@@ -1,7 +1,7 @@
 """Status of a queue for the person on call: its tasks, its workers and their troubles.
 
-Each process that claims tasks keeps a note in the store. It writes the note every :data:`NOTE_S` seconds, and
-within :data:`LOOK_S` seconds after its troubles have changed. Notes are for people: no claim depends on one.
+Each process that claims tasks keeps a note in the store. It writes the note every ``NOTE_S`` seconds, and
+within ``LOOK_S`` seconds after its troubles have changed. Notes are for people: no claim depends on one.
 An old note is shown as silent; the store may take no writes.
 """
 

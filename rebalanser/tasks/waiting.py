@@ -29,7 +29,7 @@ _log = get_logger()
 
 
 class WaitLimit:
-    """Limit of the time that the requests of one wait take: its timeout and :data:`SLACK_S`.
+    """Limit of the time that the requests of one wait take: its timeout and ``SLACK_S``.
 
     No request takes more than ``request_timeout_s``.
     """
@@ -180,7 +180,7 @@ _WAITING_BODIES: ContextVar[WaitingBodies | None] = ContextVar("waiting_bodies",
 
 @contextmanager
 def waiting_for(queue: str) -> Iterator[Callable[[Stored], str]]:
-    """Count a wait for a task of a queue; yields :meth:`WaitingBodies.hint`, or no hint."""
+    """Count a wait for a task of a queue; yields ``WaitingBodies.hint``, or no hint."""
     bodies = _WAITING_BODIES.get()
     if bodies is None or bodies.queue != queue:
         yield lambda _: ""

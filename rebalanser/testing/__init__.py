@@ -1,6 +1,6 @@
 """What tests of Rebalanser, of its backends and of applications on top of it are made with.
 
-The conformance suite for registries is :mod:`rebalanser.testing.registry_suite`; it alone needs pytest.
+The conformance suite for registries is ``rebalanser.testing.registry_suite``; it alone needs pytest.
 """
 
 from typing import TYPE_CHECKING, Any

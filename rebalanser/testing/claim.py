@@ -26,7 +26,7 @@ MAX_BYTES: Final = 1 << 20
 class FakeClaim(Claim):
     """A claim of no queue: it records what a body does with it. May be used from any thread.
 
-    ``earlier`` are the updates of earlier tries, one sequence for each, which :meth:`log` gives to the body;
+    ``earlier`` are the updates of earlier tries, one sequence for each, which ``log`` gives to the body;
     so many tries there were before this one. ``failures`` says how many of them failed, all where None.
     """
 
@@ -52,9 +52,9 @@ class FakeClaim(Claim):
         self._lasts_until = time.monotonic() + LASTS_S
         self._is_over = False
         self.updates: list[bytes] = []
-        """What the body has written by :meth:`update`, the first one first."""
+        """What the body has written by ``update``, the first one first."""
         self.is_completed = False
-        """True once the body has called :meth:`complete_in`."""
+        """True once the body has called ``complete_in``."""
         self.result: bytes | None = None
         """The result that it gave there."""
 
@@ -77,14 +77,14 @@ class FakeClaim(Claim):
         return not self._is_over
 
     def update(self, content: bytes) -> int:
-        """Record an update; raises what :meth:`Claim.update` does."""
+        """Record an update; raises what ``Claim.update`` does."""
         checked = check_content("an update", content, MAX_BYTES)
         self._refuse_ended()
         self.updates.append(checked)
         return len(self.updates) - 1
 
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
-        """See :meth:`Claim.log_page`."""
+        """See ``Claim.log_page``."""
         written = [Update(self.number, sequence, content) for sequence, content in enumerate(self.updates)]
         every = [*self._log, *written]
         if claim is None:
@@ -98,7 +98,7 @@ class FakeClaim(Claim):
         self.result, self.is_completed, self._is_over = checked, True, True
 
     def renew(self) -> bool:
-        """See :meth:`Claim.renew`."""
+        """See ``Claim.renew``."""
         return not self._is_over
 
     def _refuse_ended(self) -> None:

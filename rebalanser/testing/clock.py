@@ -6,7 +6,7 @@ import threading
 
 
 class FakeClock:
-    """A :class:`~rebalanser.runtime.clock.Clock` for tests. May be used from any thread."""
+    """A ``Clock`` for tests. May be used from any thread."""
 
     def __init__(self, start: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
         self._lock = threading.Lock()

@@ -1,15 +1,15 @@
 """The conformance suite for coordinators: run it on a backend to learn whether the protocol may run on it.
 
-A backend gives the suite a :class:`CoordinatorHarness` and subclasses :class:`CoordinatorConformance`::
+A backend gives the suite a ``CoordinatorHarness`` and subclasses ``CoordinatorConformance``::
 
     class TestMyCoordinator(CoordinatorConformance):
         @pytest.fixture
         def harness(self, tmp_path):
             return MyHarness(tmp_path)
 
-Every test quotes the sentence that it holds, of :mod:`rebalanser.registry.coordinator` or of the commands in
-:mod:`rebalanser.protocol.messages`. The suite knows nothing of keys, so that a log can pass it as well as a
-registry. It never sleeps: time passes only through :meth:`CoordinatorHarness.let_pass`, and a watch is waited
+Every test quotes the sentence that it holds, of ``rebalanser.registry.coordinator`` or of the commands in
+``rebalanser.protocol.messages``. The suite knows nothing of keys, so that a log can pass it as well as a
+registry. It never sleeps: time passes only through ``CoordinatorHarness.let_pass``, and a watch is waited
 for by its notices. Call ``pytest.register_assert_rewrite("rebalanser.testing.coordinator_suite")`` in a
 ``conftest.py`` for full assertion messages.
 """
@@ -159,7 +159,7 @@ class CoordinatorHarness(ABC):
     def plant_foreign(self) -> Callable[[], bool]:
         """Write into the group "group" what no Rebalanser wrote; a check that all of it is there as written.
 
-        For a registry :func:`plant_foreign_keys` does it.
+        For a registry ``plant_foreign_keys`` does it.
         """
         raise NotImplementedError("can_hold_foreign is True: write what no Rebalanser wrote")
 
@@ -186,7 +186,7 @@ FOREIGN = (
 
 
 def plant_foreign_keys(connect: Callable[[], Registry], keys: GroupKeys) -> Callable[[], bool]:
-    """Write :data:`FOREIGN` into a group; a check that all of it is there as written."""
+    """Write ``FOREIGN`` into a group; a check that all of it is there as written."""
     planted = {keys.prefix + key: value for key, value in FOREIGN}
 
     def ask(*operations: Operation) -> contract.Outcome:

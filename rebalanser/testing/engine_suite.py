@@ -1,13 +1,13 @@
 """The conformance suite for engines: run it on a store to learn whether tasks may live in it.
 
-A store gives the suite an :class:`EngineHarness` and subclasses :class:`EngineSuite`::
+A store gives the suite an ``EngineHarness`` and subclasses ``EngineSuite``::
 
     class TestMyEngine(EngineSuite):
         @pytest.fixture
         def harness(self, tmp_path):
             return MyHarness(tmp_path)
 
-Every test quotes the sentence of :mod:`rebalanser.tasks.engine` that it holds, and is marked with the rules
+Every test quotes the sentence of ``rebalanser.tasks.engine`` that it holds, and is marked with the rules
 that it holds (``pytest.mark.rule``). The suite never sleeps: a watch is waited for by what it tells. Call
 ``pytest.register_assert_rewrite("rebalanser.testing.engine_suite")`` in a ``conftest.py`` for full assertion
 messages.
@@ -227,7 +227,7 @@ def make(
 
 
 def timed(seconds: float, number: int = 0) -> int:
-    """The number of an id whose time is this, for :func:`task_id`."""
+    """The number of an id whose time is this, for ``task_id``."""
     return (int(seconds * 1000) << 96) + number
 
 
@@ -710,7 +710,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4")
     def test_an_entry_of_an_outbox_is_taken_once(self, engine: Engine) -> None:
-        """Holds: "If it was counted before, it is answered :class:`Taken`"."""
+        """Holds: "If it was counted before, it is answered ``Taken``"."""
         entry = forwarded(make(1), 1)
         (revision,) = applied(engine, entry)
         assert read(engine, task_id(1)) == stored(make(1), revision)
@@ -741,7 +741,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4")
     def test_no_entry_is_taken_before_another(self, engine: Engine) -> None:
-        """Holds: "if one before it was not, :class:`Conflict`"."""
+        """Holds: "if one before it was not, ``Conflict``"."""
         assert apply(engine, forwarded(make(2), 2)) == [Conflict()]
         assert find(engine, task_id(2)) is None
         first, third, second = apply(
@@ -772,7 +772,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4")
     def test_entries_of_one_batch_are_taken_up_to_one_that_is_refused(self, engine: Engine) -> None:
-        """Holds: "if one before it was not, :class:`Conflict`", of a batch of 200."""
+        """Holds: "if one before it was not, ``Conflict``", of a batch of 200."""
         payload = bytes(10_000)
         (revision,) = applied(engine, make(100, payload=b"other"))
         entries = [forwarded(make(number, payload=payload), number) for number in range(1, 201)]
@@ -789,7 +789,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4")
     def test_an_entry_that_is_refused_is_not_counted(self, engine: Engine) -> None:
-        """Holds: "An entry that is answered :class:`Exists`", or :class:`Unknown`, "is not counted"."""
+        """Holds: "An entry that is answered ``Exists``", or ``Unknown``, "is not counted"."""
         (revision,) = applied(engine, make(1, payload=b"first"))
         exists = Exists(stored(make(1), revision), b"first")
         assert apply(engine, forwarded(make(1), 1), forwarded(make(2), 2)) == [exists, Conflict()]
@@ -904,7 +904,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-3", "SK-23")
     def test_a_unique_task_is_enqueued_twice(self, engine: Engine) -> None:
-        """Holds: ":class:`Exists` where the id is taken", whatever was enqueued with its key since."""
+        """Holds: "``Exists`` where the id is taken", whatever was enqueued with its key since."""
         one = make(1, unique_key="k", state=State(Status.COMPLETED))
         (first,) = applied(engine, one)
         assert apply(engine, one) == [Exists(stored(one, first), b"payload")]
@@ -916,7 +916,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-23")
     @pytest.mark.parametrize("needs", [1, 100])
     def test_a_unique_task_may_depend_on_others(self, engine: Engine, needs: int) -> None:
-        """Holds: ":class:`Duplicate`", or else ":class:`Unknown`"; also of what the batch itself makes."""
+        """Holds: "``Duplicate``", or else "``Unknown``"; also of what the batch itself makes."""
         after = list(range(1, needs + 1))
         assert apply(engine, make(500, after=after, unique_key="k")) == [
             Unknown(tuple(task_id(each) for each in after))
@@ -930,7 +930,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4", "SK-23")
     def test_an_entry_that_is_a_duplicate_is_not_counted(self, engine: Engine) -> None:
-        """Holds: ":class:`Duplicate` or :class:`Unknown` is not counted"."""
+        """Holds: "``Duplicate`` or ``Unknown`` is not counted"."""
         entries = [forwarded(make(number, unique_key="k" * (number < 3)), number) for number in (1, 2, 3)]
         answers = apply(engine, *entries)
         assert isinstance(answers[0], Applied)
@@ -960,7 +960,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-23")
     def test_of_many_that_enqueue_with_a_key_one_makes_a_task(self, connect: Connect) -> None:
-        """Holds: "Each :class:`Write` is all or nothing and linearizable", of duplicates."""
+        """Holds: "Each ``Write`` is all or nothing and linearizable", of duplicates."""
         engines = [connect() for _ in range(3)]
         closed = State(Status.DEAD)
         applied(engines[0], *(make(10**6 + key, unique_key=str(key), state=closed) for key in range(5)))
@@ -1146,8 +1146,8 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-13")
     def test_an_older_owner_does_not_take_over(self, engine: Engine) -> None:
-        """Holds: "Taking over again with the same token is :class:`Applied`; an older token is a
-        :class:`Conflict`"."""
+        """Holds: "Taking over again with the same token is ``Applied``; an older token is a
+        ``Conflict``"."""
         applied(engine, TakeOver(QUEUE, Epoch(1, 10)))
         applied(engine, TakeOver(QUEUE, Epoch(1, 10)), TakeOver(QUEUE, Epoch(1, 10)))
         assert apply(engine, TakeOver(QUEUE, Epoch(1, 9))) == [Conflict()]
@@ -1905,7 +1905,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-5", "SK-23")
     def test_an_index_makes_claims_no_more_often_than_a_rate_allows(self, engine: Engine) -> None:
-        """Holds: "Claims of a ``rate_limit`` are made as :class:`~rebalanser.tasks.model.Rate` says"."""
+        """Holds: "Claims of a ``rate_limit`` are made as ``Rate`` says"."""
         index = index_of(engine)
         rate: dict[str, Any] = {"limit_key": "a", "rate_limit": "1/s burst 3"}
         applied(

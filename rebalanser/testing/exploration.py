@@ -1,14 +1,14 @@
 """Bounded exhaustive exploration: every order of events of a small group, instead of orders drawn by chance.
 
-Two hosts and two resources. What runs is the real :class:`~rebalanser.protocol.Node`, the real
-:class:`~rebalanser.registry.translation.Translation` and the real store of
-:mod:`~rebalanser.testing.memory`; only what lies around them is modelled here.
+Two hosts and two resources. What runs is the real ``Node``, the real
+``Translation`` and the real store of
+``testing.memory``; only what lies around them is modelled here.
 
 **A state** is the two hosts, the registry, what is accessed, and the time. A host has a process or none, with
 its node, a script in each lane, a plan that is being worked out, a handler under way, and watch notices on
 their way. It also has late requests: nobody waits for their replies any more, and each may still take effect.
 
-**A step** is one of :class:`Kind`: a request is carried out, a reply arrives, either is given up (the outcome
+**A step** is one of ``Kind``: a request is carried out, a reply arrives, either is given up (the outcome
 is unknown to the node, and the request may still be carried out later), a handler is entered, returns or
 raises, a plan is ready, a notice arrives or is lost, a process crashes, is asked to stop or starts anew, a
 lease ends, or time passes to the next instant at which something is due.
@@ -28,7 +28,7 @@ merged: not ids, since the jitter of heartbeats depends on them, nor versions, t
 what can't matter: what was told between two changes of one key before a watch began, late requests that only
 read, and late requests that depend on a lease or revision that is gone.
 
-**What is explored.** The roots are the states of :data:`STORIES`, in which only what the story is about
+**What is explored.** The roots are the states of ``STORIES``, in which only what the story is about
 fails. Every sequence of up to ``depth`` steps from every root is tried, breadth first, so that a broken rule
 is shown by as few steps as possible. After that the search goes on depth first from states at the rim, an
 equal share of the remaining states for each of them, in random order and faults put off.
@@ -1239,7 +1239,7 @@ class Story:
     cut_off: int = -1
 
     def steps(self, model: Model) -> Iterator[Action]:
-        """Its steps from :meth:`Model.first` on, each before it is taken.
+        """Its steps from ``Model.first`` on, each before it is taken.
 
         Raises:
             Violation: a rule is broken.

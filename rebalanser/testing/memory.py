@@ -1,11 +1,11 @@
 """A registry in this process: ``memory://NAME``, and the store beneath it for simulators.
 
-:class:`MemoryStore` is deterministic: the same calls at the same times of its clock give the same answers,
+``MemoryStore`` is deterministic: the same calls at the same times of its clock give the same answers,
 lease ids, revisions and watch events. It holds no thread. Watches are told inside the call that made the
-change; leases end inside :meth:`MemoryStore.expire`, which every :meth:`MemoryStore.execute` begins with.
-It refuses what any backend refuses: it is a :class:`~rebalanser.registry.store.KeyValueStore`.
+change; leases end inside ``MemoryStore.expire``, which every ``MemoryStore.execute`` begins with.
+It refuses what any backend refuses: it is a ``KeyValueStore``.
 
-:class:`MemoryRegistry` is a connection to such a store that keeps the whole contract of a registry, with a
+``MemoryRegistry`` is a connection to such a store that keeps the whole contract of a registry, with a
 thread for each watch.
 """
 
@@ -129,7 +129,7 @@ class MemoryStore(KeyValueStore[_Lease]):
     def items(
         self, prefix: str = "", after: str = "", limit: int = 0, modified_after: int = 0
     ) -> tuple[KeyValue, ...]:
-        """Return what a :class:`Range` with these fields reads, without ending any lease first."""
+        """Return what a ``Range`` with these fields reads, without ending any lease first."""
         with self._lock:
             return super().items(prefix, after, limit, modified_after)
 
@@ -146,7 +146,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             return self.carry_out(request)
 
     def carry_out(self, request: Request) -> Reply:
-        """Do as :meth:`execute`, without a look at the leases first."""
+        """Do as ``execute``, without a look at the leases first."""
         with self._lock:
             match request:
                 case Transaction():
@@ -202,7 +202,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             return min((held.ends_at for held in self._leases.values()), default=None)
 
     def compact(self, revision: int) -> None:
-        """Forget the changes before ``revision``: a watch from before it is told :class:`HistoryLost`."""
+        """Forget the changes before ``revision``: a watch from before it is told ``HistoryLost``."""
         with self._lock:
             self._history.forget(min(revision, self._revision + 1))
 
@@ -216,7 +216,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             self._notify()
 
     def end_leases(self, stopped: threading.Event) -> None:
-        """Block and end each lease on its time, until ``stopped`` is set and :meth:`wake` called."""
+        """Block and end each lease on its time, until ``stopped`` is set and ``wake`` called."""
         with self._lease_granted:
             while not stopped.is_set():
                 self.expire()
@@ -225,7 +225,7 @@ class MemoryStore(KeyValueStore[_Lease]):
                 self._lease_granted.wait(min(remaining, threading.TIMEOUT_MAX))
 
     def wake(self) -> None:
-        """Let whoever blocks in :meth:`end_leases` look again."""
+        """Let whoever blocks in ``end_leases`` look again."""
         with self._lease_granted:
             self._lease_granted.notify_all()
 
@@ -319,7 +319,7 @@ class _MemoryWatch:
 
 
 class MemoryRegistry(Registry):
-    """A connection to a :class:`MemoryStore`; several of them are like several processes.
+    """A connection to a ``MemoryStore``; several of them are like several processes.
 
     ``on_close`` is called once, when it is closed.
     """
@@ -340,7 +340,7 @@ class MemoryRegistry(Registry):
         return self._store.capabilities
 
     def execute(self, request: Request, timeout_s: float) -> Reply:  # noqa: ARG002 - it never waits
-        """Carry out one request at once; errors as :meth:`Registry.execute` says."""
+        """Carry out one request at once; errors as ``Registry.execute`` says."""
         self._check_open()
         reply = self._store.execute(request)
         if self.loses_answers:
@@ -430,7 +430,7 @@ _SHARED: Final = _SharedStores()
 def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001 - the signature of openers
     """Open ``memory://NAME``: one store for each name in this process, kept until the process ends.
 
-    One whose name begins with :data:`PASSING` is kept as long as it is open.
+    One whose name begins with ``PASSING`` is kept as long as it is open.
 
     Raises:
         InvalidUrl: it has no name.

@@ -1,14 +1,14 @@
 """The conformance suite for registries: run it on a backend to learn whether a group may live in it.
 
-A backend gives the suite a :class:`RegistryHarness` and subclasses :class:`RegistryConformance`::
+A backend gives the suite a ``RegistryHarness`` and subclasses ``RegistryConformance``::
 
     class TestMyRegistry(RegistryConformance):
         @pytest.fixture
         def harness(self, tmp_path):
             return MyHarness(tmp_path)
 
-Every test quotes the sentence of :mod:`rebalanser.registry.contract` that it holds. The suite never sleeps:
-time passes only through :meth:`RegistryHarness.let_pass`, and a watch is waited for by its events. Call
+Every test quotes the sentence of ``rebalanser.registry.contract`` that it holds. The suite never sleeps:
+time passes only through ``RegistryHarness.let_pass``, and a watch is waited for by its events. Call
 ``pytest.register_assert_rewrite("rebalanser.testing.registry_suite")`` in a ``conftest.py`` for full
 assertion messages.
 """
@@ -371,7 +371,7 @@ class RegistryConformance:
         assert read(registry, other).value == b"otherwise"
 
     def test_is_all_or_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "A :class:`Transaction` is all or nothing and linearizable"."""
+        """Holds: "A ``Transaction`` is all or nothing and linearizable"."""
         keys = [f"{harness.prefix}{number}" for number in range(5)]
         writes = [Put(key, b"x") for key in keys]
         before = put(registry, harness.prefix + "guard")
@@ -784,7 +784,7 @@ class RegistryConformance:
         assert len({(item.create_revision, item.mod_revision) for item in found}) == 1
 
     def test_an_unknown_outcome_is_read_back(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "it raises :class:`~rebalanser.errors.OutcomeUnknown`"; the same guards tell if it did."""
+        """Holds: "it raises ``OutcomeUnknown``"; the same guards tell if it did."""
         self._needs_cut_answers(harness)
         key = harness.prefix + "k"
         for number in range(3):
@@ -820,7 +820,7 @@ class RegistryConformance:
     def test_another_store_in_its_place_is_refused(
         self, registry: Registry, harness: RegistryHarness
     ) -> None:
-        """Holds: "every request on the connection raises :class:`~rebalanser.errors.RegistryRefused`"."""
+        """Holds: "every request on the connection raises ``RegistryRefused``"."""
         if not harness.can_be_replaced:
             pytest.skip("no other store can be put in the place of this one")
         key = harness.prefix + "k"
@@ -869,7 +869,7 @@ class RegistryConformance:
     def test_a_lease_ends_with_all_its_keys_at_once(
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """Holds: "The end of a lease (by time or by :class:`Revoke`) deletes all its keys in one
+        """Holds: "The end of a lease (by time or by ``Revoke``) deletes all its keys in one
         transaction"."""
         granted = grant(registry, harness.min_ttl_s)
         keys = [f"{harness.prefix}{number}" for number in range(20)]
@@ -902,7 +902,7 @@ class RegistryConformance:
 
     def test_a_lease_never_ends_early(self, connect: Connect, harness: RegistryHarness) -> None:
         """Holds: "A lease ends when its time to live has passed on the registry's clock without a
-        :class:`KeepAlive`; never earlier"."""
+        ``KeepAlive``; never earlier"."""
         registry, other = connect(), connect()
         granted = grant(registry, harness.min_ttl_s)
         revision = put(registry, harness.prefix + "k", b"", granted.lease)
@@ -964,7 +964,7 @@ class RegistryConformance:
         assert get(registry, key) is None
 
     def test_a_proof_sees_what_others_did(self, connect: Connect, harness: RegistryHarness) -> None:
-        """Holds: "answers with the proof's :class:`Outcome`, as seen after the renewal"; the lease is no
+        """Holds: "answers with the proof's ``Outcome``, as seen after the renewal"; the lease is no
         proof."""
         registry, other = connect(), connect()
         granted = grant(registry, harness.min_ttl_s * 10)
@@ -981,7 +981,7 @@ class RegistryConformance:
         )
 
     def test_no_proof_makes_up_for_an_ended_lease(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended", whatever its proof."""
+        """Holds: "raises ``LeaseNotFound`` if it has ended", whatever its proof."""
         ended, revoked = grant(registry, harness.min_ttl_s), grant(registry, harness.min_ttl_s)
         proof = Transaction((Absent(harness.prefix + "absent"),))
         registry.execute(Revoke(revoked.lease), TIMEOUT_S)
@@ -1007,7 +1007,7 @@ class RegistryConformance:
             assert renewed == Done(), "a proof that is too large was answered"
 
     def test_putting_a_key_renews_nothing(self, registry: Registry, harness: RegistryHarness) -> None:
-        """A lease ends "without a :class:`KeepAlive`", whatever else its holder does."""
+        """A lease ends "without a ``KeepAlive``", whatever else its holder does."""
         granted = grant(registry, harness.min_ttl_s)
         harness.let_pass(granted.ttl_s / 2)
         put(registry, harness.prefix + "k", b"", granted.lease)
@@ -1015,7 +1015,7 @@ class RegistryConformance:
         assert get(registry, harness.prefix + "k") is None
 
     def test_keeping_an_ended_lease_alive(self, registry: Registry, harness: RegistryHarness) -> None:
-        """Holds: "raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended"."""
+        """Holds: "raises ``LeaseNotFound`` if it has ended"."""
         ended, revoked = grant(registry, harness.min_ttl_s), grant(registry, harness.min_ttl_s)
         registry.execute(Revoke(revoked.lease), TIMEOUT_S)
         with pytest.raises(LeaseNotFound):
@@ -1063,7 +1063,7 @@ class RegistryConformance:
 
     def test_putting_under_a_dead_lease(self, registry: Registry, harness: RegistryHarness) -> None:
         """Holds: "Putting under a lease that does not exist raises
-        :class:`~rebalanser.errors.LeaseNotFound`", and nothing of the transaction takes effect."""
+        ``LeaseNotFound``", and nothing of the transaction takes effect."""
         granted = grant(registry, harness.min_ttl_s)
         registry.execute(Revoke(granted.lease), TIMEOUT_S)
         before = put(registry, harness.prefix + "before")
@@ -1260,7 +1260,7 @@ class RegistryConformance:
     def test_lost_history_is_told(
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """Holds: "or :class:`HistoryLost`, which means "read again: changes up to this revision may be
+        """Holds: "or ``HistoryLost``, which means "read again: changes up to this revision may be
         missing". After that the watch continues with all later changes"."""
         if not harness.can_lose_history:
             pytest.skip("this registry cannot be made to lose history")
@@ -1285,7 +1285,7 @@ class RegistryConformance:
     def test_a_running_watch_survives_a_loss(
         self, registry: Registry, harness: RegistryHarness, recorder: Recorder
     ) -> None:
-        """Holds: "each change at least once, or :class:`HistoryLost`", for a watch that runs while history
+        """Holds: "each change at least once, or ``HistoryLost``", for a watch that runs while history
         goes."""
         if not harness.can_lose_history:
             pytest.skip("this registry cannot be made to lose history")
@@ -1395,7 +1395,7 @@ class RegistryConformance:
 
     def test_later_keys_are_all_that_changed(self, connect: Connect, harness: RegistryHarness) -> None:
         """Holds: "only those of the keys that were last put after this revision": a reader that adds them to
-        what it has read before always has what is stored, as a :class:`Stat` in the same read shows."""
+        what it has read before always has what is stored, as a ``Stat`` in the same read shows."""
         keys = [f"{harness.prefix}{number}" for number in range(7)]
         writer, reader = connect(), connect()
         put_all(writer, [(key, b"") for key in keys])

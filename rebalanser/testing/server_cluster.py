@@ -105,7 +105,7 @@ class ServerCluster(ABC):
             raise
 
     def _wait_for(self, server: int, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a server is ready; raises what :meth:`_failure` makes where it ends or time runs out."""
+        """Wait until a server is ready; raises what ``_failure`` makes where it ends or time runs out."""
 
         def look() -> bool:
             if not self._processes[server].is_alive:

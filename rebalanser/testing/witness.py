@@ -3,7 +3,7 @@
 Processes on one host write down when their access begins and ends, each line in one append to a common
 file, on the one clock that all of them share. The group under test takes no part in it, so that a fault of
 the group cannot hide itself here. A process that is killed writes nothing any more; whoever killed it tells
-the witness with :meth:`Witness.died`.
+the witness with ``Witness.died``.
 """
 
 from __future__ import annotations

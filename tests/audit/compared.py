@@ -1,6 +1,6 @@
 """The audit's findings beside what really was, kind by kind, for one run after another.
 
-What the history can't show is told from the records alone: see :func:`is_hidden`, :func:`shows_removal`.
+What the history can't show is told from the records alone: see ``is_hidden``, ``shows_removal``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Score:
     unseen: int = 0
     """True, and the records can't show it."""
     untrue: int = 0
-    """Found because a record is not true: see :func:`removed_nothing_of_its_own`."""
+    """Found because a record is not true: see ``removed_nothing_of_its_own``."""
     missed: list[str] = field(default_factory=list)
     """True and shown by the records, and not found."""
     false: list[str] = field(default_factory=list)

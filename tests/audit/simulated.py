@@ -1,7 +1,7 @@
 """Simulated runs whose truth is known: what really was, what was written of it, and what that can show.
 
 An oracle ends a run where a rule is broken, and what breaks it is the last that would have been written. Here
-it only notes the first broken rule; the run, its history and the truth go on for :data:`AFTERMATH_S` more.
+it only notes the first broken rule; the run, its history and the truth go on for ``AFTERMATH_S`` more.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def tables(spark: SparkSession, verdict: str, **given: DataFrame) -> ReportInput
 
 
 def release(report: ReportInput) -> None:
-    """Give back what :func:`tables` keeps in memory."""
+    """Give back what ``tables`` keeps in memory."""
     for each in fields(report)[1:]:
         getattr(report, each.name).unpersist()
 

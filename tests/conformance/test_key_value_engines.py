@@ -109,7 +109,7 @@ class SlotRecorder:
 
 
 class SlotSuite:
-    """What :class:`~rebalanser.tasks.engine.SharesSlots` promises, on any such engine."""
+    """What ``SharesSlots`` promises, on any such engine."""
 
     @pytest.fixture
     def lease(self, engine: KeyValueEngine) -> int:
@@ -237,7 +237,7 @@ class SlotSuite:
 
 
 class RateSuite:
-    """What :class:`~rebalanser.tasks.engine.Move` promises of rate limits, on an engine with owners."""
+    """What ``Move`` promises of rate limits, on an engine with owners."""
 
     @pytest.mark.rule("SK-23")
     def test_a_start_is_written_over_the_mark_that_it_follows(self, connect: Connect) -> None:

@@ -1,6 +1,6 @@
 """A worker whose bodies run in processes of their own, for the fault tests: its bodies misbehave.
 
-Its one argument is a JSON object: the settings of :func:`queue_of`, ``concurrency``, and ``grace_s``, with
+Its one argument is a JSON object: the settings of ``queue_of``, ``concurrency``, and ``grace_s``, with
 which it stops once it reads a line. Bodies append one JSON object a line to the file that ``TOLD``, in the
 environment, names.
 """
@@ -81,7 +81,7 @@ def _is_there(told: dict[str, Any]) -> bool:
 
 
 def freeze(claim: Claim) -> str:
-    """As :func:`linger`, but no thread of the process runs any more, and nothing short of SIGKILL ends it."""
+    """As ``linger``, but no thread of the process runs any more, and nothing short of SIGKILL ends it."""
     if claim.failures > 0:
         return "at last"
     tell("began", claim)

@@ -63,7 +63,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def breakable_url(self) -> str:
-        """How to get there on the way that :meth:`cut` breaks."""
+        """How to get there on the way that ``cut`` breaks."""
 
     @abstractmethod
     def cut(self) -> None:

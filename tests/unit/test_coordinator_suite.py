@@ -38,7 +38,7 @@ TESTS = dict(inspect.getmembers(CoordinatorConformance, inspect.isfunction))
 
 
 def plain(text: str) -> str:
-    return " ".join(re.sub(r":\w+:`~?[\w.]*?(\w+)`", r"\1", text).replace("`", "").replace("**", "").split())
+    return " ".join(re.sub(r"``[\w.]*?(\w+)``", r"\1", text).replace("`", "").replace("**", "").split())
 
 
 CONTRACT = plain(" ".join(map(inspect.getsource, (coordinator, messages, types)))).lower()

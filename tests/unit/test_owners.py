@@ -207,7 +207,7 @@ def keys_in(results: Collection[Result]) -> int:
 
 
 class OwnersReads:
-    """Counts the keys that the threads of all :class:`Owners` read."""
+    """Counts the keys that the threads of all ``Owners`` read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys = 0

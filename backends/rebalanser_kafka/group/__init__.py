@@ -1,4 +1,4 @@
-"""Groups in a log: the ``kafka://`` registry of :class:`rebalanser.Group`.
+"""Groups in a log: the ``kafka://`` registry of ``rebalanser.Group``.
 
 ===============  ================================================================================
 ``records``      what stands in the log

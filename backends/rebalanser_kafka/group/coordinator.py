@@ -1,4 +1,4 @@
-"""A connection to a group that lives in a log: the :class:`Coordinator` of ``kafka://``.
+"""A connection to a group that lives in a log: the ``Coordinator`` of ``kafka://``.
 
 To carry out a command is to append it, and to wait until one reads it back: by then the replica has carried
 it out, at its offset, just as everybody else's replica does. One thread reads the log. It never waits for

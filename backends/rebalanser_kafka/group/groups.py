@@ -33,7 +33,7 @@ def open_kafka(url: RegistryUrl, timeout_s: float) -> KafkaGroups:
 
 
 class KafkaGroups(GroupStore):
-    """The groups of one cluster's name. Made by :func:`open_kafka`."""
+    """The groups of one cluster's name. Made by ``open_kafka``."""
 
     def __init__(self, url: RegistryUrl) -> None:
         self._url = url

@@ -1,6 +1,6 @@
 """Requests over the message limit, as several records that take effect at the last one.
 
-The parts of a value (:mod:`rebalanser_kafka.chunks`) stand in order, among records of others. Whether it is
+The parts of a value (``rebalanser_kafka.chunks``) stand in order, among records of others. Whether it is
 whole depends on the last ``REACH`` records only, and on nothing that another value does: it is dropped once
 its first part stands further back, by every replica alike, wherever each began to read the log.
 """

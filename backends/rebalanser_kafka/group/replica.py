@@ -1,7 +1,7 @@
 """The replica: what a group is like, worked out from its log alone, the same way by everyone who reads it.
 
 Each record is a command of the protocol, or an operator's wish, and takes effect as a whole at its offset.
-The replica drives the very scripts that a registry is driven with (:class:`Translation`) against a store
+The replica drives the very scripts that a registry is driven with (``Translation``) against a store
 in memory; all that one record changes gets one revision, the record's offset moved by the log's *base*. So
 create revisions and fencing tokens are offsets, and grow as they do (RB-12).
 
@@ -9,11 +9,11 @@ create revisions and fencing tokens are offsets, and grow as they do (RB-12).
 not be smaller than one of the old. So the base is the time at which the broker appended the log's first
 record, in milliseconds: a group would have to write a thousand records a second all its life to catch up.
 If a log is cut back while a connection watches, that connection moves the base on with a
-:class:`~rebalanser_kafka.group.records.Rebase`. The time itself stays the log's *birth*: every request says
+``Rebase``. The time itself stays the log's *birth*: every request says
 for which log it was written.
 
 **Leases** have no clock here. A lease ends by a record that says that somebody has counted its time since
-the renewal that is still its last one (:mod:`rebalanser_kafka.group.leases`).
+the renewal that is still its last one (``rebalanser_kafka.group.leases``).
 
 Nothing here depends on a clock, a thread, a size limit or the order of a set: two replicas that applied the
 same records hold the same, whichever snapshot they began with.
@@ -356,7 +356,7 @@ class Replica:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Be what :meth:`dump` said. Nobody is told of changes.
+        """Be what ``dump`` said. Nobody is told of changes.
 
         Raises:
             InternalError: it is not what a replica dumped.

@@ -40,7 +40,7 @@ class Heartbeats:
         on_count: Callable[[PartitionCount], None],
         on_denied: Callable[[KafkaError], None],
     ) -> None:
-        """``on_denied`` is told, within :meth:`publish`, that this user may not write to the topic."""
+        """``on_denied`` is told, within ``publish``, that this user may not write to the topic."""
         self._topic = topic
         self._on_count = on_count
         self._on_denied = on_denied

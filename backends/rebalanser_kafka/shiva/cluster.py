@@ -326,7 +326,7 @@ class KafkaCluster(Cluster):
         return chain.document
 
     def _read_back(self, timeout_s: float) -> tuple[DocumentChain, int]:
-        """Return the last document and the end of ASSIGNEMENT; errors as :meth:`read`."""
+        """Return the last document and the end of ASSIGNEMENT; errors as ``read``."""
         chain, end = self._once_there(self._topics.assignement, last_document, timeout_s)
         if chain.document is None:
             shiva_topics.require_one_partition(self._connection, self._topics, timeout_s)
@@ -472,7 +472,7 @@ class KafkaCluster(Cluster):
 
 
 class KafkaDocumentWatch(DocumentWatch):
-    """Follows ASSIGNEMENT from the end as it was once. Made by :meth:`KafkaCluster.watch`."""
+    """Follows ASSIGNEMENT from the end as it was once. Made by ``KafkaCluster.watch``."""
 
     def __init__(
         self,

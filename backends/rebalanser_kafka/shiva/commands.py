@@ -44,7 +44,7 @@ def packed_starts(starts: Sequence[Start]) -> list[Packed]:
     Raises:
         InvalidSettings: an application is given twice.
         InvalidName: a tag is no valid name.
-        InvalidArchive, InvalidManifest: as :func:`~rebalanser.applications.pack` does, with the application
+        InvalidArchive, InvalidManifest: as ``pack`` does, with the application
             if there are several.
     """
     names: set[ApplicationId] = set()

@@ -76,7 +76,7 @@ class Effect:
     def has_come(self, document: AssignmentDocument, set_aside: SetAsideReasons) -> bool:
         """True if the document shows the effect: the application runs or finished, or is gone.
 
-        ``set_aside`` is what :func:`reasons_of` finds in the document.
+        ``set_aside`` is what ``reasons_of`` finds in the document.
 
         Raises:
             ApplicationFailed: the effect will not come; the message says why.

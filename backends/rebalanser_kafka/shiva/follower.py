@@ -132,7 +132,7 @@ Give: TypeAlias = Callable[[Batch | Lost], None]
 class Follower:
     """Follows a topic of one partition in a thread of its own, until it is closed.
 
-    ``give`` gets one :class:`Batch` after the other and, at the end, :class:`Lost` if the topic cannot
+    ``give`` gets one ``Batch`` after the other and, at the end, ``Lost`` if the topic cannot
     be followed any more. A reader that was too slow for the topic's retention goes on with what is left.
     With ``lag`` the positions after the batches that were taken are committed.
     """

@@ -53,7 +53,7 @@ _log = get_logger("rebalanser.shiva")
 
 
 class KafkaLeader:
-    """Leads whenever it gets the partition, until it is stopped. Made by :meth:`KafkaCluster.run_leader`."""
+    """Leads whenever it gets the partition, until it is stopped. Made by ``KafkaCluster.run_leader``."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class KafkaLeader:
         self._stopping.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; True if it has. Raise the error that ended it, unless :meth:`stop` did."""
+        """Wait until it has ended; True if it has. Raise the error that ended it, unless ``stop`` did."""
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if ended and self._failure is not None:

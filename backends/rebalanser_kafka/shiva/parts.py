@@ -32,7 +32,7 @@ _log = get_logger("rebalanser.shiva")
 class FileThreads:
     """Runs jobs on files: those of an application in order, several applications at a time.
 
-    A slow or hung disk blocks the caller only once :data:`MAX_WAITING` jobs are pending.
+    A slow or hung disk blocks the caller only once ``MAX_WAITING`` jobs are pending.
     """
 
     def __init__(self, name: str, threads: int = THREADS, max_waiting: int = MAX_WAITING) -> None:
@@ -170,7 +170,7 @@ class ArchiveReader:
         Raises:
             PartsMissing: a part is missing.
             InvalidArchive: it is too large, or its parts have another size than announced.
-            RegistryUnavailable: nothing came for ``patience_s`` seconds, or :meth:`close` was called.
+            RegistryUnavailable: nothing came for ``patience_s`` seconds, or ``close`` was called.
         """
         check_archive_size(archive.size_bytes)
         with self._request():
@@ -181,7 +181,7 @@ class ArchiveReader:
 
         Raises:
             LogTruncated: the log begins after the first part.
-            RegistryUnavailable: nothing came for ``patience_s`` seconds, or :meth:`close` was called.
+            RegistryUnavailable: nothing came for ``patience_s`` seconds, or ``close`` was called.
         """
         wanted: dict[int, PartKey] = {}
         for application, archive in archives:

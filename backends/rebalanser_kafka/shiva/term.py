@@ -126,7 +126,7 @@ class Term:
         self._steps = 0
         self._over = threading.Event()
         self.failure: RebalanserError | None = None
-        """The error that ended it, if neither :meth:`depose` nor the machine did."""
+        """The error that ended it, if neither ``depose`` nor the machine did."""
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-term-{leader}", daemon=True)
 
     @property

@@ -122,7 +122,7 @@ _Item: TypeAlias = Batch | Lost | _Lacking | _Told
 
 
 class KafkaWorker:
-    """Stores and runs applications until it is stopped. Made by :meth:`KafkaCluster.run_worker`."""
+    """Stores and runs applications until it is stopped. Made by ``KafkaCluster.run_worker``."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class KafkaWorker:
         self._items.put(Stop())
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; True if it has. Raise the error that ended it, unless :meth:`stop` did."""
+        """Wait until it has ended; True if it has. Raise the error that ended it, unless ``stop`` did."""
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if ended and self._failure is not None:

@@ -1,4 +1,4 @@
-"""The engine in an SQLite file; see :mod:`rebalanser_sqlite.tasks` for how it works."""
+"""The engine in an SQLite file; see ``rebalanser_sqlite.tasks`` for how it works."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return self._capabilities
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
-        """How many partitions the queue has; see :meth:`rebalanser.tasks.engine.Engine.define`.
+        """How many partitions the queue has; see ``rebalanser.tasks.engine.Engine.define``.
 
         Raises:
             InvalidName: the queue's name can't be stored (RB-33).
@@ -141,7 +141,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return self._committer.submit(Action(lambda writing: writing.define(queue, partitions)), deadline)
 
     def apply(self, writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
-        """Carry out writes; see :meth:`rebalanser.tasks.engine.Engine.apply`.
+        """Carry out writes; see ``rebalanser.tasks.engine.Engine.apply``.
 
         Raises:
             OutcomeUnknown: the disk failed during a commit, or after one that took some of the writes.
@@ -183,9 +183,9 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
 
         ``connection`` is to the same file, in a transaction that was begun, best with ``BEGIN IMMEDIATE``.
         The move is in it if the answer is ``Applied``; after any other answer, or an error, the transaction
-        is as it was before, and its owner rolls back what went with the move. He also calls :meth:`ring`
+        is as it was before, and its owner rolls back what went with the move. He also calls ``ring``
         after his commit; otherwise watches hear of it up to 250 ms later. From now on the connection makes no
-        checkpoints; the commits of this engine do (see :mod:`rebalanser_sqlite`).
+        checkpoints; the commits of this engine do (see ``rebalanser_sqlite``).
 
         Raises:
             InvalidState: the connection is to another file, in no transaction, or does not fsync its commits.
@@ -226,7 +226,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         limit: int = 1000,
         at_least: int = 0,
     ) -> Page:
-        """Tasks in the order of their ids (SK-12); see :meth:`rebalanser.tasks.engine.Engine.page`."""
+        """Tasks in the order of their ids (SK-12); see ``rebalanser.tasks.engine.Engine.page``."""
         with self._reader.snapshot(Deadline.after(timeout_s), at_least) as snapshot:
             return snapshot.page(queue, partition, statuses, after, limit)
 
@@ -325,7 +325,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return self._follower.add(queue, from_revision, sink, wants)
 
     def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
-        """Claim the best ready tasks; see :meth:`rebalanser.tasks.engine.ClaimsFromIndex.claim`.
+        """Claim the best ready tasks; see ``rebalanser.tasks.engine.ClaimsFromIndex.claim``.
 
         Looks first, without a lock, so that who finds nothing keeps nobody from writing.
 

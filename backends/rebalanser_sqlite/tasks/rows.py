@@ -24,7 +24,7 @@ COLUMNS: Final = (
     "result, coalesce(unique_key, limit_key) IS NOT NULL, unique_key, unique_for_s, limit_key, max_running, "
     "rate_limit"
 )
-"""What :func:`stored_of` makes a task of; the first one is its id."""
+"""What ``stored_of`` makes a task of; the first one is its id."""
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
@@ -32,7 +32,7 @@ MARK: Final = (
     "SELECT debt_s, clock, at_s, wall, revision FROM skuld_rates "
     "WHERE queue = ? AND name = ? AND limit_key = ?"
 )
-"""The fields of a :class:`~rebalanser.tasks.model.RateMark`."""
+"""The fields of a ``RateMark``."""
 NEXT_ROOM: Final = (
     "SELECT waits_until FROM skuld_rates INDEXED BY skuld_rates_waiting "
     "WHERE waits_until IS NOT NULL AND queue = ? AND waits_clock = ? ORDER BY waits_until LIMIT 1"
@@ -95,7 +95,7 @@ def counts_since(connection: sqlite3.Connection | sqlite3.Cursor, counted: int) 
 
 
 def place(status: int, due: float, *, blocked: bool) -> tuple[int | None, float | None]:
-    """The columns ``ready`` and ``timer`` of a task; see :mod:`rebalanser_sqlite.tasks.schema`."""
+    """The columns ``ready`` and ``timer`` of a task; see ``rebalanser_sqlite.tasks.schema``."""
     if status != WAITING:
         return None, None
     return (None, due) if due > 0 else (None if blocked else 1, None)

@@ -204,7 +204,7 @@ CREATE TABLE skuld_settled (
 """Work that several transactions do, each a step of it, so that other writers get in between.
 
 ``skuld_collections`` has the one collection under way and ``skuld_collected`` its tasks: they are deleted as
-soon as it is ``decided`` (:mod:`rebalanser_sqlite.tasks.collecting`). ``skuld_settled`` has the tasks whose
+soon as it is ``decided`` (``rebalanser_sqlite.tasks.collecting``). ``skuld_settled`` has the tasks whose
 dependents are not all told of its end: those up to ``told`` are, those after ``last`` were enqueued later.
 """
 _RATES: Final = """
@@ -225,7 +225,7 @@ CREATE INDEX skuld_rates_waiting ON skuld_rates (queue, waits_clock, waits_until
     WHERE waits_until IS NOT NULL;
 CREATE INDEX skuld_rates_old ON skuld_rates (wall);
 """
-"""The marks of rate limits (:class:`rebalanser.tasks.model.RateMark`)."""
+"""The marks of rate limits (``rebalanser.tasks.model.RateMark``)."""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;

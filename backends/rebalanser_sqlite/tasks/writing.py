@@ -215,7 +215,7 @@ def _is_plain(write: Enqueue) -> bool:
 
 
 class Writing:
-    """The writes of one transaction: each in turn, then :meth:`finish`.
+    """The writes of one transaction: each in turn, then ``finish``.
 
     The connection of ``cursor`` holds the write lock. ``known`` has a revision, and the numbers of queues
     that were committed by then: they are read again if the file has gone back since.
@@ -494,7 +494,7 @@ class Writing:
     def changed_to(self, queue: int, task: TaskId, before: Status | None, status: Status) -> None:
         """Update the dependents of a task whose status has changed; ``before`` is None if it is new.
 
-        If there are many, the first of them, and :meth:`tell_dependents` later the others. But all are
+        If there are many, the first of them, and ``tell_dependents`` later the others. But all are
         blocked at once: a claim must not find ready what depends on an open task.
         """
         freed, blocked, offered = _MASKS[before, status]

@@ -1,7 +1,7 @@
 """What must hold of every history, one function each (AU-4): a case in, findings out.
 
-Each takes a :class:`Case` and gives rows of the table ``FINDINGS``, whose witnesses have a name only:
-:mod:`rebalanser.audit.evidence` fills in the rest, and the gaps.
+Each takes a ``Case`` and gives rows of the table ``FINDINGS``, whose witnesses have a name only:
+``rebalanser.audit.evidence`` fills in the rest, and the gaps.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ class Case:
     records: DataFrame
     accesses: DataFrame
     suspects: DataFrame
-    """:func:`~rebalanser.audit.successions.suspects` of the accesses."""
+    """``suspects`` of the accesses."""
     in_order: DataFrame | None
-    """:func:`~rebalanser.audit.successions.suspects_in_order`; None where no access can hide another."""
+    """``suspects_in_order``; None where no access can hide another."""
     errors: DataFrame | None
-    """:func:`~rebalanser.audit.clocks.host_errors` of the clocks; None if none is proven to be off."""
+    """``host_errors`` of the clocks; None if none is proven to be off."""
     options: Options

@@ -1,8 +1,8 @@
 """The report of an audit: one HTML file that opens anywhere, without a network, and stays readable (AU-8).
 
-Tables of any size become a :class:`~rebalanser.audit.report.content.Content` of bounded size in Spark
-(:mod:`~rebalanser.audit.report.aggregates`), that becomes plots (:mod:`~rebalanser.audit.report.figures`),
-and both become a page (:mod:`~rebalanser.audit.report.page`). What is left out is counted and said.
+Tables of any size become a ``Content`` of bounded size in Spark
+(``report.aggregates``), that becomes plots (``report.figures``),
+and both become a page (``report.page``). What is left out is counted and said.
 """
 
 from __future__ import annotations

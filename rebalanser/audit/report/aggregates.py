@@ -384,7 +384,7 @@ def _heat(spans: DataFrame, unavailability: DataFrame, limits: Limits) -> Heat |
 
 
 def _spread_of(column: str, values: Column) -> dict[str, Column]:
-    """The aggregates from which :func:`_spread` is made."""
+    """The aggregates from which ``_spread`` is made."""
     return {
         f"{column}_count": f.count(values),
         f"{column}_percentiles": f.percentile_approx(values, [0.5, 0.99], _ACCURACY),

@@ -139,7 +139,7 @@ def _names_axis(names: Sequence[str], *, length: int = _NAME_LENGTH) -> dict[str
 
 
 def _short(names: Sequence[str]) -> dict[str, list[str]]:
-    """The names of :func:`_names_axis` for a narrow screen; the page's script takes them there."""
+    """The names of ``_names_axis`` for a narrow screen; the page's script takes them there."""
     return {"short": [_safe(name, _SHORT) for name in names]}
 
 

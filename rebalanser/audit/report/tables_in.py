@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """The tables of :mod:`rebalanser.audit.tables` under their names, and the verdict in words.
+    """The tables of ``rebalanser.audit.tables`` under their names, and the verdict in words.
 
     Each is read several times: frames that are costly to compute should be cached or read from a file.
     """

@@ -1,4 +1,4 @@
-"""The asyncio twin of :class:`~rebalanser.tasks.claim.Claim`: the same names, awaited."""
+"""The asyncio twin of ``Claim``: the same names, awaited."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Threads:
         self._closed = False
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call a function in a thread and wait; raises what that does, and what :meth:`submit` does."""
+        """Call a function in a thread and wait; raises what that does, and what ``submit`` does."""
         return await self.submit(function, *arguments, **named)
 
     def submit(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[T]:
@@ -55,7 +55,7 @@ class Threads:
 
 
 class AsyncClaim:
-    """A :class:`~rebalanser.tasks.claim.Claim` for a body in an event loop, which it never blocks.
+    """A ``Claim`` for a body in an event loop, which it never blocks.
 
     ``token`` is the fencing token for fenced resources, as that of a claim (SK-6).
     """
@@ -82,11 +82,11 @@ class AsyncClaim:
 
     @property
     def deadline(self) -> float:
-        """End of the claim; see :attr:`Claim.deadline`. Seconds of ``time.monotonic()``."""
+        """End of the claim; see ``Claim.deadline``. Seconds of ``time.monotonic()``."""
         return self._claim.deadline
 
     def still_mine(self) -> bool:
-        """True if the claim lasts, as far as this process knows; see :meth:`Claim.still_mine`."""
+        """True if the claim lasts, as far as this process knows; see ``Claim.still_mine``."""
         return self._claim.still_mine()
 
     async def until_stop_requested(self) -> None:
@@ -94,26 +94,26 @@ class AsyncClaim:
         await self.stop_requested.until_set()
 
     async def update(self, content: bytes) -> int:
-        """Add to the claim's log, durably; raises what :meth:`Claim.update` does (SK-9).
+        """Add to the claim's log, durably; raises what ``Claim.update`` does (SK-9).
 
         If the body is cancelled meanwhile, the update may be in the log, now or later.
         """
         return await self._threads.run(self._claim.update, content)
 
     async def log(self, claim: int | None = None) -> AsyncIterator[Update]:
-        """Iterate over all updates so far, the earliest first, read page by page; see :meth:`Claim.log`."""
+        """Iterate over all updates so far, the earliest first, read page by page; see ``Claim.log``."""
         found = self._claim.log(claim)
         while page := await self._threads.run(lambda: list(islice(found, LOG_PAGE))):
             for each in page:
                 yield each
 
     async def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
-        """Complete the task in a transaction; raises what :meth:`Claim.complete_in` does.
+        """Complete the task in a transaction; raises what ``Claim.complete_in`` does.
 
         The connection is used in another thread: it must be opened with ``check_same_thread=False``.
         """
         await self._threads.run(self._claim.complete_in, connection, result)
 
     async def renew(self) -> bool:
-        """Renew the claim; see :meth:`Claim.renew`. The worker does so by itself."""
+        """Renew the claim; see ``Claim.renew``. The worker does so by itself."""
         return await self._threads.run(self._claim.renew)

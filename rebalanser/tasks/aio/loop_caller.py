@@ -142,7 +142,7 @@ class BodySupervisor:
         """Call ``cancel`` once a body must be ended; return the future of its outcome.
 
         That is the outcome of ``ended``, or the reason for which it was cancelled. A body that does not end
-        within :data:`CANCEL_S` seconds after that counts as ended.
+        within ``CANCEL_S`` seconds after that counts as ended.
         """
         holder = job.claim.held.holder
         limit_s = job.head.timeout_s

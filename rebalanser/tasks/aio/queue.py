@@ -1,4 +1,4 @@
-"""The asyncio twin of :class:`~rebalanser.tasks.queue.Queue`: the same names, awaited."""
+"""The asyncio twin of ``Queue``: the same names, awaited."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
 Tasks: TypeAlias = Iterable[Stored] | AsyncIterable[Stored]
-"""Tasks that a call takes: a list, or what :meth:`AsyncQueue.tasks` returns."""
+"""Tasks that a call takes: a list, or what ``AsyncQueue.tasks`` returns."""
 _DEFAULT_RETENTION: Final = Retention()
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -111,15 +111,15 @@ class AsyncTaskFunction(Generic[P, R]):
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> AsyncTaskFunction[P, R]:
-        """See :meth:`~rebalanser.tasks.producer.TaskFunction.options`."""
+        """See ``options``."""
         return AsyncTaskFunction(self._queue, self.body, chosen_options(self.name, options))
 
     def call(self, *arguments: P.args, **named: P.kwargs) -> AsyncCall[R]:
-        """See :meth:`~rebalanser.tasks.producer.TaskFunction.call`."""
+        """See ``call``."""
         return AsyncCall(self._queue, self.body, self._options, arguments, named)
 
     async def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
-        """See :meth:`~rebalanser.tasks.producer.TaskFunction.enqueue`; raises what that does.
+        """See ``enqueue``; raises what that does.
 
         If it is cancelled meanwhile, the task may have been enqueued.
         """
@@ -128,12 +128,12 @@ class AsyncTaskFunction(Generic[P, R]):
     async def enqueue_many(
         self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
     ) -> list[Enqueued[R]]:
-        """See :meth:`~rebalanser.tasks.producer.TaskFunction.enqueue_many`."""
+        """See ``enqueue_many``."""
         return await self._queue.enqueue_calls(self.body, calls, self._options)
 
 
 class AsyncCall(PlannedCall[R]):
-    """A planned call of a function, for one task; as :class:`~rebalanser.tasks.producer.Call`, awaited."""
+    """A planned call of a function, for one task; as ``Call``, awaited."""
 
     def then(
         self,
@@ -142,12 +142,12 @@ class AsyncCall(PlannedCall[R]):
         *arguments: Q.args,
         **named: Q.kwargs,
     ) -> AsyncCall[S]:
-        """Return a call of another function; as :meth:`~rebalanser.tasks.producer.Call.then`."""
+        """Return a call of another function; as ``then``."""
         require_function(function, AsyncTaskFunction)
         return function.call(self.result, *arguments, **named)
 
     async def enqueue(self) -> Enqueued[R]:
-        """Enqueue it and all calls whose results it gets; as :meth:`~rebalanser.tasks.producer.Call.enqueue`.
+        """Enqueue it and all calls whose results it gets; as ``enqueue``.
 
         If it is cancelled meanwhile, all or none are enqueued: enqueue it again.
         """
@@ -168,10 +168,10 @@ class AsyncTaskDecorator(Protocol):
 
 
 class AsyncQueue:
-    """A :class:`~rebalanser.tasks.queue.Queue` whose calls are awaited, and whose bodies may run in the loop.
+    """A ``Queue`` whose calls are awaited, and whose bodies may run in the loop.
 
-    It takes what :class:`~rebalanser.tasks.queue.Queue` takes. The engine is opened by the first call that
-    needs it, by :meth:`open`, or by ``async with``; these raise what :class:`~rebalanser.tasks.queue.Queue`
+    It takes what ``Queue`` takes. The engine is opened by the first call that
+    needs it, by ``open``, or by ``async with``; these raise what ``Queue``
     does. Nothing blocks the loop, and a loop that is blocked loses no claim.
 
     Raises:
@@ -263,9 +263,9 @@ class AsyncQueue:
 
         Without arguments ``@queue.task`` is enough.
 
-        A coroutine function is called in the event loop with an :class:`AsyncClaim`, and cancelled once it is
+        A coroutine function is called in the event loop with an ``AsyncClaim``, and cancelled once it is
         out of time, or its claim is lost. Any other is called in a thread with a
-        :class:`~rebalanser.tasks.claim.Claim`.
+        ``Claim``.
 
         Raises:
             InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
@@ -297,7 +297,7 @@ class AsyncQueue:
         overlap: bool = True,
         **options: Unpack[GivenTaskOptions],
     ) -> AsyncTaskDecorator:
-        """Register a function whose tasks come by a cron expression; as :meth:`Queue.periodic` (SK-15)."""
+        """Register a function whose tasks come by a cron expression; as ``Queue.periodic`` (SK-15)."""
         require_expression(expression)
         register = self.task(name, **periodic_options(options, overlap=overlap))
 
@@ -312,7 +312,7 @@ class AsyncQueue:
 
     @contextlib.asynccontextmanager
     async def in_memory(self, clock: Clock | None = None) -> AsyncIterator[Self]:
-        """Make it an empty queue in memory within a context, as a test does; as :meth:`Queue.in_memory`."""
+        """Make it an empty queue in memory within a context, as a test does; as ``Queue.in_memory``."""
         if self._caller is not None:
             raise InvalidState(f"the queue {self.name!r} is worked on already by this process")
         before = vars(self).copy()
@@ -327,7 +327,7 @@ class AsyncQueue:
             vars(self).update(before)
 
     async def open(self) -> None:
-        """Open the engine, unless it is open. Raises what :class:`~rebalanser.tasks.queue.Queue` does."""
+        """Open the engine, unless it is open. Raises what ``Queue`` does."""
         await self._opened()
 
     async def new_id(self) -> TaskId:
@@ -338,7 +338,7 @@ class AsyncQueue:
     async def enqueue_call(
         self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any], options: EnqueueOptions
     ) -> Enqueued[Any]:
-        """Enqueue a call of a function, as :meth:`AsyncTaskFunction.enqueue`."""
+        """Enqueue a call of a function, as ``AsyncTaskFunction.enqueue``."""
         queue = await self._opened()
         return await self._threads.run(queue.enqueue_call, body, arguments, named, options)
 
@@ -348,12 +348,12 @@ class AsyncQueue:
         calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
         options: EnqueueOptions,
     ) -> list[Enqueued[Any]]:
-        """Enqueue calls of a function, as :meth:`AsyncTaskFunction.enqueue_many`."""
+        """Enqueue calls of a function, as ``AsyncTaskFunction.enqueue_many``."""
         queue = await self._opened()
         return await self._threads.run(queue.enqueue_calls, body, calls, options)
 
     async def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
-        """Enqueue calls, with all whose results they get, all or none; as :meth:`Queue.enqueue_all`."""
+        """Enqueue calls, with all whose results they get, all or none; as ``Queue.enqueue_all``."""
         given = given_calls(calls)
         await self.enqueue_ordered(given, call_places(len(given)))
         return [call.enqueued for call in given if call.enqueued is not None]
@@ -371,16 +371,16 @@ class AsyncQueue:
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
-        """Failures in this process that are retried now; as :attr:`Queue.troubles`."""
+        """Failures in this process that are retried now; as ``Queue.troubles``."""
         return () if self._queue is None else self._queue.troubles
 
     async def status(self) -> QueueStatus:
-        """Read counts by status, the oldest ready task's age, and the workers; as :meth:`Queue.status`."""
+        """Read counts by status, the oldest ready task's age, and the workers; as ``Queue.status``."""
         queue = await self._opened()
         return await self._threads.run(queue.status)
 
     def measure(self) -> Measurement:
-        """Measure this process; as :meth:`Queue.measure`. On SQLite it reads the store: call it in a thread.
+        """Measure this process; as ``Queue.measure``. On SQLite it reads the store: call it in a thread.
 
         Raises:
             InvalidState: the queue is not open yet.
@@ -390,17 +390,17 @@ class AsyncQueue:
         return self._queue.measure()
 
     async def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
-        """Return a task as it is now; as :meth:`Queue.get` (SK-11)."""
+        """Return a task as it is now; as ``Queue.get`` (SK-11)."""
         queue = await self._opened()
         return await self._threads.run(queue.get, task, at_least=at_least)
 
     async def payload(self, task: TaskId) -> bytes:
-        """Return a task's payload as it was enqueued; as :meth:`Queue.payload`."""
+        """Return a task's payload as it was enqueued; as ``Queue.payload``."""
         queue = await self._opened()
         return await self._threads.run(queue.payload, task)
 
     async def log(self, task: TaskId) -> AsyncIterator[Update]:
-        """Read the updates of a task's claims, the earliest first; as :meth:`Queue.log` (SK-9)."""
+        """Read the updates of a task's claims, the earliest first; as ``Queue.log`` (SK-9)."""
         queue = await self._opened()
         async for each in self._each(queue.log(task), PAGE):
             yield each
@@ -415,7 +415,7 @@ class AsyncQueue:
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> AsyncIterator[Stored]:
-        """Iterate over all tasks by id, read page by page; as :meth:`Queue.tasks` (SK-12)."""
+        """Iterate over all tasks by id, read page by page; as ``Queue.tasks`` (SK-12)."""
         queue = await self._opened()
         found = queue.tasks(
             statuses, page=page, after=after, at_least=at_least, name=name, older_than_s=older_than_s
@@ -431,12 +431,12 @@ class AsyncQueue:
         name: str | None = None,
         older_than_s: float = 0.0,
     ) -> list[Stored]:
-        """Return the newest tasks, the newest first; as :meth:`Queue.newest`."""
+        """Return the newest tasks, the newest first; as ``Queue.newest``."""
         queue = await self._opened()
         return await self._threads.run(queue.newest, limit, statuses, name=name, older_than_s=older_than_s)
 
     async def rooms(self, tasks: Tasks) -> dict[TaskId, Room]:
-        """Find the room that limits leave to those of these tasks that wait; as :meth:`Queue.rooms`."""
+        """Find the room that limits leave to those of these tasks that wait; as ``Queue.rooms``."""
         queue = await self._opened()
         rooms: dict[TaskId, Room] = {}
         async for some in _batches(tasks):
@@ -444,7 +444,7 @@ class AsyncQueue:
         return rooms
 
     async def with_blockers(self, tasks: Tasks) -> list[tuple[Stored, tuple[Stored, ...]]]:
-        """Pair tasks with the dead and cancelled ones that they wait for; as :meth:`Queue.with_blockers`."""
+        """Pair tasks with the dead and cancelled ones that they wait for; as ``Queue.with_blockers``."""
         queue = await self._opened()
         pairs: list[tuple[Stored, tuple[Stored, ...]]] = []
         async for some in _batches(tasks):
@@ -457,17 +457,17 @@ class AsyncQueue:
         return await self._threads.run(queue.count)
 
     async def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
-        """Claim no more tasks of the queue, or let no more ticks come; as :meth:`Queue.pause` (SK-23)."""
+        """Claim no more tasks of the queue, or let no more ticks come; as ``Queue.pause`` (SK-23)."""
         queue = await self._opened()
         return await self._threads.run(queue.pause, reason, schedule=schedule, by=by)
 
     async def resume(self, *, schedule: str | None = None) -> Pause | None:
-        """End a pause; as :meth:`Queue.resume` (SK-23)."""
+        """End a pause; as ``Queue.resume`` (SK-23)."""
         queue = await self._opened()
         return await self._threads.run(queue.resume, schedule=schedule)
 
     async def pauses(self) -> Pauses:
-        """Read the pauses in force; as :meth:`Queue.pauses` (SK-23)."""
+        """Read the pauses in force; as ``Queue.pauses`` (SK-23)."""
         queue = await self._opened()
         return await self._threads.run(queue.pauses)
 
@@ -482,12 +482,12 @@ class AsyncQueue:
         return await self._threads.run(queue.requeue, task)
 
     async def cancel_all(self, tasks: Tasks) -> int:
-        """Cancel tasks, many at once; as :meth:`Queue.cancel_all`."""
+        """Cancel tasks, many at once; as ``Queue.cancel_all``."""
         queue = await self._opened()
         return sum([await self._threads.run(queue.cancel_all, some) async for some in _batches(tasks)])
 
     async def requeue_all(self, tasks: Tasks) -> int:
-        """Requeue tasks, many at once; as :meth:`Queue.requeue_all`."""
+        """Requeue tasks, many at once; as ``Queue.requeue_all``."""
         queue = await self._opened()
         return sum([await self._threads.run(queue.requeue_all, some) async for some in _batches(tasks)])
 
@@ -499,12 +499,12 @@ class AsyncQueue:
         statuses: frozenset[Status] = frozenset({Status.COMPLETED}),
         name: str | None = None,
     ) -> Collected:
-        """Delete complete tasks that were enqueued longer ago; as :meth:`Queue.collect` (SK-14)."""
+        """Delete complete tasks that were enqueued longer ago; as ``Queue.collect`` (SK-14)."""
         queue = await self._opened()
         return await self._threads.run(queue.collect, older_than_s, archive, statuses=statuses, name=name)
 
     async def retained(self) -> RetentionRecord:
-        """Read the time and number of the last deletions by age; as :meth:`Queue.retained` (SK-22)."""
+        """Read the time and number of the last deletions by age; as ``Queue.retained`` (SK-22)."""
         queue = await self._opened()
         return await self._threads.run(queue.retained)
 
@@ -515,9 +515,9 @@ class AsyncQueue:
     async def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any: ...
 
     async def wait(self, task: TaskId, timeout_s: float = 60.0) -> Any:
-        """Wait until a task is complete; return its result, as :meth:`Queue.wait` does.
+        """Wait until a task is complete; return its result, as ``Queue.wait`` does.
 
-        It takes no thread while it waits. Raises what :meth:`Queue.wait` does.
+        It takes no thread while it waits. Raises what ``Queue.wait`` does.
         """
         waiting.refuse_wait(task, timeout_s)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -560,7 +560,7 @@ class AsyncQueue:
         return queue, await self._threads.run(queue.wait_limit, timeout_s)
 
     async def run(self, concurrency: int = 1) -> None:
-        """Work on tasks until SIGINT, SIGTERM or SIGHUP, or until :meth:`request_stop`; then stop gracefully.
+        """Work on tasks until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then stop gracefully.
 
         A second SIGINT has its usual effect.
 
@@ -571,7 +571,7 @@ class AsyncQueue:
         await run_in_loop_until_stopped(_RunningAsyncQueues(self, concurrency), queue.wait_stopped)
 
     async def run_until_idle(self, *, advance_s: float = 0.0) -> int:
-        """Run all tasks that are ready, one after another, as a test does; as :meth:`Queue.run_until_idle`.
+        """Run all tasks that are ready, one after another, as a test does; as ``Queue.run_until_idle``.
 
         Coroutine functions run in the loop that awaits this, others in a thread.
         """
@@ -580,14 +580,14 @@ class AsyncQueue:
         return await self._threads.run(queue.run_inline, caller, advance_s)
 
     async def start(self, concurrency: int = 1) -> None:
-        """Join the queue's workers and begin to run tasks, ``concurrency`` at a time; as :meth:`Queue.start`.
+        """Join the queue's workers and begin to run tasks, ``concurrency`` at a time; as ``Queue.start``.
 
         Coroutine functions run in the loop that awaits this, others in threads.
         """
         await self.start_sharing(concurrency, None)
 
     async def start_sharing(self, concurrency: int, shared: SharedConcurrency | None) -> None:
-        """:meth:`start`, with places that it shares with other queues."""
+        """``start``, with places that it shares with other queues."""
         require_concurrency(concurrency)
         queue = await self._opened()
         caller = LoopCaller(asyncio.get_running_loop(), self._threads, queue.errors)
@@ -678,7 +678,7 @@ class AsyncQueue:
 
 
 async def _batches(tasks: Tasks) -> AsyncIterator[Iterable[Stored]]:
-    """Iterate over tasks in lists of :data:`PAGE`; what is no asynchronous iterator is given as it is."""
+    """Iterate over tasks in lists of ``PAGE``; what is no asynchronous iterator is given as it is."""
     if not isinstance(tasks, AsyncIterable):
         yield tasks
         return
@@ -692,7 +692,7 @@ async def _batches(tasks: Tasks) -> AsyncIterator[Iterable[Stored]]:
 
 
 class AsyncQueues:
-    """Several queues that one process works on; as :class:`~rebalanser.tasks.queue.Queues`, awaited."""
+    """Several queues that one process works on; as ``Queues``, awaited."""
 
     def __init__(self, *queues: AsyncQueue) -> None:
         refuse_mixed(queues, AsyncQueue)
@@ -700,11 +700,11 @@ class AsyncQueues:
         self._stopped = threading.Event()
 
     async def run(self, concurrency: int = 1) -> None:
-        """Work on tasks until a signal or a stop; as :meth:`~rebalanser.tasks.queue.Queues.run`."""
+        """Work on tasks until a signal or a stop; as ``run``."""
         await run_in_loop_until_stopped(_RunningAsyncQueues(self, concurrency), self._wait_stopped)
 
     async def start(self, concurrency: int = 1) -> None:
-        """Begin to run tasks, ``concurrency`` in all; as :meth:`~rebalanser.tasks.queue.Queues.start`."""
+        """Begin to run tasks, ``concurrency`` in all; as ``start``."""
         shared = SharedConcurrency(concurrency)
         before, self._stopped = self._stopped, shared.stopped
         started: list[AsyncQueue] = []
@@ -726,7 +726,7 @@ class AsyncQueues:
         self._stopped.set()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Stop all queues at the same time, as :meth:`AsyncQueue.stop` does; they stay open."""
+        """Stop all queues at the same time, as ``AsyncQueue.stop`` does; they stay open."""
         self._stopped.set()
         stopping = [each.stop(grace_s) for each in self._queues]
         for error in await asyncio.gather(*stopping, return_exceptions=True):
@@ -735,7 +735,7 @@ class AsyncQueues:
 
 
 class _RunningAsyncQueues:
-    """Queues that are worked on, for :func:`~rebalanser.runtime.running.run_in_loop_until_stopped`."""
+    """Queues that are worked on, for ``run_in_loop_until_stopped``."""
 
     def __init__(self, queue: AsyncQueue | AsyncQueues, concurrency: int) -> None:
         self._queue = queue

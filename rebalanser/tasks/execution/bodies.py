@@ -74,7 +74,7 @@ class Caller(Protocol):
         """True if this body must be called, and takes a thread until it ends."""
 
     def can_end(self, _body: TaskBody, /) -> bool:
-        """True if :meth:`call` ends this body at its ``timeout_s`` and once its claim is lost."""
+        """True if ``call`` ends this body at its ``timeout_s`` and once its claim is lost."""
 
     def cut_off(self) -> None:
         """End all bodies that can be ended, now and from now on; returns at once."""
@@ -204,7 +204,7 @@ class Bodies:
         return tuple(self._functions)
 
     def can_end(self, name: str) -> bool:
-        """True if :meth:`work` ends the bodies of a function at their time limit or once a claim is lost."""
+        """True if ``work`` ends the bodies of a function at their time limit or once a claim is lost."""
         return self._caller.can_end(self._functions[name])
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class Bodies:
         self._caller.cut_off()
 
     def takes_thread(self, name: str) -> bool:
-        """True if :meth:`work` takes its thread for as long as the body of a function runs."""
+        """True if ``work`` takes its thread for as long as the body of a function runs."""
         return self._caller.takes_thread(self._functions[name])
 
     def work(self, claim: WorkerClaim, head: Head, payload: bytes) -> Future[None] | None:

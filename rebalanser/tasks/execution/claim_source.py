@@ -3,7 +3,7 @@
 =====================  ======================================================  ==============================
 source                 claims are handed out by                                engines
 =====================  ======================================================  ==============================
-:class:`IndexClaims`   the store: any process takes any ready task (SK-20)     with ``ClaimsFromIndex``
+``IndexClaims``   the store: any process takes any ready task (SK-20)     with ``ClaimsFromIndex``
 ``Partitions``         the one fenced owner of each partition (SK-13)          all others
 =====================  ======================================================  ==============================
 """
@@ -33,7 +33,7 @@ _log = get_logger()
 
 
 class ClaimSource(ABC):
-    """Claims tasks of a queue for one process. All methods but :meth:`close` are for one thread at a time."""
+    """Claims tasks of a queue for one process. All methods but ``close`` are for one thread at a time."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -71,7 +71,7 @@ class ClaimSource(ABC):
     def ready_since(self, wall: float) -> float | None:
         """Return since when the oldest ready task waits, of those claimed here; None if none is ready.
 
-        See :meth:`~rebalanser.tasks.engine.Engine.ready_since`. For any thread.
+        See ``ready_since``. For any thread.
         """
 
     @abstractmethod
@@ -84,20 +84,20 @@ class ClaimSource(ABC):
 
     @abstractmethod
     def offer(self, rooms: Rooms) -> None:
-        """Offer room for which :meth:`claim` finds no task, in place of what was offered before.
+        """Offer room for which ``claim`` finds no task, in place of what was offered before.
 
-        :meth:`claim` returns the claims that other processes make for it.
+        ``claim`` returns the claims that other processes make for it.
         """
 
     @abstractmethod
     def retire(self) -> None:
-        """Withdraw the room, and give back claims for this process that :meth:`claim` did not return."""
+        """Withdraw the room, and give back claims for this process that ``claim`` did not return."""
 
     @abstractmethod
     def claim_for_others(self) -> None:
-        """Claim ready tasks for other processes that have room; raises what :meth:`claim` does.
+        """Claim ready tasks for other processes that have room; raises what ``claim`` does.
 
-        It also brings :attr:`ClaimSource.pause` up to date.
+        It also brings ``ClaimSource.pause`` up to date.
         """
 
     def payloads(self, claimed: Sequence[Claimed]) -> Mapping[TaskId, bytes]:
@@ -141,7 +141,7 @@ class ClaimSource(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ClaimBest:
-    """Claim the best tasks of the index; the answer is a :class:`~rebalanser.tasks.engine.ClaimAnswer`."""
+    """Claim the best tasks of the index; the answer is a ``ClaimAnswer``."""
 
     query: ClaimQuery
 
@@ -191,7 +191,7 @@ class IndexRequests:
     def claim(
         self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
     ) -> Generator[IndexRequest, Any, list[Claimed]]:
-        """Claim as :meth:`ClaimSource.claim` does, all or none."""
+        """Claim as ``ClaimSource.claim`` does, all or none."""
         if limit <= 0:
             yield from self.read_pause()
             return []
@@ -229,7 +229,7 @@ class IndexRequests:
         self.pause = yield ReadQueuePause()
 
     def next_wakeup(self, names: Collection[str] | None) -> float | None:
-        """See :meth:`ClaimSource.next_wakeup`; as of the last claim, for the functions of that claim."""
+        """See ``ClaimSource.next_wakeup``; as of the last claim, for the functions of that claim."""
         has_names = names is None or bool(names)
         return max(self._wakeup, self._now()) if has_names and self._wakeup is not None else None
 
@@ -248,7 +248,7 @@ class IndexClaims(ClaimSource):
     """Claims from the engine's index: no process owns a partition, and the store decides who gets a task.
 
     ``worker`` is a label for people, ``buffer_s`` is added to a claim's time (SK-8), ``wake`` is called
-    whenever there may be something to claim, from :meth:`open` on. :class:`IndexRequests` decides.
+    whenever there may be something to claim, from ``open`` on. ``IndexRequests`` decides.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class IndexClaims(ClaimSource):
     def claim(
         self, limit: int, names: Collection[str] | None, worker: str | None = None, ahead: int = 0
     ) -> list[Claimed]:
-        """See :meth:`ClaimSource.claim`; claims all or none."""
+        """See ``ClaimSource.claim``; claims all or none."""
         claimed = self._run(self._requests.claim(limit, names, worker, ahead))
         self._check_clocks(claimed)
         return claimed
@@ -296,7 +296,7 @@ class IndexClaims(ClaimSource):
                 return context.engine.pauses(context.queue, context.timeout_s).get(QUEUE)
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
-        """See :meth:`ClaimSource.next_wakeup`; as of the last claim, for the functions of that claim."""
+        """See ``ClaimSource.next_wakeup``; as of the last claim, for the functions of that claim."""
         return self._requests.next_wakeup(names)
 
     def owns(self, partition: int) -> bool:  # noqa: ARG002
@@ -304,7 +304,7 @@ class IndexClaims(ClaimSource):
         return True
 
     def ready_since(self, wall: float) -> float | None:
-        """See :meth:`ClaimSource.ready_since`: of the whole queue, from the index."""
+        """See ``ClaimSource.ready_since``: of the whole queue, from the index."""
         context = self._context
         return context.engine.ready_since(context.queue, wall, context.timeout_s)
 
@@ -315,11 +315,11 @@ class IndexClaims(ClaimSource):
         """No-op: nothing is claimed for other processes."""
 
     def claim_for_others(self) -> None:
-        """Only bring :attr:`ClaimSource.pause` up to date: any process claims for itself."""
+        """Only bring ``ClaimSource.pause`` up to date: any process claims for itself."""
         self._run(self._requests.read_pause())
 
     def report_unknown(self, names: Collection[str]) -> None:
-        """See :meth:`ClaimSource.report_unknown`; no-op if the last claim found no such task."""
+        """See ``ClaimSource.report_unknown``; no-op if the last claim found no such task."""
         if not self._requests.others_ready:
             return
         ready = self._engine.ready_names(self._context.queue, self._context.timeout_s)

@@ -1,6 +1,6 @@
 """Decisions of a worker: the tries to claim, begin, give back, renew and end (SK-7, SK-8, SK-20). Pure.
 
-:class:`Execution` has the state. Its scripts yield requests, and its other methods return decisions. The
+``Execution`` has the state. Its scripts yield requests, and its other methods return decisions. The
 worker carries them out in threads, the simulator in simulated time.
 """
 

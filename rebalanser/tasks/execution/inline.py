@@ -1,6 +1,6 @@
 """Runs ready tasks in the calling thread, one after another: the worker of a test.
 
-It has the same claim sources and rules as :mod:`~rebalanser.tasks.execution.worker`. It renews nothing and
+It has the same claim sources and rules as ``execution.worker``. It renews nothing and
 cuts nothing off: a body runs until it returns.
 """
 

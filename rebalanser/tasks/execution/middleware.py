@@ -19,7 +19,7 @@ CLOSE_S: Final = 5.0
 class Middleware:
     """Base class of hooks: override the ones you need. Errors of a hook are logged and ignored (SK-15).
 
-    Hooks but :meth:`failed` are called in the thread of the enqueuer or of the body: in the order given
+    Hooks but ``failed`` are called in the thread of the enqueuer or of the body: in the order given
     before, in the reverse order after. Those of a coroutine are called in two threads, and neither is that
     of its loop.
     """

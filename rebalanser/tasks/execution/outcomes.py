@@ -93,7 +93,7 @@ class Returned:
 class Raised:
     """The body has raised ``error``; ``text`` is stored: the error with its traceback.
 
-    ``types`` are the names of its type and base types (:func:`name_of_type`): ``error`` itself may be a
+    ``types`` are the names of its type and base types (``name_of_type``): ``error`` itself may be a
     stand-in for an error of another process.
     """
 

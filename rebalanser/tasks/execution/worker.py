@@ -1,18 +1,18 @@
 """Workers: claim tasks, run them in threads, and renew their claims meanwhile (SK-7, SK-8).
 
 **Threads.** One thread claims, and one renews and times out. The others run bodies, or wait for bodies that
-run in another process (:mod:`~rebalanser.tasks.execution.bodies`); they are started as needed. A coroutine
-takes no thread (:mod:`~rebalanser.tasks.aio.loop_caller`). The renewing thread never waits for the store: it
+run in another process (``execution.bodies``); they are started as needed. A coroutine
+takes no thread (``aio.loop_caller``). The renewing thread never waits for the store: it
 submits all due renewals together, and requests stops in time whatever the outcome. A watch reports claims
 that are over, for example because their tasks were cancelled. No thread ends by an error
-(:mod:`~rebalanser.tasks.loops`).
+(``tasks.loops``).
 
 **Claims ahead.** A quick body leaves its thread waiting for the next claim. So tasks are claimed ahead: as
 many as run in ``AHEAD_S`` seconds. If a body turns out slow, tasks behind it wait. Those that have not begun
 after ``AHEAD_WAIT_S`` seconds are given back, without counting a try, and another worker may take them
 (SK-20). Tasks that have not begun are also given back once the queue is paused (SK-23).
 
-:mod:`~rebalanser.tasks.execution.decisions` decides all this. It is pure.
+``execution.decisions`` decides all this. It is pure.
 
 **Several queues in one process** share the concurrency, the earlier queues first. A worker takes places
 before it claims, and holds one for each claim until its body has ended. While a worker *looks* for tasks,
@@ -106,7 +106,7 @@ class SharedConcurrency:
             return len(self._sharers) - 1
 
     def take(self, number: int, wanted: int) -> int:
-        """Take places for claims, at most ``wanted``; :meth:`return_places` gives them back."""
+        """Take places for claims, at most ``wanted``; ``return_places`` gives them back."""
         with self._lock:
             sharer = self._sharers[number]
             sharer.looks = wanted > 0 or self._free() <= 0

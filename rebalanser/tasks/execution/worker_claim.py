@@ -68,17 +68,17 @@ class WorkerClaim(Claim):
 
     @property
     def deadline(self) -> float:
-        """See :attr:`Claim.deadline`; 0 once the claim has ended."""
+        """See ``Claim.deadline``; 0 once the claim has ended."""
         if self._life.ended is not None:
             return 0.0
         return time.monotonic() + self._life.deadline - self._context.clock.now()
 
     def still_mine(self) -> bool:
-        """See :meth:`Claim.still_mine`."""
+        """See ``Claim.still_mine``."""
         return self._life.lasts(self._context.clock.now()) and not self._context.is_inherited
 
     def update(self, content: bytes) -> int:
-        """See :meth:`Claim.update`."""
+        """See ``Claim.update``."""
         self._context.refuse_fork()
         content = self._context.check("an update", content)
         with self._updating:
@@ -101,7 +101,7 @@ class WorkerClaim(Claim):
         return claim.updates
 
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
-        """See :meth:`Claim.log_page`."""
+        """See ``Claim.log_page``."""
         return self._context.updates(self.task_id, claim, first)
 
     @property
@@ -110,7 +110,7 @@ class WorkerClaim(Claim):
         return self._context.max_bytes
 
     def complete_in(self, connection: sqlite3.Connection, result: bytes | None = None) -> None:
-        """See :meth:`Claim.complete_in`."""
+        """See ``Claim.complete_in``."""
         self._context.refuse_fork()
         if result is not None:
             result = self.check_result(result)
@@ -124,7 +124,7 @@ class WorkerClaim(Claim):
         self.is_completed_within = True
 
     def renew(self) -> bool:
-        """See :meth:`Claim.renew`."""
+        """See ``Claim.renew``."""
         self._context.refuse_fork()
         renewal = self.renewal()
         if renewal is None:
@@ -169,7 +169,7 @@ class WorkerClaim(Claim):
             self._life.learn(stored)
 
     def fill_results(self, head: Head, payload: bytes) -> FilledPayload:
-        """Fill in the results that a payload gets; see :func:`~rebalanser.tasks.results.fill_results`."""
+        """Fill in the results that a payload gets; see ``fill_results``."""
         return fill_results(head, payload, self._context.read)
 
     def learn_status(self, status: Status, revision: int) -> None:
@@ -178,7 +178,7 @@ class WorkerClaim(Claim):
             self.lose(Reason.ENDED)
 
     def check_result(self, result: bytes) -> bytes:
-        """Return the result as it is to be stored; raises what :meth:`complete_in` does if it can't be."""
+        """Return the result as it is to be stored; raises what ``complete_in`` does if it can't be."""
         return self._context.check("a result", result)
 
     def settle(self, rule: Callable[[Stored], Decision]) -> WriteFuture[Stored | Refused]:

@@ -8,7 +8,7 @@ over, as the holder must stop by then. If an operator cancels the task, the acce
 stops.
 
 That end must be recorded before the next claim of the task begins, which another server may make. So a server
-that fails or releases a claim of another server makes the task wait for :data:`HISTORY_DELAY_S` seconds.
+that fails or releases a claim of another server makes the task wait for ``HISTORY_DELAY_S`` seconds.
 
 The history has the numbers of updates while the server that made the claim has accepted all of them. Once
 another server has accepted one, later ones have no number: if that server's history were cut off, the log
@@ -72,7 +72,7 @@ def parse_holder(number: int, holder: str) -> tuple[ClaimKey, int | None]:
 class ClaimHistory:
     """History of the claims that one server made or accepted requests of. May be used from any thread.
 
-    No-op if no history is written. ``wake`` wakes the thread that calls :meth:`end_over`.
+    No-op if no history is written. ``wake`` wakes the thread that calls ``end_over``.
     """
 
     def __init__(self, context: Context, wake: Callable[[], None]) -> None:
@@ -265,11 +265,11 @@ class ClientClaim:
 
     ``claim_history`` records its events.
 
-    Every method raises :class:`~rebalanser.errors.UnknownTask` if there is no such task,
-    :class:`~rebalanser.errors.Fenced` or :class:`~rebalanser.tasks.http.problems.ProblemRaised` if a rule
-    refuses it, :class:`~rebalanser.errors.RequestTooLarge` or
-    :class:`~rebalanser.errors.RegistryUnavailable` if nothing was done, and
-    :class:`~rebalanser.errors.OutcomeUnknown` if the outcome is unknown.
+    Every method raises ``UnknownTask`` if there is no such task,
+    ``Fenced`` or ``ProblemRaised`` if a rule
+    refuses it, ``RequestTooLarge`` or
+    ``RegistryUnavailable`` if nothing was done, and
+    ``OutcomeUnknown`` if the outcome is unknown.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Decides how a server hands out claims to waiting clients, in FIFO order (SK-16, SK-20). Pure.
 
-:class:`Dispensing` has the waiting clients. Its scripts yield requests, which the dispenser carries out in
+``Dispensing`` has the waiting clients. Its scripts yield requests, which the dispenser carries out in
 its thread, and the simulator in simulated time.
 """
 

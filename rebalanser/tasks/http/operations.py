@@ -34,7 +34,7 @@ def enqueue(queue: Queue, task: NewTask) -> Enqueued[Any]:
 
 
 def enqueue_batch(queue: Queue, tasks: Sequence[NewTask], *, together: bool) -> list[Enqueued[Any]]:
-    """Store tasks, ``together`` all or none, as :func:`enqueue`; an error of one names its place."""
+    """Store tasks, ``together`` all or none, as ``enqueue``; an error of one names its place."""
     places = [f"body.tasks.{number}" for number in range(len(tasks))]
     made: list[Enqueue] = []
     for place, each in zip(places, tasks, strict=True):
@@ -106,7 +106,7 @@ def newest_documents(
     """Read at most ``limit`` tasks, the newest first.
 
     Raises:
-        ProblemRaised: the limit is above :data:`PAGE`, or ``after`` or ``at_least`` is given.
+        ProblemRaised: the limit is above ``PAGE``, or ``after`` or ``at_least`` is given.
     """
     limit = PAGE if limit is None else limit
     if after is not None or at_least or limit > PAGE:

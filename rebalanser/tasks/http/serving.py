@@ -320,7 +320,7 @@ class QueueServer:
 
 
 def serve(queue: Queue, options: ServingOptions, started: Callable[[str], None]) -> None:
-    """Serve a queue until SIGINT, SIGTERM or SIGHUP; raises what :class:`QueueServer` and its start do."""
+    """Serve a queue until SIGINT, SIGTERM or SIGHUP; raises what ``QueueServer`` and its start do."""
     run_until_stopped(QueueServer(queue, options, started))
 
 

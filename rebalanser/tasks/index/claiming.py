@@ -1,6 +1,6 @@
 """Claims in the partitions that a process owns, the best tasks first; the store decides (SK-5, SK-6).
 
-Pure: :class:`OwnedIndex` decides. :mod:`~rebalanser.tasks.index.partitions` and the simulator run its
+Pure: ``OwnedIndex`` decides. ``index.partitions`` and the simulator run its
 scripts.
 """
 
@@ -310,7 +310,7 @@ class OwnedIndex:
         return news
 
     def add(self, partition: int, token: int) -> None:
-        """Add a partition whose epoch is stored. :meth:`read` it once the watch has begun."""
+        """Add a partition whose epoch is stored. ``read`` it once the watch has begun."""
         owner = Owner(
             partition, token, buffer_s=self._buffer_s, clock=self._clock_name, complete=self._complete
         )

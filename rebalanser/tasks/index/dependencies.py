@@ -1,4 +1,4 @@
-"""Dependencies between tasks (SK-5), until they are settled (:func:`~rebalanser.tasks.rules.settles`)."""
+"""Dependencies between tasks (SK-5), until they are settled (``settles``)."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Dependencies:
         return list(islice(self._unknown, limit))
 
     def ask(self, limit: int | None = None) -> list[TaskId]:
-        """List :meth:`unknown` dependencies for a read that begins now."""
+        """List ``unknown`` dependencies for a read that begins now."""
         asked = self.unknown(limit)
         if self._choices:
             self._asked.update(dict.fromkeys(asked, self._chosen))

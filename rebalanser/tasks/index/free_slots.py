@@ -150,7 +150,7 @@ class FreeSlots:
     def take(self, names: Names) -> FreeSlot | None:
         """Take a slot of exactly these functions, for a claim; None if there is none.
 
-        :meth:`learn` ends it once it is used; else :meth:`put_back` or :meth:`drop` must follow.
+        ``learn`` ends it once it is used; else ``put_back`` or ``drop`` must follow.
         """
         holder = self._first(names)
         if holder is None:
@@ -299,7 +299,7 @@ class OwnSlots:
         self._count()
 
     def used(self, slot: UsedSlot, now: float) -> bool:
-        """Note that a task was claimed for a slot; True if that is news. :meth:`take_arrived` takes it.
+        """Note that a task was claimed for a slot; True if that is news. ``take_arrived`` takes it.
 
         The next slot is published as soon as there is room, as more tasks are waiting.
         """
@@ -360,7 +360,7 @@ class OwnSlots:
         self._to_forget.clear()
 
     def plan(self, now: float) -> SlotPlan:
-        """Return the writes that are due. A change of room undone within :data:`SETTLE_S` needs none."""
+        """Return the writes that are due. A change of room undone within ``SETTLE_S`` needs none."""
         self._note(now)
         publish: list[NewSlots] = []
         withdraw: list[str] = []
@@ -434,7 +434,7 @@ class OwnSlots:
 
 
 def _bounded(rooms: Rooms) -> Rooms:
-    """Return the room to publish slots for: :data:`MAX_OFFERED` in all, but at least one for each set."""
+    """Return the room to publish slots for: ``MAX_OFFERED`` in all, but at least one for each set."""
     bounded: dict[Names, Room] = {}
     left = MAX_OFFERED
     for sets, (names, room) in enumerate(sorted(rooms.items(), key=lambda item: item[1].tasks)):

@@ -149,7 +149,7 @@ class Owner:
     """The index of one partition, owned with this fencing ``token`` (SK-13).
 
     ``now`` is always seconds of one monotonic clock; ``clock`` is its name in a
-    :class:`~rebalanser.tasks.model.Term`, empty if it has none. ``wall`` is seconds since 1970.
+    ``Term``, empty if it has none. ``wall`` is seconds since 1970.
     ``buffer_s`` is the seconds added to a claim's time (SK-8): more than clocks drift apart in that time.
     ``complete`` has the completed tasks that all owners of a process share.
     """
@@ -242,7 +242,7 @@ class Owner:
         """Learn the status that was read of an unknown dependency; None if it does not exist.
 
         Until it is complete, a watch that began before that read must report its changes. If the watch has
-        lost changes, the driver calls :meth:`doubt_dependencies`.
+        lost changes, the driver calls ``doubt_dependencies``.
         """
         freed = self._blocked.answered(task, status)
         for each in freed:
@@ -256,9 +256,9 @@ class Owner:
         return self._blocked.unknown(limit)
 
     def ask_dependencies(self, limit: int | None = None) -> list[TaskId]:
-        """List :meth:`unknown_dependencies` for a read that begins now.
+        """List ``unknown_dependencies`` for a read that begins now.
 
-        Its answers, given to :meth:`learn_dependency`, say nothing of later changes.
+        Its answers, given to ``learn_dependency``, say nothing of later changes.
         """
         return self._blocked.ask(limit)
 
@@ -289,14 +289,14 @@ class Owner:
     def best(self, now: float, wall: float, names: Collection[str] | None = None) -> Rank | None:
         """Return the task of these functions to claim next (SK-5, SK-8); None if there is none.
 
-        ``names`` None is all functions. The task stays the same until it is :meth:`take` or news arrives.
+        ``names`` None is all functions. The task stays the same until it is ``take`` or news arrives.
         The cost grows with the number of names, and with the logarithm of the number of tasks.
         """
         self._wake(now, wall)
         return self._ready.best(names)
 
     def next_best(self, names: Collection[str] | None = None) -> Rank | None:
-        """Return the task to claim after that of :meth:`best` was taken, at the same time; None for none."""
+        """Return the task to claim after that of ``best`` was taken, at the same time; None for none."""
         return self._ready.best(names)
 
     def names(self) -> set[str]:
@@ -327,9 +327,9 @@ class Owner:
         return stored, stored.state.status is Status.CLAIMED
 
     def start(self, task: TaskId, wall: float) -> RateStart | None:
-        """Count a start of a :meth:`take` task for its rate limit, at the time of :meth:`best`.
+        """Count a start of a ``take`` task for its rate limit, at the time of ``best``.
 
-        :meth:`start_ended` must follow.
+        ``start_ended`` must follow.
         """
         return self._ready.start(self._open[task].head, wall)
 
@@ -341,7 +341,7 @@ class Owner:
         self._ready.start_ended(head, revision)
 
     def unread_rates(self, limit: int) -> list[LimitId]:
-        """List rate limits whose marks the driver must read for :meth:`learn_rate`, at most ``limit``."""
+        """List rate limits whose marks the driver must read for ``learn_rate``, at most ``limit``."""
         return self._ready.unread_rates(limit)
 
     def learn_rate(self, limit: LimitId, mark: RateMark | None, now: float) -> None:
@@ -388,7 +388,7 @@ class Owner:
         self._drop(task)
 
     def doubtful(self) -> list[TaskId]:
-        """List tasks that the driver must read and :meth:`learn`, or :meth:`forget`."""
+        """List tasks that the driver must read and ``learn``, or ``forget``."""
         return list(self._doubtful)
 
     def next_wakeup(self, now: float, wall: float, names: Collection[str] | None = None) -> float | None:

@@ -53,7 +53,7 @@ class ReadPause:
 
 @dataclass(frozen=True, slots=True)
 class TakeArrived:
-    """Take the claims that others have made for this process, see :meth:`SlotOffers.arrived`."""
+    """Take the claims that others have made for this process, see ``SlotOffers.arrived``."""
 
     limit: int
     names: Collection[str] | None
@@ -62,7 +62,7 @@ class TakeArrived:
 
 @dataclass(frozen=True, slots=True)
 class ClaimOwned:
-    """Claim in the own partitions, see :meth:`OwnedIndex.claim`."""
+    """Claim in the own partitions, see ``OwnedIndex.claim``."""
 
     limit: int
     names: Collection[str] | None
@@ -97,7 +97,7 @@ class PausableClaims:
     def claim(
         self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
     ) -> Generator[ClaimRequest, Any, list[Claimed]]:
-        """Claim as :meth:`Partitions.claim` does; while the queue is paused give back what has arrived."""
+        """Claim as ``Partitions.claim`` does; while the queue is paused give back what has arrived."""
         if self._changed:
             yield from self._read()
         if self.pause is not None:
@@ -133,11 +133,11 @@ class Partitions(ClaimSource):
     """The indexes of all partitions that this process owns.
 
     ``worker`` is a label for people, ``buffer_s`` is waited beyond a claim's time (SK-8), ``wake`` is called
-    whenever there may be something to claim. ``count`` is the number of the queue's partitions. :meth:`take`
-    and :meth:`give_up` are OnStart and OnStop of the group; the others are for the one thread that claims.
+    whenever there may be something to claim. ``count`` is the number of the queue's partitions. ``take``
+    and ``give_up`` are OnStart and OnStop of the group; the others are for the one thread that claims.
 
     If the engine shares slots, other processes claim tasks for this one, and this one for them (SK-20): see
-    :mod:`~rebalanser.tasks.index.free_slots`.
+    ``index.free_slots``.
     """
 
     def __init__(
@@ -263,14 +263,14 @@ class Partitions(ClaimSource):
             return partition in self._index
 
     def ready_since(self, wall: float) -> float | None:
-        """See :meth:`~rebalanser.tasks.execution.claim_source.ClaimSource.ready_since`: from memory."""
+        """See ``ready_since``: from memory."""
         with self._lock:
             return self._index.ready_since(wall)
 
     def offer(self, rooms: Rooms) -> None:
-        """Offer room for which :meth:`claim` finds no task in the own partitions.
+        """Offer room for which ``claim`` finds no task in the own partitions.
 
-        :meth:`claim` returns the claims that other owners make for it.
+        ``claim`` returns the claims that other owners make for it.
         """
         if self._slots is None:
             return
@@ -281,7 +281,7 @@ class Partitions(ClaimSource):
         self._slots.offer({} if owns_all else self._claims.rooms(rooms))
 
     def retire(self) -> None:
-        """Withdraw the room, and give back the claims for this process that :meth:`claim` did not return."""
+        """Withdraw the room, and give back the claims for this process that ``claim`` did not return."""
         if self._slots is not None:
             try:
                 self._slots.retire()
@@ -334,7 +334,7 @@ class Partitions(ClaimSource):
                 return [] if has_nobody else self._run(self._index.claim(limit, names, worker, ahead))
 
     def claim_for_others(self) -> None:
-        """Claim ready tasks for other processes that have room; raises what :meth:`claim` does."""
+        """Claim ready tasks for other processes that have room; raises what ``claim`` does."""
         self.claim(0, ())
 
     def report_unknown(self, names: Collection[str]) -> None:
@@ -344,7 +344,7 @@ class Partitions(ClaimSource):
         self._report_unknown(waiting.difference(names))
 
     def next_wakeup(self, names: Collection[str] | None = None) -> float | None:
-        """See :meth:`~rebalanser.tasks.execution.claim_source.ClaimSource.next_wakeup`."""
+        """See ``next_wakeup``."""
         return self._claims.next_wakeup(self._context.clock.now(), lambda: self._next_task(names))
 
     def _next_task(self, names: Collection[str] | None) -> float | None:
@@ -371,7 +371,7 @@ class Partitions(ClaimSource):
             self._watch = self._context.watch(self._receive, self._wants)
 
     def _wants(self, change: Change) -> bool:
-        """True if the task of a change must be read; see :meth:`OwnedIndex.wants`."""
+        """True if the task of a change must be read; see ``OwnedIndex.wants``."""
         try:
             with self._lock:
                 wants = self._index.wants(change)

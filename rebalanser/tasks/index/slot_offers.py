@@ -1,6 +1,6 @@
 """Publishes this process's free slots, and follows those of other processes (SK-20).
 
-:class:`SlotDecisions` decides; it is pure, and the simulator runs it too. One thread publishes, withdraws and
+``SlotDecisions`` decides; it is pure, and the simulator runs it too. One thread publishes, withdraws and
 keeps the slots. Claims that owners make for them arrive by the watch.
 """
 
@@ -155,7 +155,7 @@ class SlotDecisions:
     def offer(self, rooms: Rooms) -> bool:
         """Offer this room for tasks only; True if the next step comes sooner.
 
-        See :meth:`~rebalanser.tasks.index.free_slots.OwnSlots.offer`.
+        See ``offer``.
         """
         now = self._now()
         self.own.offer(rooms, now)
@@ -171,7 +171,7 @@ class SlotDecisions:
         return self.others.take(names)
 
     def settled(self, slot: FreeSlot, *, is_free: bool, is_known: bool) -> None:
-        """Settle the claim for a slot; see :meth:`SlotOffers.settled`."""
+        """Settle the claim for a slot; see ``SlotOffers.settled``."""
         if is_free:
             self.others.put_back(slot)
         else:
@@ -217,7 +217,7 @@ class SlotDecisions:
     def arrived(
         self, limit: int, names: Collection[str] | None = None, *, keeps: bool = False
     ) -> SlotScript[list[ArrivedClaim]]:
-        """Take the claims that others have made for this process; see :meth:`SlotOffers.arrived`."""
+        """Take the claims that others have made for this process; see ``SlotOffers.arrived``."""
         used = list(self.own.arrived)
         if not used:
             return []
@@ -387,7 +387,7 @@ class SlotOffers:
             self._loop.start()
 
     def offer(self, rooms: Rooms) -> None:
-        """Offer room for tasks; see :meth:`SlotDecisions.offer`."""
+        """Offer room for tasks; see ``SlotDecisions.offer``."""
         with self._lock:
             if self.offering.offer(rooms):
                 self._changed.set()

@@ -1,10 +1,10 @@
 """Tasks in any registry of keys and values: etcd for many hosts, memory for tests.
 
 Each write is one nested transaction with its own guards, so a batch is a few transactions with an outcome for
-each write (:mod:`~rebalanser.tasks.key_value.batches`). The revision of a task's state is that of its key, so
+each write (``key_value.batches``). The revision of a task's state is that of its key, so
 a move is guarded by the unchanged key; the epoch of a partition is guarded in the same way.
-:mod:`~rebalanser.tasks.key_value.keys` is the layout of the keys, and
-:mod:`~rebalanser.tasks.key_value.collection` makes collections of any size atomic.
+``key_value.keys`` is the layout of the keys, and
+``key_value.collection`` makes collections of any size atomic.
 """
 
 from rebalanser.tasks.key_value.engine import KeyValueEngine, open_engine

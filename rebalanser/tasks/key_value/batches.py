@@ -211,7 +211,7 @@ class SharedTransaction:
         return True
 
     def _try_add_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
-        """Add a move to moves only, as :meth:`try_add` does, but faster: most batches are moves only."""
+        """Add a move to moves only, as ``try_add`` does, but faster: most batches are moves only."""
         longest = max(self._longest, len(nested.guards), len(nested.then))
         size, written = 0, self._written
         for each in nested.guards:

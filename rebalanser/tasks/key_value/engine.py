@@ -78,7 +78,7 @@ def open_engine(url: str | RegistryUrl, timeout_s: float = 10.0) -> KeyValueEngi
     """Open the engine in the registry at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
 
     Raises:
-        FixConfiguration, RetryLater: as :func:`~rebalanser.registry.open_registry` does.
+        FixConfiguration, RetryLater: as ``open_registry`` does.
     """
     parsed = parse_url(url) if isinstance(url, str) else url
     return KeyValueEngine(open_registry(parsed, timeout_s), f"{parsed.root}/{TASKS}")
@@ -277,7 +277,7 @@ class KeyValueEngine(Engine, SharesSlots):
         return granted.lease
 
     def keep_slots(self, lease: int, timeout_s: float) -> None:
-        """Keep a lease; raises :class:`~rebalanser.errors.LeaseNotFound` if it has ended."""
+        """Keep a lease; raises ``LeaseNotFound`` if it has ended."""
         self._registry.execute(KeepAlive(lease), timeout_s)
 
     def end_slots(self, lease: int, timeout_s: float) -> None:

@@ -15,7 +15,7 @@ still exist. If the task is never added, its keys stay until the dependency is c
 no such task and ignores them.
 
 A task with a unique key is put as the last of that key, under guards that the previous one is still the last
-and is closed (:class:`LastOfKey`).
+and is closed (``LastOfKey``).
 
 An entry of an outbox is taken once (SK-4): its outbox's tally is read first, guarded in the transaction that
 adds the task, and counts the entry. Tallies never go back, so a tally that counts the entry is final.
@@ -216,7 +216,7 @@ class LastOfKey:
         """Guards under which the task may be added."""
 
     def reads(self) -> tuple[Get, ...]:
-        """Return the reads that :meth:`look` needs."""
+        """Return the reads that ``look`` needs."""
         return (Get(self._key), Get(self._state_key)) if self._state_key else (Get(self._key),)
 
     def look(self, items: Mapping[str, KeyValue]) -> bool:

@@ -46,7 +46,7 @@ class QueueKeys:
     """The keys of one queue."""
 
     def __init__(self, root: str, queue: str) -> None:
-        """Raises :class:`~rebalanser.errors.InvalidName` if the queue's name cannot be stored."""
+        """Raises ``InvalidName`` if the queue's name cannot be stored."""
         name = quote(check_name(queue, "queue"), safe="")
         prefix = f"{root}/q/{name}/"
         self.queue = queue

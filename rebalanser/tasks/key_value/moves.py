@@ -47,7 +47,7 @@ class MoveStep(Step):
         self._state_key = keys.state(write.partition, write.id)
         self._epoch_key = None if write.epoch is None else keys.epoch(write.epoch.partition)
         self._epoch_revision: int | None = None
-        """Revision at which this move's epoch was written, as known when :meth:`wanted` was called."""
+        """Revision at which this move's epoch was written, as known when ``wanted`` was called."""
         slot = write.slot
         self._slot_key = None if slot is None else keys.slot(slot.process, slot.holder)
         self._rate_key = None if write.start is None else keys.rate(write.start.limit)

@@ -105,7 +105,7 @@ UPDATES_AT_ONCE: Final = 100
 
 
 def key_values(result: Result) -> tuple[KeyValue, ...]:
-    """Return the items of a :class:`~rebalanser.registry.contract.Range`."""
+    """Return the items of a ``Range``."""
     assert isinstance(result, tuple)
     return result
 
@@ -188,7 +188,7 @@ def page(
 def running(
     call: EngineCall, keys: QueueKeys, limits: Collection[LimitId], partitions: int
 ) -> dict[LimitId, int]:
-    """Count the claimed tasks of limits, without partitions of more than :data:`MAX_COUNTED` tasks."""
+    """Count the claimed tasks of limits, without partitions of more than ``MAX_COUNTED`` tasks."""
     wanted: dict[int, list[LimitId]] = {}
     for limit in limits if partitions else ():
         wanted.setdefault(ids.partition_of_limit(limit, partitions), []).append(limit)

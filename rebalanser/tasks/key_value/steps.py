@@ -157,7 +157,7 @@ class NotShared(Enum):
     LATER = auto()
     """The step depends on the transaction that is being planned: it goes into the next one."""
     READ = auto()
-    """More must be read before it can be planned, as :meth:`~Step.wanted` now says."""
+    """More must be read before it can be planned, as ``wanted`` now says."""
     AGAIN = auto()
     """A collection has marked its task, and must be settled first."""
 
@@ -181,7 +181,7 @@ class Step(ABC):
     """Keys that are put along with it, whether it succeeds or not."""
 
     def wanted(self) -> Sequence[Read]:
-        """Return the reads that :meth:`plan` needs."""
+        """Return the reads that ``plan`` needs."""
         return ()
 
     @abstractmethod
@@ -229,7 +229,7 @@ class Epochs:
 
 
 def read_item(result: Result) -> KeyValue | None:
-    """Return the item of a :class:`~rebalanser.registry.contract.Get`; None if it does not exist."""
+    """Return the item of a ``Get``; None if it does not exist."""
     return result if isinstance(result, KeyValue) else None
 
 
@@ -252,6 +252,6 @@ def bytes_of(transaction: Transaction) -> int:
 
 
 def check_bytes(what: str, size: int, limit: int) -> None:
-    """Raises :class:`~rebalanser.errors.RequestTooLarge` if ``size`` bytes are over the limit."""
+    """Raises ``RequestTooLarge`` if ``size`` bytes are over the limit."""
     if size > limit:
         raise RequestTooLarge(f"{what} of {size} bytes; the limit is {limit}")

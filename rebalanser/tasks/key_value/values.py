@@ -318,7 +318,7 @@ def _claim(value: Mapping[str, Any]) -> ClaimState:
 
 
 def head_text(key: str, value: bytes) -> str:
-    """Return the head in the value of a task, as :func:`dump_head` wrote it."""
+    """Return the head in the value of a task, as ``dump_head`` wrote it."""
     with _reading(key):
         return _dump(_load(key, value)["head"])
 

@@ -257,7 +257,7 @@ def engine_name(url: RegistryUrl) -> str:
 class Outbox:
     """The outbox of a queue, and the loop that forwards its entries. May be used from any thread.
 
-    ``timeout_s`` is the maximum seconds that :meth:`enqueue` waits for the engine, and for other processes
+    ``timeout_s`` is the maximum seconds that ``enqueue`` waits for the engine, and for other processes
     that write the spool. ``errors`` is the policy of the loop: while it fails, tasks wait.
 
     Raises:
@@ -379,7 +379,7 @@ class WaitingCallers:
 class Forwarder:
     """Forwards a spool whenever it has entries and the engine answers.
 
-    Its errors follow the one policy (:mod:`~rebalanser.tasks.loops`), except that none ends the process: it
+    Its errors follow the one policy (``tasks.loops``), except that none ends the process: it
     is a producer's, and its entries are safe on disk.
     """
 

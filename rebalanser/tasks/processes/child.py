@@ -61,7 +61,7 @@ class RunBody:
 class BodyFailed:
     """Outcome of a body that has raised; ``error`` is pickled, None if it can't be or is too large.
 
-    ``types`` are those of :class:`~rebalanser.tasks.execution.outcomes.Raised`.
+    ``types`` are those of ``Raised``.
     """
 
     text: str
@@ -144,23 +144,23 @@ class ChildClaim(Claim):
 
     @property
     def deadline(self) -> float:
-        """See :attr:`Claim.deadline`; the last known one if the worker does not answer."""
+        """See ``Claim.deadline``; the last known one if the worker does not answer."""
         with contextlib.suppress(TimeoutError):
             self._deadline = float(self._request(DeadlineRequest(), ANSWER_TIMEOUT_S))
         return self._deadline
 
     def still_mine(self) -> bool:
-        """See :meth:`Claim.still_mine`; requests the deadline again once the known one has passed."""
+        """See ``Claim.still_mine``; requests the deadline again once the known one has passed."""
         if self.stop_requested.is_set():
             return False
         return time.monotonic() < self._deadline or time.monotonic() < self.deadline
 
     def update(self, content: bytes) -> int:
-        """See :meth:`Claim.update`. An update over the limit fails here, before it is sent."""
+        """See ``Claim.update``. An update over the limit fails here, before it is sent."""
         return int(self._request(UpdateRequest(check_content("an update", content, self._max_bytes))))
 
     def log_page(self, claim: int | None, first: int) -> Sequence[Update]:
-        """See :meth:`Claim.log_page`."""
+        """See ``Claim.log_page``."""
         return list(self._request(LogRequest(claim, first)))
 
     def complete_in(self, _connection: sqlite3.Connection, _result: bytes | None = None) -> None:
@@ -172,7 +172,7 @@ class ChildClaim(Claim):
         raise InvalidState("complete_in needs a body that runs in a thread of the worker, not in a process")
 
     def renew(self) -> bool:
-        """See :meth:`Claim.renew`."""
+        """See ``Claim.renew``."""
         return bool(self._request(RenewalRequest()))
 
 

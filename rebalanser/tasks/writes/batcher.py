@@ -6,7 +6,7 @@ thread is the batcher's own, or a caller that waits for the outcome while nothin
 takes several batches at the same time. A task that is enqueued while nothing else is written goes to the
 engine at once.
 
-:mod:`~rebalanser.tasks.writes.batches` selects the pending writes of a batch and settles them. While the
+``writes.batches`` selects the pending writes of a batch and settles them. While the
 engine is away, or takes nothing, callers get an error within ``timeout_s``; lasting writes are kept.
 """
 
@@ -57,8 +57,8 @@ class WriteBatcher:
     def submit(self, pending: PendingWrite[ResultT]) -> WriteFuture[ResultT]:
         """Submit a pending write; those of one task are written in the order of their submission.
 
-        Its future raises :class:`~rebalanser.errors.OutcomeUnknown` or
-        :class:`~rebalanser.errors.RegistryUnavailable` if the engine stayed away for too long.
+        Its future raises ``OutcomeUnknown`` or
+        ``RegistryUnavailable`` if the engine stayed away for too long.
 
         Raises:
             InvalidState: the batcher is closed.
@@ -68,14 +68,14 @@ class WriteBatcher:
         return pending.future
 
     def submit_all(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
-        """Submit pending writes, to be written in one batch if possible; raises what :meth:`submit` does."""
+        """Submit pending writes, to be written in one batch if possible; raises what ``submit`` does."""
         with self._lock:
             self._add(pending_writes)
             if self._batches.can_take:
                 self._more.notify()
 
     def write_all(self, pending_writes: Sequence[PendingWrite[ResultT]]) -> None:
-        """Submit pending writes for a caller that waits for their outcomes; raises what :meth:`submit` does.
+        """Submit pending writes for a caller that waits for their outcomes; raises what ``submit`` does.
 
         If nothing else waits, the first batch is written by the calling thread: handing it over to another
         thread takes longer than SQLite takes to commit it.

@@ -32,7 +32,7 @@ from rebalanser.tasks.model import State, Status, Stored, TaskId, Update
 from rebalanser.tasks.rules import Decision, Reason, Refused
 
 Decide: TypeAlias = Callable[[Stored], Decision]
-"""A rule of :mod:`~rebalanser.tasks.rules` with all that it needs but the task."""
+"""A rule of ``tasks.rules`` with all that it needs but the task."""
 ResultT = TypeVar("ResultT")
 _log = get_logger()
 
@@ -40,7 +40,7 @@ _log = get_logger()
 class WriteFuture(Generic[ResultT]):
     """The result of a pending write, or its error, once it is settled. May be used from any thread.
 
-    It is used as a :class:`concurrent.futures.Future`, but can't be cancelled. That one makes a condition,
+    It is used as a ``concurrent.futures.Future``, but can't be cancelled. That one makes a condition,
     and takes it at each look; a worker has two futures for each task.
     """
 
@@ -71,7 +71,7 @@ class WriteFuture(Generic[ResultT]):
             del error  # its traceback refers to this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, None if there is a result; waits as :meth:`result` does."""
+        """Return the error, None if there is a result; waits as ``result`` does."""
         if not self._is_done:
             self._await(timeout)
         return self._error
@@ -119,8 +119,8 @@ class WriteFuture(Generic[ResultT]):
 class PendingWrite(ABC, Generic[ResultT]):
     """One write of one task. ``future`` gets its result.
 
-    :meth:`write` returns the write, and :meth:`answered` takes the answer. If that was lost or the condition
-    failed, :meth:`found` takes the stored task before the next write. A ``lasting`` pending write is kept
+    ``write`` returns the write, and ``answered`` takes the answer. If that was lost or the condition
+    failed, ``found`` takes the stored task before the next write. A ``lasting`` pending write is kept
     while the engine is away, as no caller could repeat it.
     """
 
@@ -148,7 +148,7 @@ class PendingWrite(ABC, Generic[ResultT]):
 
     @abstractmethod
     def answered(self, answer: Answer) -> None:
-        """Take the answer; unless that settles it, :meth:`found` must come before the next write."""
+        """Take the answer; unless that settles it, ``found`` must come before the next write."""
 
     @abstractmethod
     def found(self, stored: Stored | None) -> None:
@@ -166,7 +166,7 @@ class PendingMove(PendingWrite["Stored | Refused"]):
 
     ``update`` is written with the move. With an ``epoch`` the move needs that epoch to be the partition's and
     the queue not to be paused. With a ``slot`` a claim is refused once the slot is gone, and with a ``start``
-    once the mark of its rate limit is another. A subclass may decide itself: see :meth:`decision`.
+    once the mark of its rate limit is another. A subclass may decide itself: see ``decision``.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Scripts: the store accesses of the batcher and of partition owners, as generators without I/O.
 
 A script yields a request, receives the store's answer or its error, and returns a result. It does no I/O and
-takes no lock, so that threads and the simulator run the same code. Threads run it by :func:`run_script`.
+takes no lock, so that threads and the simulator run the same code. Threads run it by ``run_script``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Carry out writes; the answer has one for each, as of :meth:`~rebalanser.tasks.engine.Engine.apply`."""
+    """Carry out writes; the answer has one for each, as of ``apply``."""
 
     writes: Sequence[Write]
 
@@ -35,7 +35,7 @@ class ReadTasks:
 
 @dataclass(frozen=True, slots=True)
 class ReadPage:
-    """Read open tasks of a partition; the answer is a :class:`~rebalanser.tasks.engine.Page`."""
+    """Read open tasks of a partition; the answer is a ``Page``."""
 
     partition: int
     after: TaskId | None

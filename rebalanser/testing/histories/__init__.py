@@ -1,15 +1,15 @@
 """Histories that never happened: healthy ones, and ones in which it is known what is wrong.
 
-**Theory of operation.** A seed makes a :class:`World`: hosts whose clocks are off, processes that write the
-product's own :class:`~rebalanser.history.Record`, a registry that counts revisions, and a true time that only
-the world knows. A healthy life (:mod:`~rebalanser.testing.histories.healthy`) passes in it, and dramas are
+**Theory of operation.** A seed makes a ``World``: hosts whose clocks are off, processes that write the
+product's own ``Record``, a registry that counts revisions, and a true time that only
+the world knows. A healthy life (``histories.healthy``) passes in it, and dramas are
 played beside it, each with a resource of its own, so that what must be found of one doesn't depend on the
 others. A drama is a defect or, as important, a near miss of which nothing may be found. What must be found is
-:class:`Planted`, in the audit's words. Last, spoilers (:mod:`~rebalanser.testing.histories.pages`) double,
+``Planted``, in the audit's words. Last, spoilers (``histories.pages``) double,
 shuffle, tear and mix the lines, which changes no other finding.
 
-:func:`tell` makes one history, :func:`write_pages` writes many into few files, and
-:mod:`rebalanser.testing.histories.large`, which needs Spark, makes healthy ones of any size for benchmarks.
+``tell`` makes one history, ``write_pages`` writes many into few files, and
+``rebalanser.testing.histories.large``, which needs Spark, makes healthy ones of any size for benchmarks.
 """
 
 from rebalanser.testing.histories.pages import Pages, write_pages

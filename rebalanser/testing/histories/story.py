@@ -39,8 +39,8 @@ class Story:
 def tell(seed: int, plot: Iterable[str] | None = None, *, protocol: Protocol | None = None) -> Story:
     """The story of a seed, in the group ``seed-N``; the same seed tells the same, to the byte.
 
-    The seed draws protocol and plot unless they are given: a plot are names of :data:`DRAMAS` and
-    :data:`SPOILING`, an empty one a healthy life.
+    The seed draws protocol and plot unless they are given: a plot are names of ``DRAMAS`` and
+    ``SPOILING``, an empty one a healthy life.
     """
     rng = random.Random(f"story {seed}")  # noqa: S311 - histories, not secrets
     protocol = protocol or rng.choice([Protocol.GROUP, Protocol.GROUP, *Protocol])

@@ -125,7 +125,7 @@ class World:
         self._resources = 0
 
     def host(self, clock_error_s: float | None = None) -> Host:
-        """A host beside :attr:`hosts`; by default its clock is off by no more than is allowed."""
+        """A host beside ``hosts``; by default its clock is off by no more than is allowed."""
         most = CLOCK_ERROR_S / 2 - 0.01
         return Host(
             f"host-{next(self._host_numbers)}",

@@ -1,9 +1,9 @@
 """The simulator of NELI: real members over a simulated Kafka, in one thread, on a fake clock, from one seed.
 
-What runs is the product's :class:`~rebalanser.neli.member.Member`. Simulated are the group coordinator with
-both group protocols (:mod:`.coordinator`), the log (:mod:`.log`), the client that polls (:mod:`.process`),
-and what can befall them (:class:`~.scenario.Fault`). A run starts processes, lets chance strike, heals
-everything, and demands that every role soon has one leader. Meanwhile the :mod:`.oracle` judges every event.
+What runs is the product's ``Member``. Simulated are the group coordinator with
+both group protocols (``coordinator``), the log (``log``), the client that polls (``process``),
+and what can befall them (``Fault``). A run starts processes, lets chance strike, heals
+everything, and demands that every role soon has one leader. Meanwhile the ``oracle`` judges every event.
 
 ``python -m rebalanser.testing.neli_simulation --seeds 1000`` runs many seeds on all cores. A failure names
 its seed, and ``python -m rebalanser.testing.neli_simulation --seed N --trace`` shows that run again.

@@ -1,12 +1,12 @@
 """The simulator of Shiva: real leaders and workers over a modelled broker, in one thread, from one seed.
 
-What runs is the product: :class:`~rebalanser.shiva.leader.Leader` and
-:class:`~rebalanser.shiva.worker.Worker`. What is simulated is everything around them: time and clocks,
-topics with transactions and a cleaner (:mod:`.log`), the group of leaders (:mod:`.group`), processes that
-crash, pause and lag, files, application processes and who supervises them (:mod:`.running`), and clients.
+What runs is the product: ``Leader`` and
+``Worker``. What is simulated is everything around them: time and clocks,
+topics with transactions and a cleaner (``log``), the group of leaders (``group``), processes that
+crash, pause and lag, files, application processes and who supervises them (``running``), and clients.
 
-A run starts hosts, lets chance strike (:mod:`.chaos`; the kinds of fault are :class:`~.faults.Fault`), heals
-everything, and demands that all is well soon and stays so. Meanwhile the :mod:`.oracle` judges every process
+A run starts hosts, lets chance strike (``chaos``; the kinds of fault are ``Fault``), heals
+everything, and demands that all is well soon and stays so. Meanwhile the ``oracle`` judges every process
 that begins by what really runs, never by what machines believe.
 
 ``python -m rebalanser.testing.shiva_simulation --seeds 1000`` runs many seeds on all cores. A failure names

@@ -38,7 +38,7 @@ _EVEN = 0.8
 
 
 class Oracle:
-    """Watches a :class:`~.world.World` and raises :class:`Violation`."""
+    """Watches a ``World`` and raises ``Violation``."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -212,6 +212,6 @@ def run_seeds(first: int, count: int, profile: Profile = ANYTHING) -> Report:
 
 
 def run_chunk(chunk: tuple[int, int, str]) -> Report:
-    """:func:`run_seeds` for other processes: the first seed, how many, and the profile's name."""
+    """``run_seeds`` for other processes: the first seed, how many, and the profile's name."""
     first, count, profile = chunk
     return run_seeds(first, count, PROFILES[profile])

@@ -1,20 +1,20 @@
 """The simulator: real nodes over the memory registry, in one thread, on a fake clock, from one seed.
 
-What runs is the product: :class:`~rebalanser.protocol.Node` is the core, and
-:class:`~rebalanser.registry.translation.Translation` makes the requests that reach the
-:class:`~rebalanser.testing.memory.MemoryStore`. What is simulated is everything around them: time, clocks,
+What runs is the product: ``Node`` is the core, and
+``Translation`` makes the requests that reach the
+``MemoryStore``. What is simulated is everything around them: time, clocks,
 processes, handlers, the network, and an operator. A seed decides all of it.
 
-A run starts hosts, lets chance strike (:mod:`.chaos`; the kinds of fault are :class:`~.faults.FaultKind`),
-heals everything, and demands that all is well soon and stays so. Meanwhile the :mod:`.oracle` judges every
-event by what really happens, and :mod:`.duties` every decision by what the node was told; never by what nodes
+A run starts hosts, lets chance strike (``chaos``; the kinds of fault are ``FaultKind``),
+heals everything, and demands that all is well soon and stays so. Meanwhile the ``oracle`` judges every
+event by what really happens, and ``duties`` every decision by what the node was told; never by what nodes
 believe.
 
 ``python -m rebalanser.testing.simulation --seeds 1000`` runs many seeds on all cores. A failure names its
 seed, and ``python -m rebalanser.testing.simulation --seed N --trace`` shows that run again, line by line.
-A script can do to a :class:`World` what chance does, see ``tests/simulation``.
+A script can do to a ``World`` what chance does, see ``tests/simulation``.
 
-:func:`history_of` gives the history that the processes of a seed wrote, in the format of the product.
+``history_of`` gives the history that the processes of a seed wrote, in the format of the product.
 """
 
 from rebalanser.testing.simulation.faults import FaultKind

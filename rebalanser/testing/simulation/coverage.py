@@ -55,7 +55,7 @@ NOT_BY_CHANCE = frozenset(
 )
 """What seeds meet never or hardly ever, and unit tests feed.
 
-A leader loses its term with its session, or by a :class:`Resign` of its own, after which it reads and
+A leader loses its term with its session, or by a ``Resign`` of its own, after which it reads and
 publishes nothing until it knows. The last one needs a heartbeat under way while OnStop raises.
 """
 
@@ -85,5 +85,5 @@ def counting(met: Counter[str]) -> Iterator[None]:
 
 
 def seldom(met: Counter[str]) -> dict[str, int]:
-    """What was met less than :data:`ENOUGH` times, and how often."""
+    """What was met less than ``ENOUGH`` times, and how often."""
     return {name: met[name] for name in sorted((ANSWERS | TRANSITIONS) - NOT_BY_CHANCE) if met[name] < ENOUGH}

@@ -1,11 +1,11 @@
 """Checks of a process's decisions against the events that it received.
 
-The :mod:`.oracle` sees what reaches the registry and the application. Some rules say *when* or *why* a node
+The ``oracle`` sees what reaches the registry and the application. Some rules say *when* or *why* a node
 does something: it stops only what leaves it, waits before it joins again, sends heartbeats while a handler
-runs. For those :class:`Duties` follows the events that a process is given and the effects that come of them.
+runs. For those ``Duties`` follows the events that a process is given and the effects that come of them.
 It never asks the node what it believes, and shares no code with it.
 
-:class:`Promptness` judges what must happen soon: by a watch, not by a heartbeat. Only where nothing is slow
+``Promptness`` judges what must happen soon: by a watch, not by a heartbeat. Only where nothing is slow
 can "soon" be told from "late", so a scenario says whether it applies (``prompt_within_s``).
 """
 

@@ -21,7 +21,7 @@ class FaultKind(StrEnum):
     NOT_RENEWED = "not renewed"
     """A keep-alive of a living lease is answered with "no such lease"."""
     WATCH_LOST = "watch lost"
-    """The stream breaks; it comes back with :class:`~rebalanser.registry.contract.HistoryLost`."""
+    """The stream breaks; it comes back with ``HistoryLost``."""
     WATCH_SLOW = "watch slow"
     WATCH_SILENT = "watch silent"
     """Events are dropped without a word, which no registry may do: heartbeats must make it good."""

@@ -1,6 +1,6 @@
 """The history of a simulated run, in the format of the product and written by its code.
 
-What a process tells is written down as a Group does it: by a :class:`~rebalanser.history.Journal` of its own,
+What a process tells is written down as a Group does it: by a ``Journal`` of its own,
 with the host's own clock. A process that dies writes nothing more. Beside the history stands what the oracle
 knows to be true, so that an audit of the history can be compared with it.
 """
@@ -30,7 +30,7 @@ class SimulatedHistory:
 
     records: list[Record]
     report: Report
-    """What the run did and which rule it broke: :attr:`~.reports.RunReport.violations`."""
+    """What the run did and which rule it broke: ``violations``."""
     overlaps: list[Overlap]
     """Every time that two processes accessed one resource, also where the stated bound allows it."""
 
@@ -101,7 +101,7 @@ def history_of(
     fenced: bool = False,
     make_world: Callable[..., World] = World,
 ) -> SimulatedHistory:
-    """Run one seed as :func:`~.runner.run_seed` does, and write its history down as that of ``group``.
+    """Run one seed as ``run_seed`` does, and write its history down as that of ``group``.
 
     Histories of many seeds make one history, as long as each has a group of its own. A run that breaks a
     rule ends there, and its history with it.

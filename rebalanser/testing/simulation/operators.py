@@ -41,7 +41,7 @@ class Change:
     drain: tuple[str, bool] | None = None
 
     def script(self, translation: Translation) -> Script[Any]:
-        """Carry it out as :class:`~rebalanser.Admin` does."""
+        """Carry it out as ``Admin`` does."""
 
         def progress(_: int) -> None: ...
 

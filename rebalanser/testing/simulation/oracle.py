@@ -177,7 +177,7 @@ class _Sink:
 
 
 class Oracle:
-    """Watches a :class:`~rebalanser.testing.simulation.world.World` and raises :class:`Violation`."""
+    """Watches a ``World`` and raises ``Violation``."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -278,7 +278,7 @@ class Watching:
 
 
 class Process:
-    """A process on a host: mailbox, timers, handlers and watches around one :class:`Node`."""
+    """A process on a host: mailbox, timers, handlers and watches around one ``Node``."""
 
     def __init__(self, world: World, host: Host, stem: str) -> None:
         self.world = world

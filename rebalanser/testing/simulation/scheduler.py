@@ -10,7 +10,7 @@ WALL_AT_START_S: Final = 1_700_000_000.0
 
 
 class TrueClock:
-    """A :class:`~rebalanser.runtime.clock.Clock` that shows a scheduler's time."""
+    """A ``Clock`` that shows a scheduler's time."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

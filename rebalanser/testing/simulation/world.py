@@ -155,7 +155,7 @@ class World:
         self.facts: Counter[FactKind] = Counter()
         self.commands: Counter[str] = Counter()
         self.met: Counter[str] = Counter()
-        """How often each command ended with each outcome, by :func:`~.runner.answer_name`."""
+        """How often each command ended with each outcome, by ``answer_name``."""
         self.completed_version = 0
         self.oracle = Oracle(self)
         within_s = scenario.prompt_within_s

@@ -1,19 +1,19 @@
 """The simulator of Skuld: the pure core of tasks over a simulated engine, on virtual time, from one seed.
 
-The core is the product's (:mod:`rebalanser.tasks`): the rules, the index of owned partitions and its scripts,
+The core is the product's (``rebalanser.tasks``): the rules, the index of owned partitions and its scripts,
 the requests for claims from an engine's index, batches of writes and their settlement, the decisions of
 workers and servers, their free slots, and retention.
 
-Simulated are the engine with the guards of its contract (:mod:`.engine`) and, as in SQLite, with its own
-index of ready tasks (:mod:`.indexing`); requests and their faults (:mod:`.network`); a group that may leave
-an old owner running (:mod:`.world`); and the actors: the writer of each process (:mod:`.writing`), owners
-(:mod:`.owning`) with their tickers (:mod:`.ticking`), workers (:mod:`.working`, :mod:`.executing`), servers
-and their clients (:mod:`.dispensing`), producers (:mod:`.producing`), operators and retention
-(:mod:`.operating`). Monotonic clocks drift, and wall clocks are hours apart. The store is away, full,
+Simulated are the engine with the guards of its contract (``engine``) and, as in SQLite, with its own
+index of ready tasks (``indexing``); requests and their faults (``network``); a group that may leave
+an old owner running (``world``); and the actors: the writer of each process (``writing``), owners
+(``owning``) with their tickers (``ticking``), workers (``working``, ``executing``), servers
+and their clients (``dispensing``), producers (``producing``), operators and retention
+(``operating``). Monotonic clocks drift, and wall clocks are hours apart. The store is away, full,
 read-only or locked, and refuses large writes. Operators pause the queue, and clients hang up.
 
 A run has faults at random, then heals everything, and requires that all tasks are completed that can be.
-Meanwhile the :mod:`.oracle` judges every write that takes effect, and each writer judges the outcomes of its
+Meanwhile the ``oracle`` judges every write that takes effect, and each writer judges the outcomes of its
 pending writes.
 
 ``python -m rebalanser.testing.tasks_simulation --seeds 1000`` runs many seeds on all cores. A failure names

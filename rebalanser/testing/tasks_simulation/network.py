@@ -84,7 +84,7 @@ class Network:
         self._kinds = [fault for fault in OF_REQUESTS if fault in world.scenario.faults]
 
     def write(self, process: Process, write: Write) -> Wish:
-        """Send a write to the engine; resume with its answer, or an :class:`Unanswered`."""
+        """Send a write to the engine; resume with its answer, or an ``Unanswered``."""
 
         def serve() -> Any:
             answers = self._applied(process, [write], [None])
@@ -95,7 +95,7 @@ class Network:
     def apply(
         self, process: Process, writes: Sequence[Write], authors: Sequence[ClaimKey | None] | None = None
     ) -> Wish:
-        """Send writes to the engine, in order; resume with their answers, or an :class:`Unanswered`.
+        """Send writes to the engine, in order; resume with their answers, or an ``Unanswered``.
 
         ``authors`` are the claims that request them, for the oracle only. Each write is a
         transaction of its own: an engine that restarts meanwhile has applied the first of them.

@@ -33,7 +33,7 @@ class Host:
 
 
 class ProcessClock:
-    """A :class:`~rebalanser.runtime.clock.Clock` as a process reads it."""
+    """A ``Clock`` as a process reads it."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
