@@ -53,11 +53,11 @@ from rich.table import Table
 from shiva import WORKERS, Site
 
 import rebalanser
-from rebalanser.neli.settings import GroupProtocol, NeliSettings
-from rebalanser.neli.settings import Mode as NeliMode
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange, Ping
-from rebalanser.shiva.types import Mode
+from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
+from rebalanser.core.neli.settings import Mode as NeliMode
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange, Ping
+from rebalanser.core.shiva.types import Mode
 from rebalanser.testing.kafka_server import KafkaCluster
 
 MEMBER = Path(__file__).resolve().parent.parent / "tests" / "faults" / "neli_process.py"

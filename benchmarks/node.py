@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 import rebalanser
 import rebalanser.group
-from rebalanser.protocol import Answered, Effect, Event, Node
-from rebalanser.protocol.messages import Alive, Joined, Published
+from rebalanser.core.group import Answered, Effect, Event, Node
+from rebalanser.core.group.messages import Alive, Joined, Published
 from rebalanser.registry import Capabilities, GroupStore, Registry, RegistryUrl, open_backend
 from rebalanser.registry.contract import LeaseAge, Reply, Request, Sink, Target, Watch
 

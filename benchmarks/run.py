@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import rebalanser
-from rebalanser.allocation import balanced, minimum_moves, moves
-from rebalanser.protocol import Answered, Event, HandlerReturned
+from rebalanser.core.allocation import balanced, minimum_moves, moves
+from rebalanser.core.group import Answered, Event, HandlerReturned
 from rebalanser.registry import open_registry
 from rebalanser.registry.contract import Put, Target, Transaction
 from rebalanser.runtime.engine import Engine

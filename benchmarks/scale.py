@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 import rebalanser
-from rebalanser.allocation import allocate, effort
-from rebalanser.protocol import (
+from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.group import (
     Answered,
     CallStart,
     CallStop,
@@ -58,7 +58,7 @@ from rebalanser.protocol import (
     Wakeup,
     Watch,
 )
-from rebalanser.protocol.messages import Campaign
+from rebalanser.core.group.messages import Campaign
 from rebalanser.registry import Coordinator, RegistryCoordinator, open_registry, parse_url
 from rebalanser.testing.etcd_server import EtcdCluster
 

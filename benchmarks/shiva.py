@@ -31,12 +31,9 @@ from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rich.console import Console
 from rich.table import Table
 
-from rebalanser.applications import Cluster, TopicNames, open_cluster, status_of
-from rebalanser.errors import RegistryRefused
-from rebalanser.registry.urls import parse_url
-from rebalanser.shiva.changes import change_between
-from rebalanser.shiva.leader import Leader
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.changes import change_between
+from rebalanser.core.shiva.leader import Leader
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     LeaderEvent,
     PartRead,
@@ -50,16 +47,16 @@ from rebalanser.shiva.messages import (
     TookOver,
     Wakeup,
 )
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     LeaderAnnouncement,
     Pong,
     RunReport,
     StartCommand,
 )
-from rebalanser.shiva.runs import Run
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.runs import Run
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -70,7 +67,10 @@ from rebalanser.shiva.types import (
     RunState,
     WorkerEntry,
 )
-from rebalanser.shiva.worker import Worker
+from rebalanser.core.shiva.worker import Worker
+from rebalanser.errors import RegistryRefused
+from rebalanser.registry.urls import parse_url
+from rebalanser.shiva import Cluster, TopicNames, open_cluster, status_of
 from rebalanser.testing.kafka_server import KafkaCluster, addresses_from_environment
 
 SHIVA = (sys.executable, "-m", "rebalanser", "shiva")

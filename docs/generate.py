@@ -38,17 +38,12 @@ import rebalanser.tasks
 import rebalanser.testing
 from rebalanser import cli, errors
 from rebalanser.admin import Owner
-from rebalanser.applications import TopicNames, manifest_schema
 from rebalanser.audit import Options, tables
 from rebalanser.audit.assembly import FOLDERS
 from rebalanser.audit.tables import FindingKind
 from rebalanser.cli.table import render_view
 from rebalanser.cli.view import Moves, Picture, View
-from rebalanser.neli import Neli
-from rebalanser.neli.settings import Mode, NeliSettings
-from rebalanser.neli.states import STANDING
-from rebalanser.owners import OwnerChange
-from rebalanser.protocol import (
+from rebalanser.core.group import (
     MEMBERSHIP,
     ROLE,
     STEPS,
@@ -61,16 +56,20 @@ from rebalanser.protocol import (
     Share,
     Step,
 )
-from rebalanser.protocol.states import Table
+from rebalanser.core.group.states import Table
+from rebalanser.core.neli.settings import Mode, NeliSettings
+from rebalanser.core.neli.states import STANDING
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.run_states import RUN
+from rebalanser.core.shiva.states import APPLICATION_BEGINS, APPLICATION_ENDS, APPLICATION_STEPS
+from rebalanser.core.shiva.types import ApplicationState
+from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.neli import Candidacy, Neli
+from rebalanser.owners import OwnerChange
 from rebalanser.registry import GroupView, Holding
 from rebalanser.registry.contract import LeaseAge
-from rebalanser.roles import Candidacy
 from rebalanser.settings import Settings
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.run_states import RUN
-from rebalanser.shiva.states import APPLICATION_BEGINS, APPLICATION_ENDS, APPLICATION_STEPS
-from rebalanser.shiva.types import ApplicationState
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.shiva import TopicNames, manifest_schema
 from rebalanser.state import GroupState, describe
 from rebalanser.testing.simulation.mutants import Mutant
 

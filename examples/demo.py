@@ -30,9 +30,9 @@ from rich.table import Table
 from stdlib_stream import Stream
 
 import rebalanser
-from rebalanser.allocation import minimum_moves, moves
+from rebalanser.core.allocation import minimum_moves, moves
+from rebalanser.core.group import FactKind
 from rebalanser.history import Record, read_records
-from rebalanser.protocol import FactKind
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.state import GroupState, NodeState
 from rebalanser.testing.etcd_server import EtcdCluster

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from rebalanser.admin import Admin
     from rebalanser.async_admin import AsyncAdmin
     from rebalanser.async_group import AsyncGroup
+    from rebalanser.core.group import Fact, FactKind, Mode, OnOverrun
     from rebalanser.feed import ResourceFeed
     from rebalanser.group import Group, leader
     from rebalanser.owners import Owners
-    from rebalanser.protocol import Fact, FactKind, Mode, OnOverrun
     from rebalanser.runtime.owned import Owned
     from rebalanser.settings import Settings
     from rebalanser.state import GroupState
@@ -39,12 +39,12 @@ _MODULES = {
     "Admin": "rebalanser.admin",
     "AsyncAdmin": "rebalanser.async_admin",
     "AsyncGroup": "rebalanser.async_group",
-    "Fact": "rebalanser.protocol",
-    "FactKind": "rebalanser.protocol",
+    "Fact": "rebalanser.core.group",
+    "FactKind": "rebalanser.core.group",
     "Group": "rebalanser.group",
     "GroupState": "rebalanser.state",
-    "Mode": "rebalanser.protocol",
-    "OnOverrun": "rebalanser.protocol",
+    "Mode": "rebalanser.core.group",
+    "OnOverrun": "rebalanser.core.group",
     "Owned": "rebalanser.runtime.owned",
     "Owners": "rebalanser.owners",
     "ResourceFeed": "rebalanser.feed",

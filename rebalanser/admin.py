@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from pydantic import StrictStr, TypeAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
+from rebalanser.core.group import ResourceSpec, Topic, TopicKind
+from rebalanser.core.group.messages import Noticed
 from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater, UnknownGroup
 from rebalanser.group import open_coordinator
-from rebalanser.protocol import ResourceSpec, Topic, TopicKind
-from rebalanser.protocol.messages import Noticed
 from rebalanser.redaction import redact
 from rebalanser.registry import Coordinator
 from rebalanser.registry.coordinator import HoldingsRead

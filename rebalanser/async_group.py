@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from rebalanser.core.group import Fact
 from rebalanser.errors import InvalidHandlers, InvalidState
 from rebalanser.group import Group, check_takes_one
-from rebalanser.protocol import Fact
 from rebalanser.runtime.loop_bridge import LoopBridge
 from rebalanser.runtime.owned import Owned
 from rebalanser.runtime.running import in_own_thread, run_in_loop_until_stopped

@@ -23,14 +23,14 @@ from typing import Final, Protocol, Self, TypeAlias
 import tenacity
 
 from rebalanser.admin import Admin
-from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, DocumentWatch, open_cluster
+from rebalanser.core.shiva.records import AssignmentDocument
+from rebalanser.core.shiva.types import ApplicationState
 from rebalanser.errors import InvalidState, RebalanserError, RetryLater
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import load_opener, parse_url
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
-from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationState
+from rebalanser.shiva.cluster import ENTRY_POINT_GROUP, Cluster, DocumentWatch, open_cluster
 from rebalanser.state import ResourceState
 
 FED_BY: Final = "fed-by"

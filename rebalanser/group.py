@@ -19,7 +19,8 @@ from typing import Self, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from rebalanser import errors, forks
-from rebalanser.allocation import allocate, effort
+from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.group import Fact, Member, Membership, Node, OnOverrun, ResourceSpec, Role
 from rebalanser.errors import (
     FixConfiguration,
     Forked,
@@ -33,7 +34,6 @@ from rebalanser.errors import (
     RetryLater,
 )
 from rebalanser.observing import Observer, TroubleNotes
-from rebalanser.protocol import Fact, Member, Membership, Node, OnOverrun, ResourceSpec, Role
 from rebalanser.registry import Coordinator, GroupStore, RegistryCoordinator, open_backend, parse_url
 from rebalanser.registry.keys import check_name
 from rebalanser.registry.urls import url_or_default

@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from rebalanser.core.group import Mode, NodeOptions, OnOverrun, Timings
 from rebalanser.errors import InvalidArgument, InvalidSettings
 from rebalanser.folders import PRIVATE, file_mode_of
-from rebalanser.protocol import Mode, NodeOptions, OnOverrun, Timings
 from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_attribute
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.allocation import allocate
-from rebalanser.protocol import Group, Member, Mode, ResourceSpec, intended, releasers
-from rebalanser.protocol.types import NodeId
+from rebalanser.core.allocation import allocate
+from rebalanser.core.group import Group, Member, Mode, ResourceSpec, intended, releasers
+from rebalanser.core.group.types import NodeId
 from rebalanser.registry import GroupView, Holding
 
 

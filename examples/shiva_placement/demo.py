@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 from uuid import uuid4
 
-from rebalanser.applications import open_cluster
 from rebalanser.errors import RebalanserError
 from rebalanser.settings import Settings
+from rebalanser.shiva import open_cluster
 from rebalanser.testing.kafka_server import (
     KafkaCluster,
     KafkaFailed,

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.cli.face import Face, JsonOption, RegistryOption
 from rebalanser.cli.lines import counted, headline
+from rebalanser.core.group import OnOverrun
 from rebalanser.errors import InternalError, InvalidSettings, RebalanserError, UnknownGroup
-from rebalanser.protocol import OnOverrun
 from rebalanser.redaction import redact
 from rebalanser.registry import (
     Capabilities,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rebalanser.roles.facade import KAFKA_VARIABLE
+from rebalanser.neli.facade import KAFKA_VARIABLE
 
 KafkaOption = Annotated[
     str | None,

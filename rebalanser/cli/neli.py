@@ -16,13 +16,13 @@ import typer
 from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption
+from rebalanser.core.neli.roles import Role, numbered
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import InvalidSettings, InvalidUrl
-from rebalanser.neli.roles import Role, numbered
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
-from rebalanser.roles import Candidacy, GroupDescription, Neli, open_elections
-from rebalanser.roles.contract import PARTITIONS
-from rebalanser.roles.description import PartitionDescription
-from rebalanser.roles.facade import KAFKA_VARIABLE
+from rebalanser.neli import Candidacy, GroupDescription, Neli, open_elections
+from rebalanser.neli.contract import PARTITIONS
+from rebalanser.neli.description import PartitionDescription
+from rebalanser.neli.facade import KAFKA_VARIABLE
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 

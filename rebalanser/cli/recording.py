@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from rebalanser.history import HistorySink, open_sinks
-from rebalanser.roles.history import DIR_VARIABLE, TOPIC_VARIABLE
+from rebalanser.neli.history import DIR_VARIABLE, TOPIC_VARIABLE
 from rebalanser.settings import Settings
 
 CLOSE_TIMEOUT_S: Final = 2.0

@@ -15,9 +15,9 @@ from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption,
 from rebalanser.cli.names import read_names
 from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import Restart, Supervisor, mistyped
+from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InvalidSettings
 from rebalanser.group import Group
-from rebalanser.protocol import Fact, FactKind
 from rebalanser.settings import Settings, Values
 
 _OPTIONS: Final = {"lease_ttl_s": "--lease", "stop_timeout_s": "--stop-timeout"}

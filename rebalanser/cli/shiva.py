@@ -20,31 +20,15 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from rebalanser.allocation import MAX_AMOUNT, Capacity
-from rebalanser.applications import (
-    ClusterStatus,
-    TopicNames,
-    manifest_schema,
-    open_cluster,
-    read_channel_file,
-    status_of,
-    tail,
-)
-from rebalanser.applications.cluster import ENTRY_POINT_GROUP, Cluster, Commanded, Progress, Running
 from rebalanser.cli.face import Face, JsonOption, VerboseOption
 from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.lines import counted
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
 from rebalanser.cli.shiva_table import application_line, plain, render
-from rebalanser.errors import InvalidSettings, InvalidUrl, UnknownApplication
-from rebalanser.history import HistorySink
-from rebalanser.registry.urls import known_schemes
-from rebalanser.runtime.logs import get_logger
-from rebalanser.runtime.running import stopping_on_signals
-from rebalanser.settings import Settings
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnswer
-from rebalanser.shiva.types import (
+from rebalanser.core.allocation import MAX_AMOUNT, Capacity
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnswer
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationPattern,
@@ -54,7 +38,23 @@ from rebalanser.shiva.types import (
     RestartPolicy,
     check_part,
 )
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.errors import InvalidSettings, InvalidUrl, UnknownApplication
+from rebalanser.history import HistorySink
+from rebalanser.registry.urls import known_schemes
+from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.running import stopping_on_signals
+from rebalanser.settings import Settings
+from rebalanser.shiva import (
+    ClusterStatus,
+    TopicNames,
+    manifest_schema,
+    open_cluster,
+    read_channel_file,
+    status_of,
+    tail,
+)
+from rebalanser.shiva.cluster import ENTRY_POINT_GROUP, Cluster, Commanded, Progress, Running
 
 CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
 TOPICS_VARIABLE: Final = "REBALANSER_TOPICS"

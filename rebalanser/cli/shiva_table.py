@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rebalanser.applications.status import UNKNOWN, ApplicationStatus, ClusterStatus, WorkerStatus
 from rebalanser.cli.lines import counted
-from rebalanser.shiva.types import ApplicationState, Mode
+from rebalanser.core.shiva.types import ApplicationState, Mode
+from rebalanser.shiva.status import UNKNOWN, ApplicationStatus, ClusterStatus, WorkerStatus
 
 COLOURS: Final[dict[str, str]] = {
     ApplicationState.RUNNING: "green",

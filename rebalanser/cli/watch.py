@@ -20,9 +20,9 @@ import typer
 
 from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
 from rebalanser.cli.view import Heartbeats, Moves, Picture, View, changed_lines, changed_silence, keys_in
+from rebalanser.core.group import Topic, TopicKind
 from rebalanser.errors import FixConfiguration, RetryLater
 from rebalanser.group import open_coordinator
-from rebalanser.protocol import Topic, TopicKind
 from rebalanser.registry import Coordinator
 from rebalanser.registry.contract import LeaseAge
 from rebalanser.runtime.clock import SystemClock

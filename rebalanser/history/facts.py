@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.history.records import Event
-from rebalanser.protocol.messages import Fact, FactKind
 
 
 def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:

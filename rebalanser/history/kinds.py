@@ -12,9 +12,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from rebalanser.neli.messages import FactKind as NeliKind
-from rebalanser.protocol.messages import FactKind as GroupKind
-from rebalanser.shiva.messages import FactKind as ShivaKind
+from rebalanser.core.group.messages import FactKind as GroupKind
+from rebalanser.core.neli.messages import FactKind as NeliKind
+from rebalanser.core.shiva.messages import FactKind as ShivaKind
 
 GAP: Final = "gap"
 """The kind, in every protocol, of a record that stands for dropped ones."""

@@ -12,9 +12,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rebalanser.core.group.messages import FactKind
 from rebalanser.history.kinds import Protocol
 from rebalanser.history.records import SCHEMA_VERSION, Record, Value
-from rebalanser.protocol.messages import FactKind
 
 OLDEST_VERSION: Final = 1
 """The oldest version that can still be read."""

@@ -42,8 +42,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from rebalanser.core.group.types import record
 from rebalanser.errors import InternalError
-from rebalanser.protocol.types import record
 
 
 @record

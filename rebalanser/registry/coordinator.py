@@ -1,6 +1,6 @@
 """The contract of a coordinator, the protocol's access to a group in any kind of store.
 
-A coordinator carries out the commands of ``rebalanser.protocol.messages`` and reports changes.
+A coordinator carries out the commands of ``rebalanser.core.group.messages`` and reports changes.
 ``RegistryCoordinator`` turns any registry into one; a log such
 as Kafka can implement it directly.
 
@@ -39,8 +39,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from rebalanser.protocol.messages import Command, Noticed, Outcome
-from rebalanser.protocol.types import (
+from rebalanser.core.group.messages import Command, Noticed, Outcome
+from rebalanser.core.group.types import (
     SPEC_FIELDS,
     Group,
     Leadership,

@@ -35,8 +35,8 @@ import re
 from functools import lru_cache, partial
 from urllib.parse import quote, unquote
 
+from rebalanser.core.group.types import SharePart
 from rebalanser.errors import InvalidName, UnusableStore
-from rebalanser.protocol.types import SharePart
 
 MAX_NAME_BYTES = 512
 """Maximum length of a name, in bytes of UTF-8."""

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from rebalanser.errors import InternalError, UnusableStore
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Campaign,
     Conflict,
     Deposed,
@@ -23,7 +22,7 @@ from rebalanser.protocol.messages import (
     Resigned,
     SessionLost,
 )
-from rebalanser.protocol.types import (
+from rebalanser.core.group.types import (
     Fingerprint,
     Group,
     Header,
@@ -37,6 +36,7 @@ from rebalanser.protocol.types import (
     SharePart,
     Trouble,
 )
+from rebalanser.errors import InternalError, UnusableStore
 from rebalanser.redaction import redact
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (

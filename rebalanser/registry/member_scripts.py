@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rebalanser.errors import (
-    InternalError,
-    InvalidSettings,
-    LeaseNotFound,
-    RebalanserError,
-    UnusableStore,
-)
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -34,12 +27,19 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
-from rebalanser.protocol.types import (
+from rebalanser.core.group.types import (
     Fingerprint,
     NodeId,
     Resource,
     Session,
     Token,
+)
+from rebalanser.errors import (
+    InternalError,
+    InvalidSettings,
+    LeaseNotFound,
+    RebalanserError,
+    UnusableStore,
 )
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (

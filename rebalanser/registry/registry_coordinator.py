@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from rebalanser.core.group.messages import Command, Outcome
+from rebalanser.core.group.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
 from rebalanser.errors import (
     InternalError,
     InvalidName,
@@ -13,8 +15,6 @@ from rebalanser.errors import (
     RegistryUnavailable,
     RequestTooLarge,
 )
-from rebalanser.protocol.messages import Command, Outcome
-from rebalanser.protocol.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
 from rebalanser.registry import contract
 from rebalanser.registry.contract import (
     Capabilities,

@@ -12,18 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TypeAlias, TypeVar
 
-from rebalanser.errors import (
-    FixConfiguration,
-    InternalError,
-    OutcomeUnknown,
-    RebalanserError,
-    UnusableStore,
-)
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Failed,
     Outcome,
 )
-from rebalanser.protocol.types import (
+from rebalanser.core.group.types import (
     Header,
     Leadership,
     NodeId,
@@ -33,6 +26,13 @@ from rebalanser.protocol.types import (
     SharePart,
     Token,
     record,
+)
+from rebalanser.errors import (
+    FixConfiguration,
+    InternalError,
+    OutcomeUnknown,
+    RebalanserError,
+    UnusableStore,
 )
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from rebalanser.errors import InternalError, RegistryUnavailable, UnusableStore
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Acknowledge,
     AddBarriers,
     Campaign,
@@ -28,7 +27,7 @@ from rebalanser.protocol.messages import (
     RemoveBarriers,
     Resign,
 )
-from rebalanser.protocol.types import (
+from rebalanser.core.group.types import (
     SPEC_FIELDS,
     Member,
     NodeId,
@@ -37,6 +36,7 @@ from rebalanser.protocol.types import (
     Topic,
     TopicKind,
 )
+from rebalanser.errors import InternalError, RegistryUnavailable, UnusableStore
 from rebalanser.redaction import redact
 from rebalanser.registry import values
 from rebalanser.registry.contract import (

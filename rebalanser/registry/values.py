@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from rebalanser.core.group.types import Header, Leadership, Member, Mode, ResourceSpec, Share, Trouble
 from rebalanser.errors import UnusableStore
-from rebalanser.protocol.types import Header, Leadership, Member, Mode, ResourceSpec, Share, Trouble
 from rebalanser.registry.contract import KeyValue
 
 SCHEMA_VERSION = 1

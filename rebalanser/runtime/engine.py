@@ -18,8 +18,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from rebalanser.errors import InternalError, InvalidState, RebalanserError
-from rebalanser.protocol import (
+from rebalanser.core.group import (
     Accept,
     Answered,
     AskStop,
@@ -44,6 +43,7 @@ from rebalanser.protocol import (
     Wakeup,
     Watch,
 )
+from rebalanser.errors import InternalError, InvalidState, RebalanserError
 from rebalanser.registry import Coordinator
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.handlers import HandlerRunner, Handlers

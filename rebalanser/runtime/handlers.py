@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
-from rebalanser.protocol import (
+from rebalanser.core.group import (
     CallStart,
     CallStop,
     FactKind,

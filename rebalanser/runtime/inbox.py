@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from rebalanser.protocol import Event, Noticed, Topic
+from rebalanser.core.group import Event, Noticed, Topic
 
 
 class Inbox:

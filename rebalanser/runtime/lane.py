@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rebalanser.protocol import Answered, Command, MakePlan, PlanMade
+from rebalanser.core.group import Answered, Command, MakePlan, PlanMade
 from rebalanser.registry import Coordinator
 
 

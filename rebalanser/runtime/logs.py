@@ -21,7 +21,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
-from rebalanser.protocol.messages import Fact, FactKind
+from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.redaction import redact
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from rebalanser.protocol import Fact, FactKind, Report
-from rebalanser.protocol.messages import Handler
+from rebalanser.core.group import Fact, FactKind, Report
+from rebalanser.core.group.messages import Handler
 from rebalanser.redaction import redact
 from rebalanser.runtime.logs import is_unconfigured, write_default_line
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
+from rebalanser.core.group import FactKind, ResourceSpec
 from rebalanser.errors import InvalidArgument, InvalidLoad
-from rebalanser.protocol import FactKind, ResourceSpec
 from rebalanser.runtime.clock import SystemClock
 
 _making = threading.Lock()

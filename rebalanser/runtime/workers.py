@@ -14,7 +14,7 @@ from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
-from rebalanser.protocol import FactKind
+from rebalanser.core.group import FactKind
 from rebalanser.runtime.logs import get_logger, log_aside
 from rebalanser.runtime.owned import Owned
 

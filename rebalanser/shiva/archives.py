@@ -1,237 +1,445 @@
-"""Pure checks on the listing of an application's archive (SH-16).
+"""Packing an application's files for the log, and unpacking them on a worker (SH-16).
 
-The same checks run where an archive is packed and where it is unpacked, before anything is written. No name
-leaves the folder or is read in two ways, no two names become one on a filesystem that folds case or
-normalises Unicode, there are only plain files and folders, and nothing expands beyond the limits. The sizes
-are those that the archive declares; unpacking must enforce them.
+Client and worker read an archive the same way: ``rebalanser.core.shiva.archives`` checks its whole listing
+before a byte is unpacked, and its manifest is parsed. An archive is a zip of plain files and folders,
+compressed by deflate or not at all. A zip64 is refused: it is needed only beyond the limits.
+
+The verdict does not depend on the version of Python. Versions of ``zipfile`` differ in two checks, so both
+are made here: Unicode Path fields, which 3.12 began to read, and entries that overlap.
+
+Unpacking writes below one folder descriptor, a path part at a time and through no link, so that nothing gets
+outside even if a check is wrong. It writes to a folder aside and renames it into place, so a folder in place
+is complete. That holds through the death of any process. After a reboot
+``rebalanser.shiva.DataFolder`` begins without unpacked files, so nothing is forced to the disk.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Final
 
+from rebalanser.core.allocation import Requests
+from rebalanser.core.shiva.archives import (
+    DEFAULT_LIMITS,
+    MANIFEST_NAME,
+    ArchiveLimits,
+    Entry,
+    EntryKind,
+    check_archive_size,
+    check_entry_count,
+    check_listing,
+)
 from rebalanser.errors import InvalidArchive
+from rebalanser.shiva.manifest import Manifest, parse_manifest
 
-MANIFEST_NAME: Final = "shiva.json"
-"""Name of the manifest, at the root of every archive."""
-METHODS: Final = frozenset({"stored", "deflated"})
-"""Compressions that are read. With others the archive would decide how much memory is needed."""
-_SHOWN_CHARS: Final = 120
-_DRIVE: Final = re.compile(r"[A-Za-z]:")
+ASIDE_PREFIX: Final = ".aside-"
+"""Begins the name of a folder that is being unpacked or removed; a crash may leave one."""
+NO_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
+_CHUNK_BYTES: Final = 1024 * 1024
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+_UNIX: Final = 3
+_ENCRYPTED: Final = 0x1
+_METHODS: Final = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
+_END: Final = struct.Struct("<4s4H2LH")
+_END_SIGNATURE: Final = b"PK\x05\x06"
+_ZIP64_SIGNATURE: Final = b"PK\x06\x07"
+_ZIP64_BYTES: Final = 20
+_LONGEST_COMMENT_BYTES: Final = 65_535
+_ENTRY_SIGNATURE: Final = b"PK\x01\x02"
+_LOCAL_HEADER: Final = struct.Struct("<26x2H")
+"""Lengths of the name and of the extra fields, which end an entry's local header."""
+_EXTRA_HEADER: Final = struct.Struct("<2H")
+_UNICODE_PATH: Final = 0x7075
+_OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNREADABLE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    UserWarning,
+    ValueError,
+)
+"""Errors of ``zipfile`` for bytes that are no sound zip.
 
-
-class EntryKind(StrEnum):
-    """Kind of an archive's entry."""
-
-    FILE = "file"
-    FOLDER = "folder"
-    LINK = "link"
-    SPECIAL = "special"
-    """A device, a socket or a named pipe."""
+Decoding a name raises ValueError. A UserWarning is raised where the host turns warnings into errors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of an archive, as the archive's listing declares it."""
+class Packed:
+    """An archive that workers accept."""
 
-    name: str
-    """Its path with ``/`` between the parts; one trailing ``/`` for a folder."""
-    kind: EntryKind = EntryKind.FILE
-    size_bytes: int = 0
-    """Size once unpacked."""
-    packed_bytes: int = 0
-    """Size in the archive."""
-    method: str = "stored"
-    encrypted: bool = False
-    unicode_paths: tuple[bytes, ...] = ()
-    """Contents of its Info-ZIP Unicode Path fields (0x7075), which some readers prefer to the name."""
+    archive: bytes
+    sha256: str
+    manifest: Manifest
+    entries: int
+    unpacked_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the archive as it is sent."""
+        return len(self.archive)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Tags that the manifest requires of a worker (SH-12)."""
+        return frozenset(self.manifest.tags)
+
+    @property
+    def requests(self) -> Requests | None:
+        """Amounts of its worker that it takes, as the manifest says (SH-27)."""
+        return self.manifest.requests.as_requests()
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveLimits:
-    """Limits of an archive. Client and workers of a cluster use the same."""
+class _Member:
+    """An entry as it was checked, with what ``zipfile`` needs to read it.
 
-    archive_bytes: int = 256 * 1024 * 1024
-    entries: int = 10_000
-    entry_bytes: int = 1024 * 1024 * 1024
-    total_bytes: int = 2 * 1024 * 1024 * 1024
-    """Maximum size of all entries together, once unpacked."""
-    expansion_ratio: float = 200.0
-    """Maximum ratio of unpacked to packed size, of an entry and of all together."""
-    expansion_free_bytes: int = 16 * 1024 * 1024
-    """Unpacked size up to which the ratio is not limited: text and zeros pack well."""
-    part_bytes: int = 255
-    """Maximum length of one file or folder's name in UTF-8, as on Linux filesystems."""
-    path_bytes: int = 1024
-    manifest_bytes: int = 64 * 1024
+    It is written under the name that was checked, ``entry.name``, and never under ``info.filename``.
+    """
+
+    entry: Entry
+    info: zipfile.ZipInfo
 
 
-DEFAULT_LIMITS: Final = ArchiveLimits()
+def pack(
+    source: Path, limits: ArchiveLimits = DEFAULT_LIMITS, environment: Mapping[str, str] = NO_ENVIRONMENT
+) -> Packed:
+    """Pack a folder, or take a zip as it is, and check it as every worker does.
 
+    ``environment`` is added to the manifest's in the archive; the source stays as it is.
 
-def check_archive_size(size_bytes: int, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
-    """Refuse an archive that is too big as it is packed.
+    A folder packs to the same bytes whenever its content is the same: entries are sorted and carry no times,
+    owners or modes, only whether a file is executable.
 
     Raises:
-        InvalidArchive: with both numbers.
+        InvalidArchive: naming the entry that workers refuse, or the size that is over its limit.
+        InvalidManifest: with every error of ``shiva.json``.
+        OSError: the source cannot be read.
     """
-    if size_bytes > limits.archive_bytes:
-        raise InvalidArchive(
-            f"the archive has {size_bytes:,} bytes and at most {limits.archive_bytes:,} are allowed"
-        )
+    archive = _pack_folder(source, limits) if source.is_dir() else _read_file(source, limits)
+    packed = inspect(archive, limits)
+    return inspect(_with_environment(packed, environment), limits) if environment else packed
 
 
-def check_entry_count(count: int, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
-    """Refuse an archive of too many entries.
+def _with_environment(packed: Packed, environment: Mapping[str, str]) -> bytes:
+    """Return a checked archive with more environment in its manifest, and all else as it was.
+
+    What the manifest does not say is not added: an earlier worker may not know it.
+    """
+    manifest = packed.manifest.model_dump(mode="json", exclude_unset=True)
+    manifest["environment"] = {**packed.manifest.environment, **environment}
+    changed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(packed.archive)) as before,
+        zipfile.ZipFile(changed, "w", allowZip64=False) as archive,
+    ):
+        for entry in before.infolist():
+            info = zipfile.ZipInfo(entry.filename, _EPOCH)
+            info.create_system, info.external_attr = entry.create_system, entry.external_attr
+            info.compress_type = entry.compress_type
+            is_manifest = entry.filename == MANIFEST_NAME
+            archive.writestr(info, json.dumps(manifest) if is_manifest else before.read(entry))
+    return changed.getvalue()
+
+
+def inspect(archive: bytes, limits: ArchiveLimits = DEFAULT_LIMITS) -> Packed:
+    """Check an archive completely, as unpacking it would, without writing anything.
 
     Raises:
-        InvalidArchive: with both numbers.
+        InvalidArchive: naming the entry that must not be unpacked.
+        InvalidManifest: with every error of ``shiva.json``.
     """
-    if count > limits.entries:
-        raise InvalidArchive(f"the archive has {count:,} entries and at most {limits.entries:,} are allowed")
+    with _opened(archive, limits) as opened, Path(os.devnull).open("wb") as nowhere:
+        listing = _checked_listing(opened, archive, limits)
+        manifest = _manifest_of(opened, listing, limits)
+        for member in listing:
+            with opened.open(member.info) as content:
+                _copy(content, nowhere, member.entry.size_bytes, member.entry.name)
+    sha256 = hashlib.sha256(archive).hexdigest()
+    unpacked_bytes = sum(member.entry.size_bytes for member in listing)
+    return Packed(archive, sha256, manifest, len(listing), unpacked_bytes)
 
 
-def check_listing(entries: Sequence[Entry], limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
-    """Refuse an archive that has an entry which must not be written, or that expands too much (SH-16).
+def unpack(archive: bytes, sha256: str, into: Path, limits: ArchiveLimits = DEFAULT_LIMITS) -> Manifest:
+    """Unpack an archive to the folder ``into`` and return its manifest.
+
+    The folder appears complete or not at all, and replaces what was at ``into``. Files keep their executable
+    bit. Nothing is written outside the folder, even if something puts a link into it meanwhile.
 
     Raises:
-        InvalidArchive: naming the first such entry, and what is wrong with it.
+        InvalidArchive: it is not the archive of that sha256, or an entry must not be unpacked; nothing was
+            written, unless an entry expands to something else than it declares, which is removed again.
+        InvalidManifest: with every error of ``shiva.json``; nothing was written.
+        OSError: the disk is full or fails, or a link appeared in the folder; what was written is removed
+            again.
     """
-    check_entry_count(len(entries), limits)
-    for entry in entries:
-        problem = _problem_of(entry, limits)
-        if problem:
-            raise InvalidArchive(f"entry {_shown(entry.name)} {problem}")
-    _check_sum(entries, limits)
-    _check_places(entries)
-    manifest = next((entry for entry in entries if entry.name == MANIFEST_NAME), None)
-    if manifest is None or manifest.kind is not EntryKind.FILE:
-        raise InvalidArchive(f"there is no file {MANIFEST_NAME} at the archive's root")
-    if manifest.size_bytes > limits.manifest_bytes:
-        raise InvalidArchive(
-            f"entry {MANIFEST_NAME!r} has {manifest.size_bytes:,} bytes and at most "
-            f"{limits.manifest_bytes:,} are allowed"
-        )
+    check_archive_size(len(archive), limits)
+    found = hashlib.sha256(archive).hexdigest()
+    if found != sha256:
+        raise InvalidArchive(f"the archive's sha256 is {found} and {sha256} was announced")
+    aside = into.with_name(f"{ASIDE_PREFIX}{into.name}")
+    with _opened(archive, limits) as opened:
+        listing = _checked_listing(opened, archive, limits)
+        manifest = _manifest_of(opened, listing, limits)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        remove_folder(aside)
+        try:
+            aside.mkdir(mode=0o755)
+            with _folder_opened(aside) as folder:
+                for member in listing:
+                    _unpack_entry(opened, member, folder)
+            remove_folder(into)
+            aside.rename(into)
+        finally:
+            remove_folder(aside)
+    return manifest
 
 
-def _problem_of(entry: Entry, limits: ArchiveLimits) -> str | None:
-    if entry.kind is EntryKind.LINK:
-        return "is a link; links are not taken, put the file itself in"
-    if entry.kind is EntryKind.SPECIAL:
-        return "is neither a file nor a folder"
-    if entry.encrypted:
-        return "is encrypted"
-    if entry.method not in METHODS:
-        return f"is compressed by {entry.method}; use deflate or none"
-    return (
-        _problem_of_name(entry, limits) or _problem_of_unicode_paths(entry) or _problem_of_size(entry, limits)
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it. It disappears at once; a missing folder is no error.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    doomed = folder
+    if not folder.name.startswith(ASIDE_PREFIX):
+        doomed = folder.with_name(f"{ASIDE_PREFIX}gone-{folder.name}")
+        remove_folder(doomed)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(doomed)
+    with contextlib.suppress(FileNotFoundError):
+        _remove(doomed)
+
+
+def _remove(doomed: Path) -> None:
+    """Remove what an application left, even a link in the folder's place or folders without permissions."""
+    if doomed.is_symlink() or not doomed.is_dir():
+        doomed.unlink()
+        return
+    try:
+        shutil.rmtree(doomed)
+    except PermissionError:
+        _open_up(doomed)
+        shutil.rmtree(doomed)
+
+
+def _open_up(folder: Path) -> None:
+    folders = [folder]
+    while folders:
+        opened = folders.pop()
+        opened.chmod(stat.S_IRWXU)
+        with os.scandir(opened) as children:
+            folders += [Path(child.path) for child in children if child.is_dir(follow_symlinks=False)]
+
+
+def _read_file(source: Path, limits: ArchiveLimits) -> bytes:
+    check_archive_size(source.stat().st_size, limits)
+    return source.read_bytes()
+
+
+def _pack_folder(folder: Path, limits: ArchiveLimits) -> bytes:
+    found = sorted(itertools.islice(_walk(folder, "", limits), limits.entries + 1))
+    check_listing([entry for _, entry, _ in found], limits)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", allowZip64=False) as archive:
+        for name, entry, executable in found:
+            mode = stat.S_IFDIR | 0o755 if entry.kind is EntryKind.FOLDER else stat.S_IFREG | 0o644
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = _UNIX
+            info.external_attr = (mode | (0o111 if executable else 0)) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            if entry.kind is EntryKind.FOLDER:
+                info.compress_type = zipfile.ZIP_STORED
+                archive.writestr(info, b"")
+                continue
+            with (folder / name).open("rb") as file, archive.open(info, "w") as entry_file:
+                _copy(file, entry_file, entry.size_bytes, name)
+            check_archive_size(packed.tell(), limits)
+    return packed.getvalue()
+
+
+def _walk(folder: Path, prefix: str, limits: ArchiveLimits) -> Iterator[tuple[str, Entry, bool]]:
+    """Yield every file and folder below as an entry; links are yielded as links and never followed."""
+    with os.scandir(folder) as scan:
+        children = list(scan)
+    check_entry_count(len(children), limits)
+    for child in children:
+        path, name = Path(child.path), prefix + child.name
+        status = child.stat(follow_symlinks=False)
+        if child.is_dir(follow_symlinks=False):
+            yield f"{name}/", Entry(f"{name}/", EntryKind.FOLDER), False
+            if len(name) <= limits.path_bytes:
+                yield from _walk(path, f"{name}/", limits)
+            continue
+        kind = _kind_of_mode(status.st_mode)
+        size_bytes = status.st_size if kind is EntryKind.FILE else 0
+        yield name, Entry(name, kind, size_bytes, size_bytes), bool(status.st_mode & stat.S_IXUSR)
+
+
+def _copy(source: IO[bytes], to: IO[bytes], size_bytes: int, name: str) -> None:
+    """Copy exactly ``size_bytes``, so that neither a growing file nor a false declaration writes more."""
+    left = size_bytes
+    while chunk := source.read(min(_CHUNK_BYTES, left + 1)):
+        left -= len(chunk)
+        if left < 0:
+            break
+        to.write(chunk)
+    if left:
+        more = "more" if left < 0 else "less"
+        raise InvalidArchive(f"entry {name!a} has {more} than the {size_bytes:,} bytes that it declares")
+
+
+@contextlib.contextmanager
+def _opened(archive: bytes, limits: ArchiveLimits) -> Iterator[zipfile.ZipFile]:
+    """Open the archive and read its listing; errors of ``zipfile`` become ``InvalidArchive``."""
+    check_archive_size(len(archive), limits)
+    _check_end(archive, limits)
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+            yield opened
+    except _UNREADABLE as error:
+        raise InvalidArchive(f"the archive is no sound zip: {error}") from error
+
+
+def _check_end(archive: bytes, limits: ArchiveLimits) -> None:
+    """Refuse a listing that is too long before it is read, since every entry takes memory."""
+    start = archive.rfind(_END_SIGNATURE, max(0, len(archive) - _END.size - _LONGEST_COMMENT_BYTES))
+    if start < 0 or start + _END.size > len(archive):
+        raise InvalidArchive("the archive is no zip")
+    if archive[max(0, start - _ZIP64_BYTES) :].startswith(_ZIP64_SIGNATURE):
+        raise InvalidArchive("the archive is a zip64, which only one over the limits needs")
+    _, _, _, _, _, listing_bytes, _, _ = _END.unpack_from(archive, start)
+    check_entry_count(archive.count(_ENTRY_SIGNATURE, max(0, start - listing_bytes), start), limits)
+
+
+def _checked_listing(opened: zipfile.ZipFile, archive: bytes, limits: ArchiveLimits) -> list[_Member]:
+    listing = [_Member(_entry_of(info), info) for info in opened.infolist()]
+    check_listing([member.entry for member in listing], limits)
+    for member in listing:
+        if member.info.filename != member.entry.name:
+            raise InvalidArchive(f"entry {member.entry.name!a} is also named {member.info.filename!a}")
+    _check_overlaps(listing, archive, opened.start_dir)
+    return listing
+
+
+def _check_overlaps(listing: list[_Member], archive: bytes, listing_start: int) -> None:
+    """Refuse entries that share bytes with each other or with the listing, as zip bombs do."""
+    end = listing_start
+    for member in sorted(listing, key=lambda member: member.info.header_offset, reverse=True):
+        start = member.info.header_offset
+        if start < 0:
+            raise InvalidArchive(f"the archive is no sound zip: {member.entry.name!a} begins before it")
+        lengths = _LOCAL_HEADER.unpack_from(archive, start)
+        if start + _LOCAL_HEADER.size + sum(lengths) + member.entry.packed_bytes > end:
+            raise InvalidArchive(f"entry {member.entry.name!a} overlaps another entry or the listing")
+        end = start
+
+
+def _entry_of(info: zipfile.ZipInfo) -> Entry:
+    """Return an entry under the name in its header.
+
+    ``ZipInfo.filename`` may be another: it ends at the first NUL and may come from a Unicode Path field.
+    """
+    return Entry(
+        name=info.orig_filename,
+        kind=_kind_of(info),
+        size_bytes=info.file_size,
+        packed_bytes=info.compress_size,
+        method=_METHODS.get(info.compress_type, f"method {info.compress_type}"),
+        encrypted=bool(info.flag_bits & _ENCRYPTED),
+        unicode_paths=tuple(_unicode_paths(info.extra)),
     )
 
 
-def _problem_of_name(entry: Entry, limits: ArchiveLimits) -> str | None:
-    name = entry.name.removesuffix("/") if entry.kind is EntryKind.FOLDER else entry.name
-    if any(unicodedata.category(character) in {"Cc", "Cs"} for character in name):
-        return "has a control character or half a character in its name"
-    if "\\" in name:
-        return "has a backslash in its name"
-    if name.startswith("/"):
-        return "has an absolute name"
-    if _DRIVE.match(name):
-        return "has a drive letter in its name"
-    if len(name.encode()) > limits.path_bytes:
-        return f"has a name of over {limits.path_bytes} bytes"
-    problems = (_problem_of_part(part, limits) for part in name.split("/"))
-    return next((problem for problem in problems if problem), None)
+def _unicode_paths(extra: bytes) -> Iterator[bytes]:
+    while len(extra) >= _EXTRA_HEADER.size:
+        kind, size_bytes = _EXTRA_HEADER.unpack_from(extra)
+        end = _EXTRA_HEADER.size + size_bytes
+        if kind == _UNICODE_PATH:
+            yield extra[_EXTRA_HEADER.size : end]
+        extra = extra[end:]
 
 
-def _problem_of_part(part: str, limits: ArchiveLimits) -> str | None:
-    if not part:
-        return "has an empty name, or an empty part in it"
-    if part in {".", ".."}:
-        return f"has the part {part!r} in its name"
-    if len(part.encode()) > limits.part_bytes:
-        return f"has a part of over {limits.part_bytes} bytes in its name"
-    return None
+def _kind_of(info: zipfile.ZipInfo) -> EntryKind:
+    """Return the kind that the Unix mode declares, or that the name implies if the mode has no type."""
+    mode = info.external_attr >> 16
+    kind = EntryKind.FILE if not stat.S_IFMT(mode) else _kind_of_mode(mode)
+    if kind is EntryKind.FILE and info.orig_filename.endswith("/"):
+        return EntryKind.FOLDER
+    return kind
 
 
-def _problem_of_unicode_paths(entry: Entry) -> str | None:
-    """Return a problem unless each field has version 1 and, after a checksum, the name of the entry."""
-    name = entry.name.encode()
-    if all(field[:1] == b"\x01" and field[5:] == name for field in entry.unicode_paths):
-        return None
-    return "has a Unicode Path field that differs from its name; store the name itself in UTF-8"
+def _kind_of_mode(mode: int) -> EntryKind:
+    match stat.S_IFMT(mode):
+        case stat.S_IFREG:
+            return EntryKind.FILE
+        case stat.S_IFDIR:
+            return EntryKind.FOLDER
+        case stat.S_IFLNK:
+            return EntryKind.LINK
+    return EntryKind.SPECIAL
 
 
-def _problem_of_size(entry: Entry, limits: ArchiveLimits) -> str | None:
-    if entry.kind is EntryKind.FOLDER and entry.size_bytes:
-        return "is a folder with content"
-    if entry.size_bytes < 0 or entry.packed_bytes < 0:
-        return "has a negative size"
-    if entry.size_bytes > limits.entry_bytes:
-        return f"expands to {entry.size_bytes:,} bytes and at most {limits.entry_bytes:,} are allowed"
-    if _expands_too_much(entry.size_bytes, entry.packed_bytes, limits):
-        return (
-            f"expands from {entry.packed_bytes:,} to {entry.size_bytes:,} bytes, more than "
-            f"{limits.expansion_ratio:g} times"
-        )
-    return None
+def _manifest_of(archive: zipfile.ZipFile, listing: list[_Member], limits: ArchiveLimits) -> Manifest:
+    infos = {member.entry.name: member.info for member in listing}
+    with archive.open(infos[MANIFEST_NAME]) as file:
+        return parse_manifest(file.read(limits.manifest_bytes + 1))
 
 
-def _expands_too_much(size_bytes: int, packed_bytes: int, limits: ArchiveLimits) -> bool:
-    return size_bytes > limits.expansion_free_bytes and size_bytes > limits.expansion_ratio * packed_bytes
+def _unpack_entry(archive: zipfile.ZipFile, member: _Member, folder: int) -> None:
+    """Write an entry below an open folder; the checks on its name are not relied on."""
+    entry, mode = member.entry, member.info.external_attr >> 16
+    parts = entry.name.removesuffix("/").split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise InvalidArchive(f"entry {entry.name!a} leads out of its folder")
+    if entry.kind is EntryKind.FOLDER:
+        with _folder_below(folder, parts):
+            return
+    with _folder_below(folder, parts[:-1]) as parent:
+        descriptor = os.open(parts[-1], _CREATE_FILE, 0o755 if mode & stat.S_IXUSR else 0o644, dir_fd=parent)
+        with os.fdopen(descriptor, "wb") as file, archive.open(member.info) as content:
+            _copy(content, file, entry.size_bytes, entry.name)
 
 
-def _check_sum(entries: Iterable[Entry], limits: ArchiveLimits) -> None:
-    size_bytes = packed_bytes = 0
-    for entry in entries:
-        size_bytes += entry.size_bytes
-        packed_bytes += entry.packed_bytes
-        if size_bytes > limits.total_bytes:
-            raise InvalidArchive(
-                f"entry {_shown(entry.name)} brings the archive over {limits.total_bytes:,} bytes, unpacked"
-            )
-    if _expands_too_much(size_bytes, packed_bytes, limits):
-        raise InvalidArchive(
-            f"the archive expands from {packed_bytes:,} to {size_bytes:,} bytes, more than "
-            f"{limits.expansion_ratio:g} times"
-        )
+@contextlib.contextmanager
+def _folder_opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, _OPEN_FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def _folded(path: str) -> str:
-    """Return a path's form on a filesystem that ignores case and Unicode forms."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
-
-
-def _check_places(entries: Iterable[Entry]) -> None:
-    """Refuse paths that are spelled in two ways, are a file and a folder, or are there twice."""
-    spelled: dict[str, str] = {}
-    kinds: dict[str, EntryKind] = {}
-    listed: set[str] = set()
-    for entry in entries:
-        path = entry.name.removesuffix("/")
-        parts = path.split("/")
-        for depth in range(1, len(parts) + 1):
-            place = "/".join(parts[:depth])
-            key = _folded(place)
-            kind = entry.kind if depth == len(parts) else EntryKind.FOLDER
-            if spelled.setdefault(key, place) != place:
-                raise InvalidArchive(
-                    f"entry {_shown(entry.name)} collides with {_shown(spelled[key])} where case and "
-                    "Unicode forms do not count"
-                )
-            if kinds.setdefault(key, kind) is not kind:
-                raise InvalidArchive(f"entry {_shown(entry.name)} makes {_shown(place)} a file and a folder")
-        if path in listed:
-            raise InvalidArchive(f"entry {_shown(entry.name)} is there twice")
-        listed.add(path)
-
-
-def _shown(name: str) -> str:
-    """Return a name for a message: quoted, escaped and shortened."""
-    short = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}…"
-    return ascii(short)
+@contextlib.contextmanager
+def _folder_below(folder: int, parts: list[str]) -> Iterator[int]:
+    """Open a folder below, making folders that are missing and following no link."""
+    at = os.dup(folder)
+    try:
+        for part in parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=at)
+            above, at = at, os.open(part, _OPEN_FOLDER, dir_fd=at)
+            os.close(above)
+        yield at
+    finally:
+        os.close(at)

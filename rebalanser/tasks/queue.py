@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from rebalanser.admin import Admin
+from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
 from rebalanser.group import Group
-from rebalanser.protocol import Fact, FactKind
 from rebalanser.registry.contract import Settles
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_until_stopped

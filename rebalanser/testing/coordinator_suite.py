@@ -8,7 +8,7 @@ A backend gives the suite a ``CoordinatorHarness`` and subclasses ``CoordinatorC
             return MyHarness(tmp_path)
 
 Every test quotes the sentence that it holds, of ``rebalanser.registry.coordinator`` or of the commands in
-``rebalanser.protocol.messages``. The suite knows nothing of keys, so that a log can pass it as well as a
+``rebalanser.core.group.messages``. The suite knows nothing of keys, so that a log can pass it as well as a
 registry. It never sleeps: time passes only through ``CoordinatorHarness.let_pass``, and a watch is waited
 for by its notices. Call ``pytest.register_assert_rewrite("rebalanser.testing.coordinator_suite")`` in a
 ``conftest.py`` for full assertion messages.
@@ -28,7 +28,7 @@ from typing import TypeAlias, TypeVar
 
 import pytest
 
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -64,7 +64,7 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
-from rebalanser.protocol.types import (
+from rebalanser.core.group.types import (
     SPEC_FIELDS,
     Group,
     Header,

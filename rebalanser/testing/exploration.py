@@ -57,11 +57,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rebalanser.allocation import allocate
-from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
-from rebalanser.protocol.lanes import Lanes
-from rebalanser.protocol.leading import Leading
-from rebalanser.protocol.messages import (
+from rebalanser.core.allocation import allocate
+from rebalanser.core.group.lanes import Lanes
+from rebalanser.core.group.leading import Leading
+from rebalanser.core.group.messages import (
     Answered,
     AskStop,
     CallStart,
@@ -83,9 +82,9 @@ from rebalanser.protocol.messages import (
     Wakeup,
     Watch,
 )
-from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing, Releases
-from rebalanser.protocol.types import (
+from rebalanser.core.group.node import Node
+from rebalanser.core.group.rebalancing import Rebalancing, Releases
+from rebalanser.core.group.types import (
     Group,
     Header,
     Member,
@@ -98,6 +97,7 @@ from rebalanser.protocol.types import (
     Token,
     Topic,
 )
+from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Absent,

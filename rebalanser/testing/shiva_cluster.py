@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from rebalanser.applications import open_cluster
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, Mode
+from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, Mode
+from rebalanser.shiva import open_cluster
 from rebalanser.testing.pausing import pause
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from rebalanser.applications import Cluster
-    from rebalanser.shiva.records import AssignmentDocument
+    from rebalanser.core.shiva.records import AssignmentDocument
+    from rebalanser.shiva import Cluster
 
 ROUND_S: Final = 0.5
 SESSION_TIMEOUT_S: Final = 1.5

@@ -18,8 +18,8 @@ from random import Random
 from typing import Any, Final
 from unittest import mock
 
+from rebalanser.core.group.messages import FactKind, Perform, RemoveBarriers
 from rebalanser.history import Record
-from rebalanser.protocol.messages import FactKind, Perform, RemoveBarriers
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue
 from rebalanser.testing.simulation import PROFILES, Oracle, Process, Violation, history_of

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.cli import main
+from rebalanser.core.group.messages import FactKind
 from rebalanser.history import Author, Event, Protocol, Record
-from rebalanser.protocol.messages import FactKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

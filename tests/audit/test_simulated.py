@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser.audit import Options, audit
-from rebalanser.protocol.messages import FactKind
+from rebalanser.core.group.messages import FactKind
 from rebalanser.testing.simulation import history_of
 
 if TYPE_CHECKING:

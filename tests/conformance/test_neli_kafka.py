@@ -13,12 +13,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
+from rebalanser.core.neli.messages import Fact, FactKind
+from rebalanser.core.neli.roles import Role, slot_of
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import Fenced, InvalidSettings, InvalidState, InvalidUrl, RegistryRefused
-from rebalanser.neli import AsyncNeli, Neli
-from rebalanser.neli.messages import Fact, FactKind
-from rebalanser.neli.roles import Role, slot_of
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
-from rebalanser.roles import Candidacy, open_elections
+from rebalanser.neli import AsyncNeli, Candidacy, Neli, open_elections
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 SETTINGS = NeliSettings(session_timeout_s=2.0, max_poll_interval_s=10.0)

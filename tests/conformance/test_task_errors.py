@@ -20,6 +20,7 @@ from rebalanser_sqlite.tasks import claims
 from rebalanser_sqlite.tasks.rows import Row, stored_of
 
 from rebalanser import Settings
+from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import (
     InternalError,
     InvalidArgument,
@@ -31,7 +32,6 @@ from rebalanser.errors import (
     TaskFailed,
     UnusableStore,
 )
-from rebalanser.protocol import Fact, FactKind
 from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status, rules
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import (

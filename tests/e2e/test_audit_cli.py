@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.group import FactKind
 from rebalanser.history import Record, read_records
-from rebalanser.protocol import FactKind
 from rebalanser.testing.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser.cli import main
+from rebalanser.core.shiva.types import ApplicationId, Mode
 from rebalanser.history import KINDS, Record, Step, read_records
-from rebalanser.shiva.types import ApplicationId, Mode
 from rebalanser.testing.shiva_cluster import ShivaCluster
 from rebalanser.testing.waiting import wait_until
 

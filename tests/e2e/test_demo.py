@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.group import FactKind
 from rebalanser.history import Record, read_records
-from rebalanser.protocol import FactKind
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.types import ApplicationState
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.types import ApplicationState
 from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

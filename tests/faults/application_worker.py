@@ -9,12 +9,12 @@ import json
 import sys
 from pathlib import Path
 
-from rebalanser.applications.data_folder import DataFolder
-from rebalanser.applications.manifest import Manifest
-from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
+from rebalanser.core.shiva.messages import ProcessExited, ProcessStarted
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.shiva.messages import ProcessExited, ProcessStarted
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva.data_folder import DataFolder
+from rebalanser.shiva.manifest import Manifest
+from rebalanser.shiva.processes import ApplicationProcesses, ProcessEvent
 
 
 def tell(kind: str, **what: object) -> None:

@@ -24,7 +24,7 @@ from rebalanser.testing.witness import Witness
 
 if TYPE_CHECKING:
     from rebalanser import Owned
-    from rebalanser.protocol import Fact
+    from rebalanser.core.group import Fact
 
 WRITE_EVERY_S = 0.02
 SINK = "CREATE TABLE IF NOT EXISTS sink (resource TEXT PRIMARY KEY, token INTEGER NOT NULL)"

@@ -23,9 +23,9 @@ from typing import Any
 from rebalanser_kafka.neli import candidate
 from rebalanser_kafka.neli.consuming import GroupConsumer
 
+from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.errors import RebalanserError
 from rebalanser.neli import Neli
-from rebalanser.neli.settings import NeliSettings
 from rebalanser.testing.waiting import PATIENCE_S
 
 SPAN = struct.Struct("dd")

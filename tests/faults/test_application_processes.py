@@ -20,17 +20,17 @@ from unittest import mock
 
 import pytest
 
-from rebalanser.applications import processes as module
-from rebalanser.applications.data_folder import DataFolder, _holders, output_file
-from rebalanser.applications.manifest import HealthCheck, Limits, Manifest
-from rebalanser.applications.outputs import tail
-from rebalanser.applications.processes import ApplicationProcesses, ProcessEvent
+from rebalanser.core.shiva.messages import HealthChecked, ProcessExited, ProcessStarted
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import UnusableFolder
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guardian import Guardian, Job, _Waiting
 from rebalanser.runtime.guardian import now as guardian_now
-from rebalanser.shiva.messages import HealthChecked, ProcessExited, ProcessStarted
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva import processes as module
+from rebalanser.shiva.data_folder import DataFolder, _holders, output_file
+from rebalanser.shiva.manifest import HealthCheck, Limits, Manifest
+from rebalanser.shiva.outputs import tail
+from rebalanser.shiva.processes import ApplicationProcesses, ProcessEvent
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 
 if TYPE_CHECKING:

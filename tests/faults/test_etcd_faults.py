@@ -31,6 +31,7 @@ from rebalanser_etcd.verdicts import judge
 from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
 
 from rebalanser import Admin, Group, Settings
+from rebalanser.core.group.types import ResourceSpec
 from rebalanser.errors import (
     AccessDenied,
     InvalidUrl,
@@ -41,7 +42,6 @@ from rebalanser.errors import (
     RequestTooLarge,
     RetryLater,
 )
-from rebalanser.protocol.types import ResourceSpec
 from rebalanser.redaction import redact
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.contract import (

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser import Admin, Group, Settings
+from rebalanser.core.group import FactKind
 from rebalanser.errors import InvalidSettings, RegistryUnavailable
-from rebalanser.protocol import FactKind
 from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports
 from rebalanser.testing.kafka_server import KafkaCluster
@@ -32,7 +32,7 @@ from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser.testing.witness import Witness
 
 if TYPE_CHECKING:
-    from rebalanser.protocol import Fact
+    from rebalanser.core.group import Fact
 
 RESOURCES = tuple(f"r{number}" for number in range(4))
 SLACK_S = 3.0 * patience_ratio()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from rebalanser.core.group.messages import FactKind
 from rebalanser.history import (
     GAP,
     Author,
@@ -26,7 +27,6 @@ from rebalanser.history import (
     read_records,
 )
 from rebalanser.history import Protocol as HistoryProtocol
-from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:

@@ -15,11 +15,18 @@ from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, encode
 
 from rebalanser import Admin, Group, Owned, Settings
-from rebalanser.applications.cluster import TopicNames, open_cluster
+from rebalanser.core.shiva.records import AssignmentDocument
+from rebalanser.core.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Mode,
+)
 from rebalanser.feed import Applications, ClusterSource, ResourceFeed
 from rebalanser.registry.urls import parse_url
-from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
+from rebalanser.shiva.cluster import TopicNames, open_cluster
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

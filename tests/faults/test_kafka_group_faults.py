@@ -21,9 +21,9 @@ from rebalanser_kafka.group.records import Expire, Unreadable, decode
 from rebalanser_kafka.log import LogReader, LogWriter
 
 from rebalanser import Admin, Group, Owned, Settings
+from rebalanser.core.group.messages import Alive, Heartbeat, Join, Joined, SessionLost
+from rebalanser.core.group.types import Member, Session, Topic, TopicKind
 from rebalanser.errors import InvalidSettings, RegistryUnavailable
-from rebalanser.protocol.messages import Alive, Heartbeat, Join, Joined, SessionLost
-from rebalanser.protocol.types import Member, Session, Topic, TopicKind
 from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder

@@ -19,10 +19,10 @@ from rebalanser_kafka.history_source import open_source
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.topics import TopicSpec, describe, ensure_topics
 
+from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import InvalidUrl, RegistryRefused, RegistryUnavailable
 from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, Unreadable, UnreadableReason
 from rebalanser.history.waiting import TOO_SLOW
-from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.servers import free_ports
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 

@@ -29,9 +29,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import AccessDenied
 from rebalanser.neli import Neli
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

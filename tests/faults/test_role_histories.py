@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from rebalanser.core.neli.settings import NeliSettings
+from rebalanser.core.shiva.messages import FactKind
+from rebalanser.core.shiva.types import ApplicationId, Mode
+from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import InternalError
 from rebalanser.history import KINDS, UNLIMITED_S, MemorySink, Record, Step, read_records
 from rebalanser.neli import Neli
-from rebalanser.neli.settings import NeliSettings
-from rebalanser.shiva.messages import FactKind
-from rebalanser.shiva.types import ApplicationId, Mode
-from rebalanser.shiva.worker_options import WorkerOptions
 from rebalanser.testing.shiva_cluster import Process, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from rebalanser_kafka.shiva.worker import KafkaWorker
 
-    from rebalanser.shiva.messages import Stop
+    from rebalanser.core.shiva.messages import Stop
 
 SESSION_S = 2.0
 

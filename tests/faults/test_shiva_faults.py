@@ -18,12 +18,12 @@ from rebalanser_kafka.shiva import cluster as cluster_module
 from rebalanser_kafka.shiva import leader as leader_module
 from rebalanser_kafka.shiva.wire import encode, key_of
 
-from rebalanser.applications import Start
-from rebalanser.applications.data_folder import folder_name
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.types import ApplicationId, ApplicationState, Mode
+from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import ApplicationFailed
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.types import ApplicationId, ApplicationState, Mode
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.shiva import Start
+from rebalanser.shiva.data_folder import folder_name
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.shiva_cluster import BEATS, CRASHES, SESSION_TIMEOUT_S, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
     from rebalanser_kafka.shiva.leader import KafkaLeader
 
-    from rebalanser.shiva.records import AssignmentDocument
+    from rebalanser.core.shiva.records import AssignmentDocument
 
 PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
 TERM = "rebalanser_kafka.shiva.term:Term"
 WRITER = "rebalanser_kafka.transactions:TransactionalWriter"
 CLIENT = "rebalanser_kafka.shiva.commands:Publication"
 WORKER = "rebalanser_kafka.shiva.worker:KafkaWorker"
-FOLDER = "rebalanser.applications.data_folder:DataFolder"
-PROCESSES = "rebalanser.applications.processes:ApplicationProcesses"
+FOLDER = "rebalanser.shiva.data_folder:DataFolder"
+PROCESSES = "rebalanser.shiva.processes:ApplicationProcesses"
 
 
 @pytest.fixture

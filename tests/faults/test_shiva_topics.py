@@ -36,21 +36,10 @@ from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, PartKey, encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 from rebalanser_kafka.topics import describe
 
-from rebalanser.applications import TopicNames, open_cluster
-from rebalanser.applications.archives import pack
-from rebalanser.applications.data_folder import DataFolder
 from rebalanser.cli import main
-from rebalanser.errors import (
-    AccessDenied,
-    InvalidName,
-    InvalidSettings,
-    RegistryRefused,
-    RequestTooLarge,
-)
-from rebalanser.registry.urls import parse_url
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, StartCommand
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import AssignmentDocument, StartCommand
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -60,7 +49,18 @@ from rebalanser.shiva.types import (
     Mode,
     WorkerEntry,
 )
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.errors import (
+    AccessDenied,
+    InvalidName,
+    InvalidSettings,
+    RegistryRefused,
+    RequestTooLarge,
+)
+from rebalanser.registry.urls import parse_url
+from rebalanser.shiva import TopicNames, open_cluster
+from rebalanser.shiva.archives import pack
+from rebalanser.shiva.data_folder import DataFolder
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.shiva_cluster import ROUND_S, RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
@@ -68,7 +68,7 @@ from rebalanser.testing.waiting import PATIENCE_S, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from rebalanser.applications.manifest import Manifest
+    from rebalanser.shiva.manifest import Manifest
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from rebalanser.protocol import Fact, FactKind
+from rebalanser.core.group import Fact, FactKind
 from rebalanser.testing.simulation import Host, HostPlan, Scenario, Trace, World, settle, stay
 
 

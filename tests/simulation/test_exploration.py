@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing
+from rebalanser.core.group.node import Node
+from rebalanser.core.group.rebalancing import Rebalancing
 from rebalanser.registry.translation import Translation
 from rebalanser.testing import exploration
 from rebalanser.testing.exploration import LABELS, STORIES, Action, Kind, Model, Report, Search, State

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from rebalanser.protocol import Fact, FactKind, Membership, Mode
+from rebalanser.core.group import Fact, FactKind, Membership, Mode
 from rebalanser.testing.simulation import Armed, FaultKind, HostPlan, Process
 from rebalanser.testing.simulation.scenario import TIMINGS
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rebalanser.allocation import placement
-from rebalanser.protocol import leading as leading_module
-from rebalanser.protocol.leading import Leading
-from rebalanser.protocol.messages import Left, SessionLost
-from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing, Releases
-from rebalanser.protocol.types import Group, Timings
+from rebalanser.core.allocation import placement
+from rebalanser.core.group import leading as leading_module
+from rebalanser.core.group.leading import Leading
+from rebalanser.core.group.messages import Left, SessionLost
+from rebalanser.core.group.node import Node
+from rebalanser.core.group.rebalancing import Rebalancing, Releases
+from rebalanser.core.group.types import Group, Timings
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import translation as translation_module
 from rebalanser.registry.contract import Delete, Transaction, Unchanged

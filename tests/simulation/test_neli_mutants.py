@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rebalanser.neli.member import Member
-from rebalanser.neli.messages import ClientEvent, CommitAnswered, HeartbeatRead
-from rebalanser.neli.settings import NeliSettings
-from rebalanser.neli.succession import Succession
-from rebalanser.neli.tenure import Tenure
+from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.messages import ClientEvent, CommitAnswered, HeartbeatRead
+from rebalanser.core.neli.settings import NeliSettings
+from rebalanser.core.neli.succession import Succession
+from rebalanser.core.neli.tenure import Tenure
 from rebalanser.testing.neli_simulation import PROFILES, run_seed, run_seeds
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, scan
 

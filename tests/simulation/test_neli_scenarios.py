@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from rebalanser.neli.messages import Fact, FactKind
-from rebalanser.neli.settings import GroupProtocol, Mode
+from rebalanser.core.neli.messages import Fact, FactKind
+from rebalanser.core.neli.settings import GroupProtocol, Mode
 from rebalanser.testing.neli_simulation import Fault, Process, Scenario, World, settings_of
 from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
 from rebalanser.testing.simulation.trace import Trace

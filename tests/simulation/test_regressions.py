@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from rebalanser.core.group import FactKind, Handler, Membership, Node
+from rebalanser.core.group.types import Trouble
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.protocol import FactKind, Handler, Membership, Node
-from rebalanser.protocol.types import Trouble
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed
 from rebalanser.testing.simulation import PROFILES, Armed, FaultKind, HostPlan, Violation, run_seed

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rebalanser_kafka.shiva.facts import event_of as shiva_event
 
+from rebalanser.core.neli.messages import Fact as NeliFact
+from rebalanser.core.neli.messages import FactKind as NeliKind
+from rebalanser.core.neli.settings import Mode
+from rebalanser.core.shiva.messages import Fact as ShivaFact
+from rebalanser.core.shiva.messages import FactKind as ShivaKind
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.history import KINDS, Event, Protocol, Record, Step, author_here
-from rebalanser.neli.messages import Fact as NeliFact
-from rebalanser.neli.messages import FactKind as NeliKind
-from rebalanser.neli.settings import Mode
-from rebalanser.roles.history import event_of as neli_event
-from rebalanser.shiva.messages import Fact as ShivaFact
-from rebalanser.shiva.messages import FactKind as ShivaKind
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.neli.history import event_of as neli_event
 from rebalanser.testing.neli_simulation import World as NeliWorld
 from rebalanser.testing.neli_simulation import runner as neli_runner
 from rebalanser.testing.neli_simulation.process import Process as NeliProcess

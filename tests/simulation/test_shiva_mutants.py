@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from rebalanser.allocation.weighted import _Packing
-from rebalanser.shiva.changes import DocumentChain, changed
-from rebalanser.shiva.keeping import Keeper
-from rebalanser.shiva.placing import Board
-from rebalanser.shiva.publishing import Publisher
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange
-from rebalanser.shiva.safeguards import Safeguards
-from rebalanser.shiva.types import ApplicationId, Incarnation, Leaving
-from rebalanser.shiva.worker import Worker
-from rebalanser.shiva.worker_files import Started, WorkerFiles
+from rebalanser.core.allocation.weighted import _Packing
+from rebalanser.core.shiva.changes import DocumentChain, changed
+from rebalanser.core.shiva.keeping import Keeper
+from rebalanser.core.shiva.placing import Board
+from rebalanser.core.shiva.publishing import Publisher
+from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.core.shiva.safeguards import Safeguards
+from rebalanser.core.shiva.types import ApplicationId, Incarnation, Leaving
+from rebalanser.core.shiva.worker import Worker
+from rebalanser.core.shiva.worker_files import Started, WorkerFiles
 from rebalanser.testing.shiva_simulation import PROFILES, Broker, World, run_seed
 from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from rebalanser.shiva.messages import Fact, FactKind
-from rebalanser.shiva.types import ApplicationId, Mode
+from rebalanser.core.shiva.messages import Fact, FactKind
+from rebalanser.core.shiva.types import ApplicationId, Mode
 from rebalanser.testing.shiva_simulation import (
     Fault,
     HostPlan,

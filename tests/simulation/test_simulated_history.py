@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rebalanser.core.group.messages import FactKind
 from rebalanser.history import Record, event_of
-from rebalanser.protocol.messages import FactKind
 from rebalanser.registry.translation import Translation
 from rebalanser.testing.simulation import (
     PROFILES,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rebalanser.protocol import Event, FactKind, Node, rebalancing
+from rebalanser.core.group import Event, FactKind, Node, rebalancing
 from rebalanser.testing.simulation import (
     ANYTHING,
     PROFILES,

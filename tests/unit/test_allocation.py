@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import allocate, balanced, effort, minimum_moves, moves
-from rebalanser.allocation.flow import Network
-from rebalanser.protocol import Effort
+from rebalanser.core.allocation import allocate, balanced, effort, minimum_moves, moves
+from rebalanser.core.allocation.flow import Network
+from rebalanser.core.group import Effort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -245,7 +245,7 @@ def test_the_input_is_left_alone(given_input: dict[str, Any]) -> None:
 
 ALLOCATE_FROM_SETS = """
 import json
-from rebalanser.allocation import balanced
+from rebalanser.core.allocation import balanced
 nodes = {f"n{number}" for number in range(7)}
 names = {f"r{number}" for number in range(100)}
 previous = {node: {name for name in names if int(name[1:]) % 9 <= int(node[1:])} for node in nodes}

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import allocate, balanced, effort, minimum_moves, moves
+from rebalanser.core.allocation import allocate, balanced, effort, minimum_moves, moves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

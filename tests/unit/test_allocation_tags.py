@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import Placement, balanced, minimum_moves, place
+from rebalanser.core.allocation import Placement, balanced, minimum_moves, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -235,7 +235,7 @@ def test_a_reason_depends_on_nothing_but_the_resource_itself_and_the_workers(cas
 @pytest.mark.rule("RB-10")
 def test_the_outcome_is_the_same_in_every_process() -> None:
     script = (
-        "import json; from rebalanser.allocation import place\n"
+        "import json; from rebalanser.core.allocation import place\n"
         "tags = [frozenset(f't{n}' for n in range(5) if k >> n & 1) for k in range(32)]\n"
         "workers = {f'w{n}': tags[n * 7 % 32] for n in range(20)}\n"
         "resources = {f'r{n}': tags[n * 11 % 32] for n in range(200)} | {'x': frozenset({'none'})}\n"

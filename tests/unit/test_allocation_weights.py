@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.allocation import MAX_AMOUNT, Capacity, Placement, Requests, place
-from rebalanser.allocation.weighted import EVEN, _Packing
+from rebalanser.core.allocation import MAX_AMOUNT, Capacity, Placement, Requests, place
+from rebalanser.core.allocation.weighted import EVEN, _Packing
 
 NO_TAGS: frozenset[str] = frozenset()
 

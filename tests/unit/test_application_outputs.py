@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from rebalanser_kafka.shiva.outputs import FOLLOWED_BYTES, MAX_BYTES, MAX_FOLLOWED, PAUSE_S, Outputs
 
-from rebalanser.applications.data_folder import output_file
-from rebalanser.applications.outputs import LONGEST_LINE_BYTES, newest_lines, tail
+from rebalanser.core.shiva.records import OutputAnswer, OutputRequest
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import FixConfiguration
 from rebalanser.runtime.keeper import RotatedFile
-from rebalanser.shiva.records import OutputAnswer, OutputRequest
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva.data_folder import output_file
+from rebalanser.shiva.outputs import LONGEST_LINE_BYTES, newest_lines, tail
 from rebalanser.testing.clock import FakeClock
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser import Admin, AsyncAdmin, AsyncGroup, Settings, async_group
+from rebalanser.core.group import FactKind
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
-from rebalanser.protocol import FactKind
 from rebalanser.runtime import workers
 from rebalanser.testing.waiting import PATIENCE_S
 

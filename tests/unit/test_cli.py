@@ -24,10 +24,10 @@ import rebalanser
 from rebalanser.admin import Admin
 from rebalanser.cli import application, check, face, main
 from rebalanser.cli.face import Face, default_url
+from rebalanser.core.group import Member
+from rebalanser.core.group.messages import Join, Joined, Leave
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable, UnknownGroup
 from rebalanser.group import Group, open_coordinator
-from rebalanser.protocol import Member
-from rebalanser.protocol.messages import Join, Joined, Leave
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Delete, Grant, Granted, Put, Transaction
 from rebalanser.runtime import dead_man, narration

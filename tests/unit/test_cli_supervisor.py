@@ -17,9 +17,9 @@ from rebalanser.cli.supervisor import (
     Supervisor,
     filled_in,
 )
+from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
-from rebalanser.protocol import Fact, FactKind
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guarded import Exited, Outcome, Started
 from rebalanser.runtime.owned import Owned, StopRequest, Tenure

@@ -25,8 +25,8 @@ from rebalanser.cli.view import (
     keys_in,
 )
 from rebalanser.cli.watch import Heard, hear
+from rebalanser.core.group import Mode
 from rebalanser.errors import AccessDenied, RebalanserError, RegistryUnavailable
-from rebalanser.protocol import Mode
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.contract import LeaseAge
 from rebalanser.state import GroupState, NodeState, ResourceState

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.protocol import TopicKind, messages, types
-from rebalanser.protocol.messages import Join, Noticed
+from rebalanser.core.group import TopicKind, messages, types
+from rebalanser.core.group.messages import Join, Noticed
 from rebalanser.registry import Coordinator, GroupKeys, RegistryCoordinator, Translation, coordinator
 from rebalanser.registry.contract import Delete, Transaction, Unchanged
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
@@ -27,9 +27,9 @@ from rebalanser.testing.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from rebalanser.protocol import Command, Session, Topic
-    from rebalanser.protocol.messages import Outcome
-    from rebalanser.protocol.types import Header, Leadership, SharePart
+    from rebalanser.core.group import Command, Session, Topic
+    from rebalanser.core.group.messages import Outcome
+    from rebalanser.core.group.types import Header, Leadership, SharePart
     from rebalanser.registry.contract import Capabilities, Guard, KeyValue, WatchEvent
     from rebalanser.registry.coordinator import Listener, Progress
     from rebalanser.registry.script import CommandScript, Script

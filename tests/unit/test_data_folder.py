@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.applications import data_folder as module
-from rebalanser.applications.archives import ASIDE_PREFIX, Packed, pack
-from rebalanser.applications.data_folder import DataFolder, folder_name
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import InternalError, UnusableFolder
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva import data_folder as module
+from rebalanser.shiva.archives import ASIDE_PREFIX, Packed, pack
+from rebalanser.shiva.data_folder import DataFolder, folder_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

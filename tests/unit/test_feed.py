@@ -15,6 +15,15 @@ from hypothesis import strategies as st
 
 from rebalanser import Admin
 from rebalanser import feed as feed_module
+from rebalanser.core.shiva.records import AssignmentDocument
+from rebalanser.core.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Mode,
+)
 from rebalanser.errors import (
     InvalidName,
     InvalidState,
@@ -33,8 +42,6 @@ from rebalanser.feed import (
     changes_for,
     started_applications,
 )
-from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
 from rebalanser.state import ResourceState
 from rebalanser.testing.waiting import PATIENCE_S
 

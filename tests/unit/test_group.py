@@ -31,6 +31,8 @@ import pytest
 from rebalanser import Admin, AsyncGroup, Group, Settings, leader, observing
 from rebalanser import group as group_module
 from rebalanser.cli.lines import plain
+from rebalanser.core.group import FactKind, Mode, OnOverrun
+from rebalanser.core.group.messages import Failed
 from rebalanser.errors import (
     Forked,
     HandlerFailed,
@@ -49,8 +51,6 @@ from rebalanser.errors import (
 )
 from rebalanser.group import _random_part
 from rebalanser.history import Record, read_records
-from rebalanser.protocol import FactKind, Mode, OnOverrun
-from rebalanser.protocol.messages import Failed
 from rebalanser.registry import (
     GroupKeys,
     GroupStore,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rebalanser import Owned
-    from rebalanser.protocol import Fact
+    from rebalanser.core.group import Fact
     from rebalanser.registry import Coordinator
     from rebalanser.registry.contract import Reply, Request
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rebalanser.core.group import FactKind
 from rebalanser.history import Protocol, Record, Unreadable, UnreadableReason, read_records
-from rebalanser.protocol import FactKind
 from rebalanser.testing.histories import CLOCK_ERROR_S, DRAMAS, SPOILING, Defect, World, tell, write_pages
 from rebalanser.testing.histories.healthy import LIVES
 

@@ -13,6 +13,9 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
+from rebalanser.core.group.messages import Fact, FactKind
+from rebalanser.core.neli.messages import FactKind as NeliKind
+from rebalanser.core.shiva.messages import FactKind as ShivaKind
 from rebalanser.history import (
     GAP,
     KINDS,
@@ -29,9 +32,6 @@ from rebalanser.history import (
 )
 from rebalanser.history.reading import MAX_LINE_BYTES
 from rebalanser.history.records import MAX_TEXT
-from rebalanser.neli.messages import FactKind as NeliKind
-from rebalanser.protocol.messages import Fact, FactKind
-from rebalanser.shiva.messages import FactKind as ShivaKind
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 AUTHOR = Author(Protocol.GROUP, "orders", "w-7", "worker 7", "alpha", "boot-1")

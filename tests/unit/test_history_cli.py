@@ -22,11 +22,11 @@ from rebalanser.cli.history_sources import FileSource, HistoryFile, open_source
 from rebalanser.cli.history_stats import Numbers, Tally
 from rebalanser.cli.history_table import printable, record_line, stats_table
 from rebalanser.cli.times import parse_time, shown_time
+from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import Author, Event, Record, Unreadable, UnreadableReason
 from rebalanser.history import Protocol as HistoryProtocol
 from rebalanser.history.reading import MAX_LINE_BYTES
-from rebalanser.protocol.messages import FactKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import InvalidSettings
 from rebalanser.history import (
     GAP,
@@ -23,7 +24,6 @@ from rebalanser.history import (
     read_records,
 )
 from rebalanser.history.files import RotatingFiles, encoded
-from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.waiting import PATIENCE_S
 
 WALL = 1_700_000_000.0

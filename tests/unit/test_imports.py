@@ -17,13 +17,12 @@ ON_DEMAND = {"croniter", "rich", "structlog", "typer"}
 """Packages that are loaded when a group, or a command, first needs them."""
 FOR_A_GROUP = {
     "rebalanser",
-    "rebalanser.allocation",
+    "rebalanser.core",
     "rebalanser.errors",
     "rebalanser.folders",
     "rebalanser.forks",
     "rebalanser.group",
     "rebalanser.observing",
-    "rebalanser.protocol",
     "rebalanser.redaction",
     "rebalanser.registry",
     "rebalanser.runtime",
@@ -93,7 +92,7 @@ def test_a_command_loads_no_other_command() -> None:
 def test_the_help_of_all_commands_loads_none(arguments: list[str]) -> None:
     loaded = _loaded_by(f"from rebalanser.cli import main; main({arguments})")
     assert {name for name in loaded if name.startswith("rebalanser.cli.")} == {"rebalanser.cli.app"}
-    assert "rebalanser.protocol" not in loaded
+    assert "rebalanser.core.group" not in loaded
 
 
 def test_a_state_in_plain_lines_loads_no_tables() -> None:

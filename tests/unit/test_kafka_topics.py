@@ -14,9 +14,9 @@ from rebalanser_kafka import topics
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.neli import topic
 
+from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
 from rebalanser.errors import InvalidSettings, RegistryUnavailable
-from rebalanser.neli.settings import GroupProtocol, NeliSettings
-from rebalanser.roles.contract import Candidacy
+from rebalanser.neli.contract import Candidacy
 
 CONNECTION = Connection.from_address("127.0.0.1:9", "c")
 TOPIC = "c-topic"

@@ -24,6 +24,18 @@ from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva import wire
 from rebalanser_kafka.shiva.wire import key_of
 
+from rebalanser.core.group.messages import Alive, Failed, Heartbeat, Join, Joined, Noticed, SessionLost
+from rebalanser.core.group.types import Member, ResourceSpec, Session, Topic, TopicKind
+from rebalanser.core.shiva.changes import DocumentChain, change_between
+from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.core.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    Archive,
+    Epoch,
+    Mode,
+)
 from rebalanser.errors import (
     AccessDenied,
     OutcomeUnknown,
@@ -32,11 +44,6 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.feed import Applications
-from rebalanser.protocol.messages import Alive, Failed, Heartbeat, Join, Joined, Noticed, SessionLost
-from rebalanser.protocol.types import Member, ResourceSpec, Session, Topic, TopicKind
-from rebalanser.shiva.changes import DocumentChain, change_between
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, Archive, Epoch, Mode
 from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.waiting import PATIENCE_S

@@ -18,8 +18,8 @@ import pytest
 import structlog
 
 from rebalanser import redaction
+from rebalanser.core.group.messages import Fact, FactKind, Report
 from rebalanser.errors import RebalanserError
-from rebalanser.protocol.messages import Fact, FactKind, Report
 from rebalanser.redaction import hide_secret, redact
 from rebalanser.registry.urls import open_registry, parse_url
 from rebalanser.runtime import narration

@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rebalanser.allocation import Requests
-from rebalanser.applications.manifest import Manifest, manifest_schema, parse_manifest
+from rebalanser.core.allocation import Requests
+from rebalanser.core.shiva.types import HealthPolicy, RestartPolicy
 from rebalanser.errors import InvalidManifest
-from rebalanser.shiva.types import HealthPolicy, RestartPolicy
+from rebalanser.shiva.manifest import Manifest, manifest_schema, parse_manifest
 
 pytestmark = pytest.mark.rule("SH-4")
 

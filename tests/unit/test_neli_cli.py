@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from rebalanser.cli import neli
 from rebalanser.cli.neli import _lines, follow_roles, parse_roles
+from rebalanser.core.neli.roles import Role, number_of
 from rebalanser.errors import InvalidSettings
-from rebalanser.neli.roles import Role, number_of
-from rebalanser.roles.description import GroupDescription, MemberDescription, PartitionDescription
+from rebalanser.neli.description import GroupDescription, MemberDescription, PartitionDescription
 
 
 @pytest.mark.rule("NE-14")

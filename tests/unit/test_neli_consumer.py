@@ -14,10 +14,17 @@ from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.neli import consuming
 from rebalanser_kafka.neli.consuming import MAX_COMMITS, GroupConsumer
 
-from rebalanser.neli.messages import Commit, CommitAnswered, Committing, HeartbeatRead, LastCommit, Partition
-from rebalanser.neli.records import Claim, Note
-from rebalanser.neli.settings import NeliSettings
-from rebalanser.roles.contract import Candidacy
+from rebalanser.core.neli.messages import (
+    Commit,
+    CommitAnswered,
+    Committing,
+    HeartbeatRead,
+    LastCommit,
+    Partition,
+)
+from rebalanser.core.neli.records import Claim, Note
+from rebalanser.core.neli.settings import NeliSettings
+from rebalanser.neli.contract import Candidacy
 
 LIMIT_S = 8.0
 """Four times what a silent broker has at a session timeout of 2 s."""

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import rebalanser.neli
+from rebalanser.core.neli.messages import CallFenced, CallInduced, CallLapsed, Fact, FactKind
+from rebalanser.core.neli.roles import Role, Roles
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import (
     Fenced,
     InvalidHandlers,
@@ -26,14 +29,11 @@ from rebalanser.errors import (
 )
 from rebalanser.history import MemorySink, Record, read_records
 from rebalanser.neli import AsyncNeli, Neli
-from rebalanser.neli.messages import CallFenced, CallInduced, CallLapsed, Fact, FactKind
-from rebalanser.neli.roles import Role, Roles
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
+from rebalanser.neli.contract import Candidacy, Candidate, Elections, OnCall, OnFact
+from rebalanser.neli.description import GroupDescription
+from rebalanser.neli.facts import FactTeller
+from rebalanser.neli.history import LeadershipHistory
 from rebalanser.registry.urls import RegistryUrl
-from rebalanser.roles.contract import Candidacy, Candidate, Elections, OnCall, OnFact
-from rebalanser.roles.description import GroupDescription
-from rebalanser.roles.facts import FactTeller
-from rebalanser.roles.history import LeadershipHistory
 from rebalanser.testing.waiting import PATIENCE_S
 
 
@@ -108,7 +108,7 @@ class Stage(Elections):
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr("rebalanser.roles.contract.load_opener", lambda _scheme, _group: stage)
+    monkeypatch.setattr("rebalanser.neli.contract.load_opener", lambda _scheme, _group: stage)
     return stage
 
 
@@ -120,7 +120,7 @@ def neli(stage: Stage) -> Neli:
 def test_the_package_names_its_facade_and_nothing_else() -> None:
     assert rebalanser.neli.Neli is Neli
     with pytest.raises(AttributeError, match="no attribute 'Leader'"):
-        _ = rebalanser.neli.Leader
+        _ = rebalanser.core.neli.Leader
 
 
 def test_where_kafka_is_must_be_said(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:

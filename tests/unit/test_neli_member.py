@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from rebalanser.errors import InvalidSettings
-from rebalanser.neli.member import Member
-from rebalanser.neli.messages import (
+from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.messages import (
     AskPartitionCount,
     Assigned,
     CallFenced,
@@ -37,9 +36,10 @@ from rebalanser.neli.messages import (
     Stop,
     Wakeup,
 )
-from rebalanser.neli.records import Claim, Note, Stamp
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings, check
-from rebalanser.neli.states import STANDING, Standing, Turn
+from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
+from rebalanser.core.neli.states import STANDING, Standing, Turn
+from rebalanser.errors import InvalidSettings
 
 E = TypeVar("E")
 NEVER = LastCommit(None)

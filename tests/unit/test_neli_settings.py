@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.roles import RoleMap, number_of, slot_of
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
+from rebalanser.core.neli.vector import Vector
 from rebalanser.errors import InvalidSettings
-from rebalanser.neli.records import Claim, Note, Stamp
-from rebalanser.neli.roles import RoleMap, number_of, slot_of
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings, check
-from rebalanser.neli.vector import Vector
 
 
 @pytest.mark.rule("NE-5")

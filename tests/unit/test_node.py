@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-from rebalanser.allocation import allocate, effort
-from rebalanser.errors import InternalError
-from rebalanser.protocol import (
+from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.group import (
     Accept,
     Answered,
     AskStop,
@@ -59,8 +58,8 @@ from rebalanser.protocol import (
     Watch,
     intended,
 )
-from rebalanser.protocol.leading import RESIGN_AFTER
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.leading import RESIGN_AFTER
+from rebalanser.core.group.messages import (
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -92,6 +91,7 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
+from rebalanser.errors import InternalError
 
 TIMINGS = Timings(
     lease_ttl_s=10.0,
@@ -1138,11 +1138,11 @@ A_SLICE = 100
 
 def owner_of_many(monkeypatch: pytest.MonkeyPatch) -> Measured:
     """A node that owns many resources, each slice of them added by a command of its own."""
-    monkeypatch.setattr("rebalanser.protocol.rebalancing.MAX_BARRIERS", MANY)
+    monkeypatch.setattr("rebalanser.core.group.rebalancing.MAX_BARRIERS", MANY)
     driven = Measured()
     driven.own(*(Counted(f"r{number:05}") for number in range(MANY)))
     assert len(driven.node.started) == MANY
-    monkeypatch.setattr("rebalanser.protocol.rebalancing.MAX_BARRIERS", A_SLICE)
+    monkeypatch.setattr("rebalanser.core.group.rebalancing.MAX_BARRIERS", A_SLICE)
     return driven
 
 
@@ -1170,7 +1170,7 @@ def test_a_turn_costs_the_same_however_much_is_owned(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.rule("RB-14", "RB-42")
 def test_barriers_are_added_and_removed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebalanser.protocol.rebalancing.MAX_BARRIERS", A_SLICE)
+    monkeypatch.setattr("rebalanser.core.group.rebalancing.MAX_BARRIERS", A_SLICE)
     driven = Measured(options=NodeOptions(start_in_batches=False))
     driven.join()
     driven.give(1, *(Counted(f"r{number:05}") for number in range(MANY)))

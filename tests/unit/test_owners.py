@@ -12,9 +12,9 @@ import pytest
 
 from rebalanser import Admin, Group, Owners, Settings
 from rebalanser.admin import MAX_CHANGED_KEYS
+from rebalanser.core.group import Topic, TopicKind
+from rebalanser.core.group.messages import Noticed
 from rebalanser.errors import InvalidHandlers, RegistryUnavailable
-from rebalanser.protocol import Topic, TopicKind
-from rebalanser.protocol.messages import Noticed
 from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.registry.contract import Outcome
 from rebalanser.registry.urls import DEFAULT_ROOT

@@ -32,8 +32,7 @@ from rebalanser_kafka.group.records import (
 )
 from rebalanser_kafka.group.replica import FED_BY, FEEDER, LogLease, Result
 
-from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Acknowledge,
     AddBarriers,
     Alive,
@@ -58,7 +57,7 @@ from rebalanser.protocol.messages import (
     RemoveBarriers,
     SessionLost,
 )
-from rebalanser.protocol.types import (
+from rebalanser.core.group.types import (
     Header,
     Leadership,
     Member,
@@ -66,6 +65,7 @@ from rebalanser.protocol.types import (
     ResourceSpec,
     Session,
 )
+from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
 from rebalanser.registry.coordinator import GroupView
 
 BORN_MS = 1_700_000_000_000

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser import Settings
-from rebalanser.allocation import allocate
-from rebalanser.errors import InternalError, InvalidLoad
-from rebalanser.observing import Observer
-from rebalanser.protocol import (
+from rebalanser.core.allocation import allocate
+from rebalanser.core.group import (
     Accept,
     Answered,
     CallStart,
@@ -39,8 +37,10 @@ from rebalanser.protocol import (
     TopicKind,
     Wakeup,
 )
-from rebalanser.protocol.messages import Alive, Failed, Heartbeat
-from rebalanser.protocol.types import Fingerprint, Group, Session
+from rebalanser.core.group.messages import Alive, Failed, Heartbeat
+from rebalanser.core.group.types import Fingerprint, Group, Session
+from rebalanser.errors import InternalError, InvalidLoad
+from rebalanser.observing import Observer
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import MANY, HandlerRunner
@@ -51,8 +51,8 @@ from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from rebalanser.protocol import Command
-    from rebalanser.protocol.messages import Outcome
+    from rebalanser.core.group import Command
+    from rebalanser.core.group.messages import Outcome
 
 SETTINGS = Settings(lease_ttl_s=10.0, min_rebalance_interval_s=0.0)
 BEAT = Heartbeat(Session("n", 1, 2))

@@ -26,15 +26,15 @@ from rebalanser_sqlite.tasks.writing import Writing
 from rebalanser import group as group_module
 from rebalanser import settings as settings_module
 from rebalanser.admin import Admin
+from rebalanser.core.group import leading as leading_module
+from rebalanser.core.group.leading import Leading
+from rebalanser.core.group.messages import Noticed
+from rebalanser.core.group.node import Node
+from rebalanser.core.group.rebalancing import Rebalancing
+from rebalanser.core.group.types import PlanBasis
 from rebalanser.group import Group
 from rebalanser.history import Journal
 from rebalanser.observing import Observer
-from rebalanser.protocol import leading as leading_module
-from rebalanser.protocol.leading import Leading
-from rebalanser.protocol.messages import Noticed
-from rebalanser.protocol.node import Node
-from rebalanser.protocol.rebalancing import Rebalancing
-from rebalanser.protocol.types import PlanBasis
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import script, values
 from rebalanser.registry.translation import Translation

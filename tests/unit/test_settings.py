@@ -9,8 +9,8 @@ from mypy import api
 from pydantic import ValidationError
 
 from rebalanser import Settings
+from rebalanser.core.group import Mode, OnOverrun
 from rebalanser.errors import InvalidName, InvalidSettings
-from rebalanser.protocol import Mode, OnOverrun
 from rebalanser.settings import Values
 
 if TYPE_CHECKING:

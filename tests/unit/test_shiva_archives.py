@@ -21,16 +21,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rebalanser.applications import archives
-from rebalanser.applications.archives import ASIDE_PREFIX, Packed, inspect, pack, remove_folder, unpack
-from rebalanser.errors import InvalidArchive, InvalidManifest
-from rebalanser.shiva.archives import (
+from rebalanser.core.shiva.archives import (
     MANIFEST_NAME,
     ArchiveLimits,
     Entry,
     EntryKind,
     check_listing,
 )
+from rebalanser.errors import InvalidArchive, InvalidManifest
+from rebalanser.shiva import archives
+from rebalanser.shiva.archives import ASIDE_PREFIX, Packed, inspect, pack, remove_folder, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

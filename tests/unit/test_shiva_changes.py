@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.allocation import Requests
-from rebalanser.errors import InternalError
-from rebalanser.shiva.changes import DocumentChain, change_between, changed
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange
-from rebalanser.shiva.types import (
+from rebalanser.core.allocation import Requests
+from rebalanser.core.shiva.changes import DocumentChain, change_between, changed
+from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -25,6 +24,7 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
 )
+from rebalanser.errors import InternalError
 
 APPS = [ApplicationId("t", "c", name) for name in "abc"]
 few = st.integers(0, 2)

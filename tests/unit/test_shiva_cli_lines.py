@@ -14,22 +14,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rebalanser.allocation import Capacity, Requests
-from rebalanser.applications import Commanded, Start, TopicNames, read_channel_file
-from rebalanser.applications.status import (
-    ApplicationStatus,
-    ClusterStatus,
-    LastHeard,
-    WorkerStatus,
-    status_of,
-)
 from rebalanser.cli import shiva as cli
 from rebalanser.cli.face import Face
 from rebalanser.cli.shiva import _environment, _started, _topic_names, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
-from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl, UnknownApplication
-from rebalanser.shiva.records import AssignmentDocument, Ping, Pong, RunReport
-from rebalanser.shiva.types import (
+from rebalanser.core.allocation import Capacity, Requests
+from rebalanser.core.shiva.records import AssignmentDocument, Ping, Pong, RunReport
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationPattern,
@@ -43,6 +34,15 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
     check_part,
+)
+from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl, UnknownApplication
+from rebalanser.shiva import Commanded, Start, TopicNames, read_channel_file
+from rebalanser.shiva.status import (
+    ApplicationStatus,
+    ClusterStatus,
+    LastHeard,
+    WorkerStatus,
+    status_of,
 )
 
 

@@ -14,10 +14,10 @@ from rebalanser_kafka.records import FRAMING_BYTES
 from rebalanser_kafka.shiva import commands
 from rebalanser_kafka.shiva.commands import Publication, packed_starts
 
-from rebalanser.allocation import Requests
-from rebalanser.applications import Packed, Start
+from rebalanser.core.allocation import Requests
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import InvalidArchive, InvalidManifest, InvalidName, InvalidSettings, OutcomeUnknown
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.shiva import Packed, Start
 
 PART_BYTES = 1000
 MESSAGE_BYTES = PART_BYTES + FRAMING_BYTES

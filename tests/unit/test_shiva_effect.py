@@ -17,18 +17,9 @@ from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of
 from rebalanser_kafka.shiva.wire import decode
 
-from rebalanser.applications import TopicNames
-from rebalanser.errors import (
-    ApplicationFailed,
-    NotSettled,
-    RegistryRefused,
-    Superseded,
-    UnknownApplication,
-)
-from rebalanser.registry.urls import parse_url
-from rebalanser.shiva.changes import DocumentChain
-from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.changes import DocumentChain
+from rebalanser.core.shiva.records import AssignmentDocument, StartCommand, StopCommand
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -41,6 +32,15 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
 )
+from rebalanser.errors import (
+    ApplicationFailed,
+    NotSettled,
+    RegistryRefused,
+    Superseded,
+    UnknownApplication,
+)
+from rebalanser.registry.urls import parse_url
+from rebalanser.shiva import TopicNames
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:

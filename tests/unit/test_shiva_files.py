@@ -16,12 +16,10 @@ from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, 
 from rebalanser_kafka.shiva.wire import PartKey
 from rebalanser_kafka.shiva.worker import KafkaWorker
 
-from rebalanser.applications.data_folder import DataFolder, folder_name
-from rebalanser.errors import InvalidArchive, RegistryUnavailable
-from rebalanser.shiva.changes import change_between
-from rebalanser.shiva.messages import ChangeRead, CommandEvent, DocumentRead, Standing, StopRead
-from rebalanser.shiva.records import AssignmentDocument, StopCommand
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.changes import change_between
+from rebalanser.core.shiva.messages import ChangeRead, CommandEvent, DocumentRead, Standing, StopRead
+from rebalanser.core.shiva.records import AssignmentDocument, StopCommand
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -30,7 +28,9 @@ from rebalanser.shiva.types import (
     Incarnation,
     Mode,
 )
-from rebalanser.shiva.worker import Worker
+from rebalanser.core.shiva.worker import Worker
+from rebalanser.errors import InvalidArchive, RegistryUnavailable
+from rebalanser.shiva.data_folder import DataFolder, folder_name
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 A, B = (ApplicationId("t", "c", name) for name in "AB")

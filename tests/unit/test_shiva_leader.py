@@ -10,11 +10,10 @@ from typing import TypeVar
 
 import pytest
 
-from rebalanser.allocation import Capacity, Requests
-from rebalanser.errors import InternalError, InvalidSettings
-from rebalanser.shiva.changes import change_between, changed
-from rebalanser.shiva.leader import Leader
-from rebalanser.shiva.messages import (
+from rebalanser.core.allocation import Capacity, Requests
+from rebalanser.core.shiva.changes import change_between, changed
+from rebalanser.core.shiva.leader import Leader
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     ChangeRead,
     Deposed,
@@ -43,9 +42,9 @@ from rebalanser.shiva.messages import (
     Wakeup,
     WorkerCommandRead,
 )
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.publishing import ENTRIES_RATIO
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.publishing import ENTRIES_RATIO
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     DocumentChange,
     Heard,
@@ -58,14 +57,14 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.safeguards import Safeguards
-from rebalanser.shiva.states import (
+from rebalanser.core.shiva.safeguards import Safeguards
+from rebalanser.core.shiva.states import (
     APPLICATION_BEGINS,
     APPLICATION_ENDS,
     APPLICATION_STEPS,
     check_step,
 )
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -79,6 +78,7 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
 )
+from rebalanser.errors import InternalError, InvalidSettings
 
 OPTIONS = LeaderOptions(
     round_s=10.0,
@@ -2575,7 +2575,7 @@ def test_a_new_leader_keeps_cordons_and_follows_the_last_command_that_none_has_f
 @pytest.mark.rule("SH-16", "SH-26")
 def test_more_cordons_than_a_document_takes_are_set_aside(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every table of the document has a limit."""
-    monkeypatch.setattr("rebalanser.shiva.placing.MAX_CORDONS", 1)
+    monkeypatch.setattr("rebalanser.core.shiva.placing.MAX_CORDONS", 1)
     rig.lead()
     rig.cordon("w1", Cordon.CORDONED)
     rig.cordon("w2", Cordon.CORDONED)
@@ -2589,7 +2589,7 @@ def test_more_cordons_than_a_document_takes_are_set_aside(rig: Rig, monkeypatch:
 def test_a_refused_cordon_leaves_the_status_with_the_next_command(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebalanser.shiva.placing.MAX_CORDONS", 1)
+    monkeypatch.setattr("rebalanser.core.shiva.placing.MAX_CORDONS", 1)
     rig.lead()
     for worker in ("w1", "w2", "w3"):
         rig.cordon(worker, Cordon.CORDONED)

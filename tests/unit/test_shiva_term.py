@@ -20,17 +20,8 @@ from rebalanser_kafka.shiva.leader import KafkaLeader
 from rebalanser_kafka.shiva.term import Term
 from rebalanser_kafka.shiva.wire import PartKey, decode, encode, key_of
 
-from rebalanser.applications.cluster import TopicNames
-from rebalanser.errors import (
-    InternalError,
-    InvalidState,
-    OutcomeUnknown,
-    RebalanserError,
-    RegistryUnavailable,
-    UnusableStore,
-)
-from rebalanser.shiva.changes import DocumentChain, change_between
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.changes import DocumentChain, change_between
+from rebalanser.core.shiva.messages import (
     Deposed,
     DropRecords,
     Fact,
@@ -48,8 +39,8 @@ from rebalanser.shiva.messages import (
     TookOver,
     Wakeup,
 )
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     DocumentChange,
     KeptCommand,
@@ -58,7 +49,16 @@ from rebalanser.shiva.records import (
     Pong,
     StartCommand,
 )
-from rebalanser.shiva.types import ApplicationId, Archive, Epoch, Incarnation, Mode
+from rebalanser.core.shiva.types import ApplicationId, Archive, Epoch, Incarnation, Mode
+from rebalanser.errors import (
+    InternalError,
+    InvalidState,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
+from rebalanser.shiva.cluster import TopicNames
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from rebalanser_kafka.log import TransactionalWriter
 
-    from rebalanser.shiva.leader import Leader
+    from rebalanser.core.shiva.leader import Leader
 
 DOCUMENT = AssignmentDocument(Epoch(5, 1), "l", 0, 30.0)
 NEXT = AssignmentDocument(Epoch(5, 2), "l", 41, 30.0)

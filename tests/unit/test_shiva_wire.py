@@ -36,11 +36,10 @@ from rebalanser_kafka.shiva.wire import (
     peek_epoch,
 )
 
-from rebalanser.allocation import MAX_AMOUNT, Capacity, Requests
-from rebalanser.errors import InvalidSettings
-from rebalanser.shiva.messages import CaughtUp, PartRead, StartRead, Unreadable
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import (
+from rebalanser.core.allocation import MAX_AMOUNT, Capacity, Requests
+from rebalanser.core.shiva.messages import CaughtUp, PartRead, StartRead, Unreadable
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import (
     CHANGE_KEYS,
     AssignmentDocument,
     DocumentChange,
@@ -57,7 +56,7 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -71,7 +70,8 @@ from rebalanser.shiva.types import (
     SetAside,
     WorkerEntry,
 )
-from rebalanser.shiva.worker import Worker
+from rebalanser.core.shiva.worker import Worker
+from rebalanser.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from rebalanser_kafka.connection import Connection
     from rebalanser_kafka.shiva.wire import Written
 
-    from rebalanser.shiva.messages import CommandEvent
+    from rebalanser.core.shiva.messages import CommandEvent
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[A-Za-z0-9_-]", fullmatch=True)
 texts = st.text(max_size=20)

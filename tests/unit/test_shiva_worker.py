@@ -11,11 +11,10 @@ from unittest import mock
 
 import pytest
 
-from rebalanser.allocation import Capacity
-from rebalanser.errors import InternalError, InvalidName, InvalidSettings
-from rebalanser.protocol.states import Table
-from rebalanser.shiva.changes import change_between
-from rebalanser.shiva.messages import (
+from rebalanser.core.allocation import Capacity
+from rebalanser.core.group.states import Table
+from rebalanser.core.shiva.changes import change_between
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     ChangeRead,
     DocumentRead,
@@ -47,8 +46,8 @@ from rebalanser.shiva.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from rebalanser.shiva.permission import MAX_UNANSWERED
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.permission import MAX_UNANSWERED
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     Heard,
     KeptCommand,
@@ -58,9 +57,9 @@ from rebalanser.shiva.records import (
     StartCommand,
     StopCommand,
 )
-from rebalanser.shiva.run_states import RUN, RunTrigger
-from rebalanser.shiva.runs import MAX_REASON_CHARS
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.run_states import RUN, RunTrigger
+from rebalanser.core.shiva.runs import MAX_REASON_CHARS
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -73,9 +72,10 @@ from rebalanser.shiva.types import (
     RunState,
     WorkerEntry,
 )
-from rebalanser.shiva.worker import QUICK_S, Worker
-from rebalanser.shiva.worker_files import MAX_STARTS, MAX_STOPS, WorkerFiles
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.core.shiva.worker import QUICK_S, Worker
+from rebalanser.core.shiva.worker_files import MAX_STARTS, MAX_STOPS, WorkerFiles
+from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.errors import InternalError, InvalidName, InvalidSettings
 
 A, B, C = (ApplicationId("t", "c", name) for name in "ABC")
 ME = Incarnation("folder", 3)

@@ -17,6 +17,8 @@ from rebalanser_sqlite import SqliteRegistry, bell, history, place, store, trans
 from rebalanser_sqlite.failures import commit_failure, failure
 from rebalanser_sqlite.tasks.engine import SqliteEngine
 
+from rebalanser.core.group import Member
+from rebalanser.core.group.messages import Alive, Heartbeat, Join, Joined
 from rebalanser.errors import (
     InternalError,
     LeaseNotFound,
@@ -27,8 +29,6 @@ from rebalanser.errors import (
     RequestTooLarge,
     UnusableStore,
 )
-from rebalanser.protocol import Member
-from rebalanser.protocol.messages import Alive, Heartbeat, Join, Joined
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.registry.contract import (
     Absent,

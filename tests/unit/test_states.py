@@ -6,10 +6,10 @@ from unittest import mock
 
 import pytest
 
+from rebalanser.core.group.rebalancing import Rebalancing, Releases
+from rebalanser.core.group.states import MEMBERSHIP, ROLE, STEPS, Membership, Role, Step, Vote
+from rebalanser.core.group.types import Mode
 from rebalanser.errors import InternalError
-from rebalanser.protocol.rebalancing import Rebalancing, Releases
-from rebalanser.protocol.states import MEMBERSHIP, ROLE, STEPS, Membership, Role, Step, Vote
-from rebalanser.protocol.types import Mode
 from rebalanser.testing.simulation import PROFILES, run_seeds
 from rebalanser.testing.simulation.coverage import ANSWERS, NOT_BY_CHANCE, TRANSITIONS
 

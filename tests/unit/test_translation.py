@@ -17,19 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.allocation import allocate, balanced
-from rebalanser.errors import (
-    InvalidName,
-    LeaseNotFound,
-    OutcomeUnknown,
-    RebalanserError,
-    RegistryUnavailable,
-    RequestTooLarge,
-    UnusableStore,
-)
-from rebalanser.protocol import Group, Header, Member, Plan, ResourceSpec, Session
-from rebalanser.protocol.leading import RESIGN_AFTER, Leading, intended
-from rebalanser.protocol.messages import (
+from rebalanser.core.allocation import allocate, balanced
+from rebalanser.core.group import Group, Header, Member, Plan, ResourceSpec, Session
+from rebalanser.core.group.leading import RESIGN_AFTER, Leading, intended
+from rebalanser.core.group.messages import (
     Acknowledge,
     Acknowledged,
     AddBarriers,
@@ -62,7 +53,16 @@ from rebalanser.protocol.messages import (
     SessionLost,
     ShareRead,
 )
-from rebalanser.protocol.types import Fingerprint, Share, SharePart, Topic, TopicKind
+from rebalanser.core.group.types import Fingerprint, Share, SharePart, Topic, TopicKind
+from rebalanser.errors import (
+    InvalidName,
+    LeaseNotFound,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnusableStore,
+)
 from rebalanser.registry import RegistryCoordinator, contract, values
 from rebalanser.registry.contract import (
     Changed,

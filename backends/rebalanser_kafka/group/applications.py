@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from rebalanser.applications.cluster import TopicNames
 from rebalanser.errors import RebalanserError, RegistryRefused
 from rebalanser.feed import Applications, started_applications
+from rebalanser.shiva.cluster import TopicNames
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader
 from rebalanser_kafka.shiva.last_records import last_document, read_on

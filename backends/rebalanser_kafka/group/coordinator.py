@@ -22,6 +22,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
+from rebalanser.core.group.messages import (
+    AddBarriers,
+    Command,
+    Joined,
+    Outcome,
+    ReadBarriers,
+    ReadGroup,
+    RemoveBarriers,
+)
+from rebalanser.core.group.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
 from rebalanser.errors import (
     InternalError,
     OutcomeUnknown,
@@ -31,16 +41,6 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.feed import Applications
-from rebalanser.protocol.messages import (
-    AddBarriers,
-    Command,
-    Joined,
-    Outcome,
-    ReadBarriers,
-    ReadGroup,
-    RemoveBarriers,
-)
-from rebalanser.protocol.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
 from rebalanser.registry.contract import Capabilities, LeaseAge
 from rebalanser.registry.coordinator import (
     MAX_OPERATOR_TRIES,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
-from rebalanser.errors import InternalError
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     AddBarriers,
     BarriersAdded,
     BarriersRead,
@@ -23,6 +22,7 @@ from rebalanser.protocol.messages import (
     ReadBarriers,
     RemoveBarriers,
 )
+from rebalanser.errors import InternalError
 
 RESOURCES_PER_COMMAND: Final = 1_000
 

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from rebalanser.core.group.messages import Command
+from rebalanser.core.group.types import SPEC_FIELDS, ResourceSpec
 from rebalanser.errors import InvalidName, RequestTooLarge, UnusableStore
-from rebalanser.protocol.messages import Command
-from rebalanser.protocol.types import SPEC_FIELDS, ResourceSpec
 
 FORMAT: Final = 1
 _MAGIC: Final = b"RG"

@@ -27,15 +27,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar, get_args
 
-from rebalanser.errors import InternalError, RebalanserError
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Command,
     Heartbeat,
     Outcome,
     ReadBarriers,
     ReadGroup,
 )
-from rebalanser.protocol.types import NodeId, ResourceSpec
+from rebalanser.core.group.types import NodeId, ResourceSpec
+from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.registry import contract, values
 from rebalanser.registry.contract import (
     Capabilities,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from rebalanser.protocol.messages import Noticed
-from rebalanser.protocol.types import NodeId, Topic
+from rebalanser.core.group.messages import Noticed
+from rebalanser.core.group.types import NodeId, Topic
 from rebalanser.registry.contract import Changed, HistoryLost, WatchEvent
 from rebalanser.registry.coordinator import Listener
 from rebalanser.registry.store import ChangeHistory

@@ -1,4 +1,4 @@
-"""NELI on Kafka: drives the member of ``rebalanser.neli`` with a consumer group.
+"""NELI on Kafka: drives the member of ``rebalanser.core.neli`` with a consumer group.
 
 ===============  ================================================================================
 ``elections``    a cluster as NELI sees it: the way to all of these

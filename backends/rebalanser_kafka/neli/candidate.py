@@ -12,16 +12,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from rebalanser.errors import (
-    Fenced,
-    FixConfiguration,
-    InternalError,
-    RebalanserError,
-    RegistryRefused,
-    StopAccess,
-)
-from rebalanser.neli.member import Member
-from rebalanser.neli.messages import (
+from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.messages import (
     AskPartitionCount,
     Assigned,
     CallFenced,
@@ -47,10 +39,18 @@ from rebalanser.neli.messages import (
     Stop,
     Wakeup,
 )
-from rebalanser.neli.roles import Role, RoleMap, Roles, numbered
-from rebalanser.neli.settings import GroupProtocol
+from rebalanser.core.neli.roles import Role, RoleMap, Roles, numbered
+from rebalanser.core.neli.settings import GroupProtocol
+from rebalanser.errors import (
+    Fenced,
+    FixConfiguration,
+    InternalError,
+    RebalanserError,
+    RegistryRefused,
+    StopAccess,
+)
+from rebalanser.neli.contract import Call, Candidacy, Candidate, OnCall, OnFact
 from rebalanser.redaction import redact
-from rebalanser.roles.contract import Call, Candidacy, Candidate, OnCall, OnFact
 from rebalanser.runtime.clock import SystemClock
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import Act, UnsupportedBroker, is_fenced, judge

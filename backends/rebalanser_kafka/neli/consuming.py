@@ -9,10 +9,10 @@ from typing import Final, Protocol
 
 from confluent_kafka import OFFSET_END, OFFSET_STORED, Consumer, KafkaError, Message, TopicPartition
 
-from rebalanser.neli.messages import Commit, CommitAnswered, HeartbeatRead, LastCommit, Partition
-from rebalanser.neli.records import HEADER, Stamp
-from rebalanser.neli.settings import GroupProtocol, NeliSettings
-from rebalanser.roles.contract import Candidacy
+from rebalanser.core.neli.messages import Commit, CommitAnswered, HeartbeatRead, LastCommit, Partition
+from rebalanser.core.neli.records import HEADER, Stamp
+from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
+from rebalanser.neli.contract import Candidacy
 from rebalanser.runtime.clock import Clock
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, error_of

@@ -15,12 +15,12 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from rebalanser.core.neli.messages import LastCommit, Partition
+from rebalanser.core.neli.records import Note
+from rebalanser.core.neli.roles import Role, RoleMap
 from rebalanser.errors import RegistryRefused, RegistryUnavailable
-from rebalanser.neli.messages import LastCommit, Partition
-from rebalanser.neli.records import Note
-from rebalanser.neli.roles import Role, RoleMap
-from rebalanser.roles.contract import Candidacy
-from rebalanser.roles.description import GroupDescription, MemberDescription, PartitionDescription
+from rebalanser.neli.contract import Candidacy
+from rebalanser.neli.description import GroupDescription, MemberDescription, PartitionDescription
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import Act, error_of, judge
 from rebalanser_kafka.topics import describe

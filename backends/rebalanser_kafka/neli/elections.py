@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from rebalanser.core.neli.settings import check
 from rebalanser.errors import InvalidUrl, RegistryUnavailable
-from rebalanser.neli.settings import check
+from rebalanser.neli.contract import Candidacy, Elections, OnCall, OnFact
+from rebalanser.neli.description import GroupDescription
 from rebalanser.registry.urls import RegistryUrl
-from rebalanser.roles.contract import Candidacy, Elections, OnCall, OnFact
-from rebalanser.roles.description import GroupDescription
 from rebalanser.runtime.clock import SystemClock
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.neli.candidate import KafkaCandidate

@@ -10,8 +10,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from rebalanser.neli.messages import AskPartitionCount, Partition, PartitionCount
-from rebalanser.neli.records import HEADER, Stamp
+from rebalanser.core.neli.messages import AskPartitionCount, Partition, PartitionCount
+from rebalanser.core.neli.records import HEADER, Stamp
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, error_of, is_denied
 from rebalanser_kafka.records import settle

@@ -16,9 +16,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import InvalidSettings
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings
-from rebalanser.roles.contract import Candidacy
+from rebalanser.neli.contract import Candidacy
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import Act, UnsupportedBroker, error_of, is_denied, judge
 from rebalanser_kafka.topics import PARTITIONS, TopicSpec, ensure_topics

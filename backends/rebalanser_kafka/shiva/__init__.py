@@ -1,4 +1,4 @@
-"""Shiva on Kafka: drives the state machines of ``rebalanser.shiva`` over three topics.
+"""Shiva on Kafka: drives the state machines of ``rebalanser.core.shiva`` over three topics.
 
 ==============  ===============================================================================
 ``wire``        records as keys and values, and back

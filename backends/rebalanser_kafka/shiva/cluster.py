@@ -12,16 +12,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from rebalanser.applications.cluster import (
-    Cluster,
-    Commanded,
-    DocumentWatch,
-    OnDocument,
-    Progress,
-    Start,
-    TopicNames,
+from rebalanser.core.shiva.changes import DocumentChain
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import (
+    AssignmentDocument,
+    OutputAnswer,
+    OutputRequest,
+    StartCommand,
+    StopCommand,
+    WorkerCommand,
 )
-from rebalanser.applications.status import LastHeard
+from rebalanser.core.shiva.types import (
+    ApplicationEntry,
+    ApplicationId,
+    ApplicationState,
+    CommandId,
+    Cordon,
+    LeaderId,
+    Mode,
+    WorkerId,
+    check_part,
+)
+from rebalanser.core.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 from rebalanser.errors import (
     AccessDenied,
     ApplicationFailed,
@@ -36,28 +48,16 @@ from rebalanser.errors import (
 )
 from rebalanser.history import HistorySink
 from rebalanser.registry.urls import RegistryUrl
-from rebalanser.shiva.changes import DocumentChain
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import (
-    AssignmentDocument,
-    OutputAnswer,
-    OutputRequest,
-    StartCommand,
-    StopCommand,
-    WorkerCommand,
+from rebalanser.shiva.cluster import (
+    Cluster,
+    Commanded,
+    DocumentWatch,
+    OnDocument,
+    Progress,
+    Start,
+    TopicNames,
 )
-from rebalanser.shiva.types import (
-    ApplicationEntry,
-    ApplicationId,
-    ApplicationState,
-    CommandId,
-    Cordon,
-    LeaderId,
-    Mode,
-    WorkerId,
-    check_part,
-)
-from rebalanser.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
+from rebalanser.shiva.status import LastHeard
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.reader import LogReader

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from rebalanser.applications.archives import Packed, pack
-from rebalanser.applications.cluster import Progress, Start
+from rebalanser.core.shiva.messages import StartRead, StopRead
+from rebalanser.core.shiva.records import AssignmentDocument, StartCommand, StopCommand
+from rebalanser.core.shiva.types import ApplicationId, Archive, CommandId, check_part
 from rebalanser.errors import (
     InvalidArchive,
     InvalidManifest,
@@ -18,9 +19,8 @@ from rebalanser.errors import (
     RebalanserError,
     RegistryUnavailable,
 )
-from rebalanser.shiva.messages import StartRead, StopRead
-from rebalanser.shiva.records import AssignmentDocument, StartCommand, StopCommand
-from rebalanser.shiva.types import ApplicationId, Archive, CommandId, check_part
+from rebalanser.shiva.archives import Packed, pack
+from rebalanser.shiva.cluster import Progress, Start
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader

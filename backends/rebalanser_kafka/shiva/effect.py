@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from rebalanser.errors import ApplicationFailed, Superseded
-from rebalanser.shiva.records import AssignmentDocument
-from rebalanser.shiva.types import (
+from rebalanser.core.shiva.records import AssignmentDocument
+from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -15,6 +14,7 @@ from rebalanser.shiva.types import (
     Cordon,
     WorkerId,
 )
+from rebalanser.errors import ApplicationFailed, Superseded
 
 _EFFECTIVE: Final = frozenset({ApplicationState.RUNNING, ApplicationState.FINISHED})
 _HOPELESS: Final = frozenset({ApplicationState.FAILED, ApplicationState.REFUSED})

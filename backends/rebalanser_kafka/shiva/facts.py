@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from rebalanser.core.shiva.messages import Fact, FactKind
+from rebalanser.core.shiva.types import Mode
 from rebalanser.history import (
     UNLIMITED_S,
     Event,
@@ -17,8 +19,6 @@ from rebalanser.history import (
 from rebalanser.history.records import Value
 from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
-from rebalanser.shiva.messages import Fact, FactKind
-from rebalanser.shiva.types import Mode
 
 CLOSE_TIMEOUT_S: Final = 2.0
 _OF_WORKERS: Final = {

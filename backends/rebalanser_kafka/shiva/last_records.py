@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from rebalanser.applications.status import LastHeard
+from rebalanser.core.shiva.changes import DocumentChain
+from rebalanser.core.shiva.records import CHANGE_KEYS, AssignmentDocument, DocumentChange, Ping, Pong
+from rebalanser.core.shiva.types import Epoch, WorkerId
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.shiva.changes import DocumentChain
-from rebalanser.shiva.records import CHANGE_KEYS, AssignmentDocument, DocumentChange, Ping, Pong
-from rebalanser.shiva.types import Epoch, WorkerId
+from rebalanser.shiva.status import LastHeard
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader

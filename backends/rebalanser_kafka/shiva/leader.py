@@ -14,7 +14,9 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from rebalanser.applications.cluster import TopicNames
+from rebalanser.core.shiva.messages import Fact
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.types import LeaderId
 from rebalanser.errors import (
     AccessDenied,
     Fenced,
@@ -28,9 +30,7 @@ from rebalanser.errors import (
 from rebalanser.history import HistorySink
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
-from rebalanser.shiva.messages import Fact
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.types import LeaderId
+from rebalanser.shiva.cluster import TopicNames
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, Act, error_of, judge
 from rebalanser_kafka.shiva.facts import FactTeller

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rebalanser.applications.outputs import newest_lines, tail
+from rebalanser.core.shiva.records import OutputAnswer, OutputRequest
+from rebalanser.core.shiva.types import WorkerId
 from rebalanser.errors import FixConfiguration
 from rebalanser.runtime.clock import Clock, SystemClock
-from rebalanser.shiva.records import OutputAnswer, OutputRequest
-from rebalanser.shiva.types import WorkerId
+from rebalanser.shiva.outputs import newest_lines, tail
 
 MAX_LINES: Final = 10_000
 MAX_BYTES: Final = 400_000

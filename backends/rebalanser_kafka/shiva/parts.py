@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
+from rebalanser.core.shiva.archives import check_archive_size
+from rebalanser.core.shiva.types import ApplicationId, Archive
 from rebalanser.errors import InvalidArchive, RegistryUnavailable
 from rebalanser.runtime.logs import get_logger
-from rebalanser.shiva.archives import check_archive_size
-from rebalanser.shiva.types import ApplicationId, Archive
 from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
 from rebalanser_kafka.shiva.wire import PartKey
 

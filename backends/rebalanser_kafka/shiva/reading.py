@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.messages import (
     ChangeRead,
     CommandEvent,
     DocumentPassed,
@@ -18,7 +18,7 @@ from rebalanser.shiva.messages import (
     Unreadable,
     WorkerCommandRead,
 )
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.records import (
     CHANGE_KEYS,
     AssignmentDocument,
     DocumentChange,
@@ -32,7 +32,7 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.types import Epoch
+from rebalanser.core.shiva.types import Epoch
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.wire import (
     ASSIGNEMENT_KEY,

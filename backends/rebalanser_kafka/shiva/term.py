@@ -11,18 +11,8 @@ from typing import Final, TypeAlias, assert_never
 
 import tenacity
 
-from rebalanser.applications.cluster import TopicNames
-from rebalanser.errors import (
-    Fenced,
-    InternalError,
-    OutcomeUnknown,
-    RebalanserError,
-    RegistryUnavailable,
-    UnusableStore,
-)
-from rebalanser.runtime.clock import SystemClock
-from rebalanser.shiva.leader import Leader
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.leader import Leader
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     Deposed,
     DropRecords,
@@ -44,9 +34,25 @@ from rebalanser.shiva.messages import (
     Unreadable,
     Wakeup,
 )
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange, KeptCommand, LeaderAnnouncement, Pong
-from rebalanser.shiva.types import ApplicationId, Archive, LeaderId
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import (
+    AssignmentDocument,
+    DocumentChange,
+    KeptCommand,
+    LeaderAnnouncement,
+    Pong,
+)
+from rebalanser.core.shiva.types import ApplicationId, Archive, LeaderId
+from rebalanser.errors import (
+    Fenced,
+    InternalError,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.shiva.cluster import TopicNames
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import clear_frames
 from rebalanser_kafka.log import (

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from rebalanser.applications.cluster import TopicNames
+from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.errors import RegistryRefused
 from rebalanser.runtime.logs import get_logger
-from rebalanser.shiva.options import LeaderOptions
+from rebalanser.shiva.cluster import TopicNames
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.topics import (
     PARTITIONS,

@@ -18,8 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from rebalanser.errors import InvalidName
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     CommandRecord,
     ControlRecord,
@@ -34,7 +33,8 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.types import ApplicationId, Archive, Epoch
+from rebalanser.core.shiva.types import ApplicationId, Archive, Epoch
+from rebalanser.errors import InvalidName
 
 FORMAT: Final = 1
 MAX_VALUE_BYTES: Final = 64 * 2**20

@@ -20,21 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
 
-from rebalanser.applications.cluster import TopicNames
-from rebalanser.applications.data_folder import DataFolder, folder_name
-from rebalanser.applications.manifest import Manifest
-from rebalanser.applications.processes import ApplicationProcesses
-from rebalanser.errors import (
-    InternalError,
-    InvalidArchive,
-    InvalidManifest,
-    RebalanserError,
-    RegistryUnavailable,
-)
-from rebalanser.history import HistorySink
-from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.logs import get_logger
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     ChangeRead,
     CommandEvent,
@@ -65,7 +51,7 @@ from rebalanser.shiva.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.records import (
     KeptCommand,
     OutputAnswer,
     OutputRequest,
@@ -74,9 +60,23 @@ from rebalanser.shiva.records import (
     Progress,
     StartCommand,
 )
-from rebalanser.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, WorkerId
-from rebalanser.shiva.worker import Worker
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, ApplicationState, CommandId, WorkerId
+from rebalanser.core.shiva.worker import Worker
+from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.errors import (
+    InternalError,
+    InvalidArchive,
+    InvalidManifest,
+    RebalanserError,
+    RegistryUnavailable,
+)
+from rebalanser.history import HistorySink
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.runtime.logs import get_logger
+from rebalanser.shiva.cluster import TopicNames
+from rebalanser.shiva.data_folder import DataFolder, folder_name
+from rebalanser.shiva.manifest import Manifest
+from rebalanser.shiva.processes import ApplicationProcesses
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.facts import FactTeller

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
+from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InternalError
-from rebalanser.protocol import Fact, FactKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.context import Context

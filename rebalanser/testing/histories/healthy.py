@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from rebalanser.core.group.messages import FactKind as GroupKind
+from rebalanser.core.neli.messages import FactKind as NeliKind
+from rebalanser.core.shiva.messages import FactKind as ShivaKind
 from rebalanser.history import Protocol, SkuldKind
-from rebalanser.neli.messages import FactKind as NeliKind
-from rebalanser.protocol.messages import FactKind as GroupKind
-from rebalanser.shiva.messages import FactKind as ShivaKind
 from rebalanser.testing.histories.world import LEASE_TTL_S, Process, World
 
 Shares = dict[Process, dict[str, int]]

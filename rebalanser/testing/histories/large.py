@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from rebalanser.audit.schema import RECORD
+from rebalanser.core.group.messages import FactKind
 from rebalanser.history import SCHEMA_VERSION, Protocol
-from rebalanser.protocol.messages import FactKind
 from rebalanser.testing.histories.world import EPOCH
 
 if TYPE_CHECKING:

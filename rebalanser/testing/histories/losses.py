@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from rebalanser.core.group.messages import FactKind as GroupKind
 from rebalanser.history import Protocol, Record, SkuldKind
-from rebalanser.protocol.messages import FactKind as GroupKind
 from rebalanser.testing.histories.ownership import UNOWNED_LIMIT_S, neighbours, strangers
 from rebalanser.testing.histories.planted import (
     BARRIERS,

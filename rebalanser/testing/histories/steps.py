@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from rebalanser.core.group.messages import FactKind as GroupKind
 from rebalanser.history import Protocol
-from rebalanser.protocol.messages import FactKind as GroupKind
 from rebalanser.testing.histories.ownership import neighbours, strangers
 from rebalanser.testing.histories.planted import BARRIERS, Defect, Drama, Planted, finding
 from rebalanser.testing.histories.world import ELECTED, World

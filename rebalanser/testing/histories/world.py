@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from rebalanser.core.group.messages import FactKind as GroupKind
+from rebalanser.core.neli.messages import FactKind as NeliKind
+from rebalanser.core.shiva.messages import FactKind as ShivaKind
 from rebalanser.history import Author, Event, Protocol, Record, SkuldKind
-from rebalanser.neli.messages import FactKind as NeliKind
-from rebalanser.protocol.messages import FactKind as GroupKind
-from rebalanser.shiva.messages import FactKind as ShivaKind
 
 T = TypeVar("T")
 

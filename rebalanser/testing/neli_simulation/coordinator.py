@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from rebalanser.neli.messages import Committing, LastCommit
+from rebalanser.core.neli.messages import Committing, LastCommit
 
 Partitions: TypeAlias = frozenset[int]
 NONE: Partitions = frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rebalanser.neli.records import Stamp
+from rebalanser.core.neli.records import Stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.neli.settings import GroupProtocol, Mode
+from rebalanser.core.neli.settings import GroupProtocol, Mode
 from rebalanser.testing.simulation.oracle import Violation
 
 if TYPE_CHECKING:

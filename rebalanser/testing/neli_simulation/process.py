@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rebalanser.neli.member import Member
-from rebalanser.neli.messages import (
+from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.messages import (
     AskPartitionCount,
     Assigned,
     CallFenced,
@@ -32,7 +32,7 @@ from rebalanser.neli.messages import (
     Stop,
     Wakeup,
 )
-from rebalanser.neli.settings import GroupProtocol, NeliSettings
+from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
 from rebalanser.testing.neli_simulation.coordinator import NONE, Answer, Partitions, Verdict
 from rebalanser.testing.neli_simulation.scenario import Fault
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from rebalanser.neli.messages import FactKind
-from rebalanser.neli.settings import Mode
+from rebalanser.core.neli.messages import FactKind
+from rebalanser.core.neli.settings import Mode
 from rebalanser.testing.neli_simulation.scenario import ANYTHING, PROFILES, Fault, Profile
 from rebalanser.testing.neli_simulation.world import World
 from rebalanser.testing.simulation.oracle import Violation

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from rebalanser.neli.settings import GroupProtocol, Mode, NeliSettings, check
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
 
 CLOCK_ERROR_S = 0.1
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import TypeVar
 
-from rebalanser.neli.messages import Committing, Fact, FactKind, LastCommit
-from rebalanser.neli.records import Stamp
-from rebalanser.neli.settings import GroupProtocol
+from rebalanser.core.neli.messages import Committing, Fact, FactKind, LastCommit
+from rebalanser.core.neli.records import Stamp
+from rebalanser.core.neli.settings import GroupProtocol
 from rebalanser.testing.neli_simulation.coordinator import (
     Answer,
     ClassicCoordinator,

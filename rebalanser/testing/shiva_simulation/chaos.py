@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.shiva.messages import FactKind
-from rebalanser.shiva.records import StartCommand
-from rebalanser.shiva.types import ApplicationId, Cordon
+from rebalanser.core.shiva.messages import FactKind
+from rebalanser.core.shiva.records import StartCommand
+from rebalanser.core.shiva.types import ApplicationId, Cordon
 from rebalanser.testing.shiva_simulation.clients import awkward
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.log import Poison, Write
@@ -16,7 +16,7 @@ from rebalanser.testing.shiva_simulation.running import SIGKILL
 from rebalanser.testing.shiva_simulation.scenario import DRIFT_RATIO, requests
 
 if TYPE_CHECKING:
-    from rebalanser.shiva.messages import Fact
+    from rebalanser.core.shiva.messages import Fact
     from rebalanser.testing.shiva_simulation.host import Host
     from rebalanser.testing.shiva_simulation.process import Process
     from rebalanser.testing.shiva_simulation.world import World

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rebalanser.shiva.records import StartCommand, StopCommand, WorkerCommand
-from rebalanser.shiva.types import ApplicationId, Archive, Cordon, Mode, RestartPolicy, WorkerId
+from rebalanser.core.shiva.records import StartCommand, StopCommand, WorkerCommand
+from rebalanser.core.shiva.types import ApplicationId, Archive, Cordon, Mode, RestartPolicy, WorkerId
 from rebalanser.testing.shiva_simulation.events import PART_BYTES, part_key, size_bytes
 from rebalanser.testing.shiva_simulation.log import Part, Write
 from rebalanser.testing.shiva_simulation.running import Behaviour
 from rebalanser.testing.shiva_simulation.scenario import POLICY
 
 if TYPE_CHECKING:
-    from rebalanser.allocation import Requests
+    from rebalanser.core.allocation import Requests
     from rebalanser.testing.shiva_simulation.log import Value
     from rebalanser.testing.shiva_simulation.world import World
 

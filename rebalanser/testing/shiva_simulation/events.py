@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.messages import (
     ChangeRead,
     CommandEvent,
     DocumentRead,
@@ -16,7 +16,7 @@ from rebalanser.shiva.messages import (
     Unreadable,
     WorkerCommandRead,
 )
-from rebalanser.shiva.records import (
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     DocumentChange,
     KeptCommand,
@@ -25,7 +25,7 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.testing.shiva_simulation.log import Part, Poison
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rebalanser.testing.simulation.process import LocalClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rebalanser.shiva.types import ApplicationId
+    from rebalanser.core.shiva.types import ApplicationId
     from rebalanser.testing.shiva_simulation.leading import LeaderProcess
     from rebalanser.testing.shiva_simulation.process import Process
     from rebalanser.testing.shiva_simulation.running import ApplicationProcess

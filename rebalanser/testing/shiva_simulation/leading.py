@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from rebalanser.shiva.changes import DocumentChain
-from rebalanser.shiva.leader import Leader
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.changes import DocumentChain
+from rebalanser.core.shiva.leader import Leader
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     Deposed,
     DropRecords,
@@ -30,7 +30,7 @@ from rebalanser.shiva.messages import (
     Unreadable,
     Wakeup,
 )
-from rebalanser.shiva.records import AssignmentDocument, LeaderAnnouncement, Pong
+from rebalanser.core.shiva.records import AssignmentDocument, LeaderAnnouncement, Pong
 from rebalanser.testing.shiva_simulation.events import command_event, part_key, size_bytes
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.log import Fenced, Part, Poison, Record, Transaction, Write

@@ -9,8 +9,8 @@ from enum import Enum, auto
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.shiva.records import CommandRecord, ControlRecord
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.core.shiva.records import CommandRecord, ControlRecord
+from rebalanser.core.shiva.types import ApplicationId
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rebalanser.allocation import Capacity, Requests
-from rebalanser.shiva.records import (
+from rebalanser.core.allocation import Capacity, Requests
+from rebalanser.core.shiva.records import (
     AssignmentDocument,
     DocumentChange,
     KeptCommand,
@@ -15,16 +15,16 @@ from rebalanser.shiva.records import (
     StopCommand,
     WorkerCommand,
 )
-from rebalanser.shiva.states import TO_RUN
-from rebalanser.shiva.types import ApplicationState, Cordon, Mode
+from rebalanser.core.shiva.states import TO_RUN
+from rebalanser.core.shiva.types import ApplicationState, Cordon, Mode
 from rebalanser.testing.shiva_simulation.events import part_key
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.scenario import NEVER_S
 from rebalanser.testing.simulation.oracle import Violation
 
 if TYPE_CHECKING:
-    from rebalanser.shiva.messages import StartProcess, StoreFiles
-    from rebalanser.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId, Epoch
+    from rebalanser.core.shiva.messages import StartProcess, StoreFiles
+    from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId, Epoch
     from rebalanser.testing.shiva_simulation.leading import LeaderProcess
     from rebalanser.testing.shiva_simulation.log import Record
     from rebalanser.testing.shiva_simulation.running import ApplicationProcess

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from rebalanser.shiva.messages import FactKind
-from rebalanser.shiva.types import ApplicationId
+from rebalanser.core.shiva.messages import FactKind
+from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.testing.shiva_simulation.chaos import Chaos
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.scenario import ANYTHING, PROFILES, Profile
@@ -18,7 +18,7 @@ from rebalanser.testing.simulation.reports import MIN_SEEDS_TO_JUDGE, RunReport,
 from rebalanser.testing.simulation.trace import Trace, Write
 
 if TYPE_CHECKING:
-    from rebalanser.shiva.types import SetAside
+    from rebalanser.core.shiva.types import SetAside
     from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 
 SETTLES_WITHIN_S = 60.0

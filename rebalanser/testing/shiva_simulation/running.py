@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.shiva.messages import ProcessExited, ProcessStarted, StartProcess
-from rebalanser.shiva.types import RestartPolicy
+from rebalanser.core.shiva.messages import ProcessExited, ProcessStarted, StartProcess
+from rebalanser.core.shiva.types import RestartPolicy
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.scenario import POLICY
 
 if TYPE_CHECKING:
-    from rebalanser.shiva.types import ApplicationId, CommandId
+    from rebalanser.core.shiva.types import ApplicationId, CommandId
     from rebalanser.testing.shiva_simulation.working import WorkerProcess
 
 SIGKILL: Final = -9

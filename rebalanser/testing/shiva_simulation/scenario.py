@@ -8,10 +8,10 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from rebalanser.allocation import Capacity, Requests
-from rebalanser.shiva.options import LeaderOptions
-from rebalanser.shiva.types import RestartPolicy
-from rebalanser.shiva.worker_options import WorkerOptions
+from rebalanser.core.allocation import Capacity, Requests
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.types import RestartPolicy
+from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.testing.shiva_simulation.faults import Fault
 
 DRIFT_RATIO: Final = 0.04

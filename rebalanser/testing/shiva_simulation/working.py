@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.shiva.messages import (
+from rebalanser.core.shiva.messages import (
     CaughtUp,
     DropFiles,
     ExtendDeadline,
@@ -26,8 +26,8 @@ from rebalanser.shiva.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from rebalanser.shiva.records import Ping, Pong
-from rebalanser.shiva.types import Incarnation
+from rebalanser.core.shiva.records import Ping, Pong
+from rebalanser.core.shiva.types import Incarnation
 from rebalanser.testing.shiva_simulation.events import command_event, part_key, size_bytes
 from rebalanser.testing.shiva_simulation.faults import Fault
 from rebalanser.testing.shiva_simulation.log import Part, Poison, Record, Write
@@ -35,7 +35,7 @@ from rebalanser.testing.shiva_simulation.process import Feed, Process
 from rebalanser.testing.shiva_simulation.running import ApplicationProcess
 
 if TYPE_CHECKING:
-    from rebalanser.shiva.types import ApplicationId, CommandId, Epoch
+    from rebalanser.core.shiva.types import ApplicationId, CommandId, Epoch
     from rebalanser.testing.shiva_simulation.host import Host
     from rebalanser.testing.shiva_simulation.world import World
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.shiva.changes import DocumentChain
-from rebalanser.shiva.leader import Leader
-from rebalanser.shiva.messages import Fact, FactKind
-from rebalanser.shiva.records import AssignmentDocument, DocumentChange
-from rebalanser.shiva.safeguards import Safeguards
-from rebalanser.shiva.types import ApplicationId, CommandId, Epoch, Mode
-from rebalanser.shiva.worker import Worker
+from rebalanser.core.shiva.changes import DocumentChain
+from rebalanser.core.shiva.leader import Leader
+from rebalanser.core.shiva.messages import Fact, FactKind
+from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.core.shiva.safeguards import Safeguards
+from rebalanser.core.shiva.types import ApplicationId, CommandId, Epoch, Mode
+from rebalanser.core.shiva.worker import Worker
 from rebalanser.testing.shiva_simulation.clients import Clients
 from rebalanser.testing.shiva_simulation.events import size_bytes
 from rebalanser.testing.shiva_simulation.faults import Fault

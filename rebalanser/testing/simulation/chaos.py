@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rebalanser.protocol.messages import Fact, FactKind
-from rebalanser.protocol.types import SPEC_FIELDS
+from rebalanser.core.group.messages import Fact, FactKind
+from rebalanser.core.group.types import SPEC_FIELDS
 from rebalanser.testing.simulation.faults import HANDLER_FAULTS, RENEWAL_FAULTS, REQUEST_FAULTS, FaultKind
 from rebalanser.testing.simulation.network import Armed
 

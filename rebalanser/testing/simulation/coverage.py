@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rebalanser.protocol.messages import OUTCOMES, Command, Deposed, Failed, Outcome, Publish, ReadGroup
-from rebalanser.protocol.rebalancing import Rebalancing
-from rebalanser.protocol.states import MEMBERSHIP, ROLE, STEPS, Life, Membership, Step, Table
+from rebalanser.core.group.messages import OUTCOMES, Command, Deposed, Failed, Outcome, Publish, ReadGroup
+from rebalanser.core.group.rebalancing import Rebalancing
+from rebalanser.core.group.states import MEMBERSHIP, ROLE, STEPS, Life, Membership, Step, Table
 from rebalanser.testing.simulation.mutants import Switch, switched
 
 ENOUGH = 100

@@ -16,8 +16,8 @@ from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING
 
-from rebalanser.protocol.leading import RESIGN_AFTER
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.leading import RESIGN_AFTER
+from rebalanser.core.group.messages import (
     Accept,
     Acknowledge,
     Acknowledged,
@@ -61,13 +61,13 @@ from rebalanser.protocol.messages import (
     ShareRead,
     Stop,
 )
-from rebalanser.protocol.types import Mode, TopicKind
+from rebalanser.core.group.types import Mode, TopicKind
 from rebalanser.testing.simulation.oracle import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from rebalanser.protocol.types import Group, Leadership, Member, NodeId, Plan, Resource, Session, Share
+    from rebalanser.core.group.types import Group, Leadership, Member, NodeId, Plan, Resource, Session, Share
     from rebalanser.testing.simulation.process import Process
     from rebalanser.testing.simulation.world import World
 

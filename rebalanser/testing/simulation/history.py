@@ -18,7 +18,7 @@ from rebalanser.testing.simulation.scenario import ANYTHING, Profile
 from rebalanser.testing.simulation.world import World
 
 if TYPE_CHECKING:
-    from rebalanser.protocol.messages import Fact
+    from rebalanser.core.group.messages import Fact
     from rebalanser.testing.simulation.process import Process
 
 _NODES_IN_DETAIL = ("leader", "holder")

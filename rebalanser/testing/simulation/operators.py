@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.core.group.types import SPEC_FIELDS, Resource, ResourceSpec
 from rebalanser.errors import RebalanserError
-from rebalanser.protocol.types import SPEC_FIELDS, Resource, ResourceSpec
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue, WatchEvent
 from rebalanser.registry.script import Script

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from rebalanser.protocol.types import Header, NodeId, Resource, Session, SharePart, Token
+from rebalanser.core.group.types import Header, NodeId, Resource, Session, SharePart, Token
 from rebalanser.registry import values
 from rebalanser.registry.contract import (
     Changed,
@@ -50,7 +50,7 @@ from rebalanser.registry.contract import (
 )
 
 if TYPE_CHECKING:
-    from rebalanser.protocol.messages import Acknowledge
+    from rebalanser.core.group.messages import Acknowledge
     from rebalanser.testing.simulation.process import Process
     from rebalanser.testing.simulation.world import World
 

@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable
-from rebalanser.protocol.messages import (
+from rebalanser.core.group.messages import (
     Accept,
     Acknowledge,
     Answered,
@@ -39,7 +38,8 @@ from rebalanser.protocol.messages import (
     Wakeup,
     Watch,
 )
-from rebalanser.protocol.node import Node
+from rebalanser.core.group.node import Node
+from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable
 from rebalanser.registry.contract import HistoryLost, Reply, Request
 from rebalanser.registry.script import Answer, Script, failure
 from rebalanser.testing.simulation.coverage import answer_name
@@ -51,7 +51,7 @@ from rebalanser.testing.simulation.trace import listed, text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rebalanser.protocol.types import Resource, Token, Topic
+    from rebalanser.core.group.types import Resource, Token, Topic
     from rebalanser.registry.contract import Watch as Stream
     from rebalanser.registry.contract import WatchEvent
     from rebalanser.testing.simulation.network import Link

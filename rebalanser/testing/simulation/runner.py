@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from rebalanser.protocol.messages import FactKind
+from rebalanser.core.group.messages import FactKind
 from rebalanser.testing.simulation.chaos import Chaos
 from rebalanser.testing.simulation.coverage import counting
 from rebalanser.testing.simulation.faults import FaultKind

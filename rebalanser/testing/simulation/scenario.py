@@ -8,7 +8,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from rebalanser.protocol.types import Mode, Timings
+from rebalanser.core.group.types import Mode, Timings
 from rebalanser.registry.contract import Capabilities
 from rebalanser.testing.memory import MEMORY_CAPABILITIES
 from rebalanser.testing.simulation.faults import FaultKind

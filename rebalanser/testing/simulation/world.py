@@ -9,12 +9,12 @@ from math import inf
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.allocation import allocate, effort
+from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.group.messages import Fact, FactKind, Handler
+from rebalanser.core.group.node import Node, NodeOptions
+from rebalanser.core.group.states import Membership, Role
+from rebalanser.core.group.types import SPEC_FIELDS, Member, OnOverrun, Resource, ResourceSpec, Session
 from rebalanser.errors import RebalanserError
-from rebalanser.protocol.messages import Fact, FactKind, Handler
-from rebalanser.protocol.node import Node, NodeOptions
-from rebalanser.protocol.states import Membership, Role
-from rebalanser.protocol.types import SPEC_FIELDS, Member, OnOverrun, Resource, ResourceSpec, Session
 from rebalanser.registry.contract import (
     Grant,
     Granted,

@@ -1,0 +1,451 @@
+"""Placement by weight within capacities; the theory is in ``rebalanser.core.allocation``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
+from heapq import heapify, heappop, heapreplace, nsmallest
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from rebalanser.core.allocation.balanced import vacancies
+from rebalanser.core.allocation.reasons import why_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MAX_AMOUNT: Final = 1_000_000_000
+MAX_RELOCATED: Final = 3
+"""Maximum resources that leave a worker so that a waiting one has room there."""
+EVEN: Final = 0.8
+"""Part of a worker's load from which on another one's counts as even: no resource moves for less."""
+
+Amounts: TypeAlias = tuple[int, int]
+"""Thousandths of a processor, and megabytes of memory."""
+_Loads: TypeAlias = tuple[float, float]
+"""Relative loads of two workers, the greater one first."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Requests:
+    """Amounts of its worker that a resource takes; it limits nothing that the resource really uses.
+
+    Raises:
+        ValueError: an amount is out of range.
+    """
+
+    cpu_milli: int = 0
+    """Thousandths of a processor."""
+    memory_mb: int = 0
+    """Megabytes of memory."""
+
+    def __post_init__(self) -> None:
+        """Refuse amounts that no worker can have."""
+        _check_amounts(self)
+
+    def __bool__(self) -> bool:
+        """True if it requests anything."""
+        return self.cpu_milli > 0 or self.memory_mb > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Amounts that the resources of a worker may take together; None for no limit.
+
+    Raises:
+        ValueError: an amount is out of range.
+    """
+
+    cpu_milli: int | None = None
+    memory_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse amounts that no worker can have."""
+        _check_amounts(self)
+
+
+def _check_amounts(given: Requests | Capacity) -> None:
+    for field in fields(given):
+        amount = getattr(given, field.name)
+        if amount is not None and not 0 <= amount <= MAX_AMOUNT:
+            raise ValueError(f"{field.name} is {amount}, and must be from 0 to {MAX_AMOUNT:,}")
+
+
+UNLIMITED: Final = Capacity()
+
+
+def place_by_weight(
+    workers: Iterable[str],
+    open_to: Mapping[str, tuple[str, ...]],
+    requests: Mapping[str, Requests],
+    capacities: Mapping[str, Capacity],
+    previous: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Place resources that request something; return the holders, and why the others have none (SH-27).
+
+    Args:
+        workers: all live workers.
+        open_to: the workers that each resource may be on, sorted.
+        requests: the requests of each of these resources.
+        capacities: the capacities of workers; one that is missing has no limit.
+        previous: the worker that holds a resource.
+    """
+    together: dict[_Kind, list[str]] = defaultdict(list)
+    for name in sorted(open_to):
+        together[_Kind(requests[name], open_to[name])].append(name)
+    limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
+    scale = _full_amounts(limits.values(), [requests[name] for name in open_to])
+    kinds = sorted(together, key=lambda kind: (-_relative_load(_amounts(kind.requests), scale), *kind))
+    held = [_held(kind, together[kind], previous) for kind in kinds]
+    packing = _Packing(kinds, held, [len(together[kind]) for kind in kinds], limits, scale)
+    packing.search()
+
+    holders: dict[str, str] = {}
+    full: dict[str, str] = {}
+    for number, kind in enumerate(kinds):
+        needs, going, waiting = {}, [], []
+        kept: set[str] = set()
+        for worker in kind.open_to:
+            names, count = held[number].get(worker, []), packing.counts[worker][number]
+            holders.update(dict.fromkeys(names[:count], worker))
+            kept.update(names)
+            going += names[count:]
+            needs[worker] = count - len(names)
+        waiting = [name for name in together[kind] if name not in kept]
+        homeless = iter([*sorted(going), *waiting])
+        holders.update((next(homeless), worker) for worker in vacancies(needs))
+        for name in homeless:
+            full[name] = packing.why_full(number)
+    return holders, full
+
+
+class _Kind(NamedTuple):
+    """Resources that request the same amounts and may be on the same workers."""
+
+    requests: Requests
+    open_to: tuple[str, ...]
+
+
+def _amounts(requests: Requests) -> Amounts:
+    return requests.cpu_milli, requests.memory_mb
+
+
+def _full_amounts(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> Amounts:
+    """The amounts that count as a full worker where it has no limit: the largest limit, or all requests."""
+    known = list(capacities)
+    wanted = list(requests)
+    cpu_milli = max((c.cpu_milli for c in known if c.cpu_milli is not None), default=0)
+    memory_mb = max((c.memory_mb for c in known if c.memory_mb is not None), default=0)
+    return (
+        cpu_milli or sum(each.cpu_milli for each in wanted) or 1,
+        memory_mb or sum(each.memory_mb for each in wanted) or 1,
+    )
+
+
+def _relative_load(amounts: Amounts, scale: Amounts) -> float:
+    """The larger part of a worker with the amounts ``scale`` that these amounts are."""
+    # Division of integers rounds correctly: equal parts are equal, and order is never reversed.
+    return max(amounts[0] / scale[0], amounts[1] / scale[1])
+
+
+def _held(kind: _Kind, names: Sequence[str], previous: Mapping[str, str]) -> dict[str, list[str]]:
+    held: dict[str, list[str]] = defaultdict(list)
+    able = frozenset(kind.open_to)
+    for name in names:
+        holder = previous.get(name)
+        if holder in able:
+            held[holder].append(name)
+    return held
+
+
+class _Packing:
+    """Number of resources of each kind on each worker, and the relative loads that follow."""
+
+    def __init__(
+        self,
+        kinds: Sequence[_Kind],
+        held: Sequence[Mapping[str, Sequence[str]]],
+        sizes: Sequence[int],
+        capacities: Mapping[str, Capacity],
+        scale: Amounts,
+    ) -> None:
+        self._kinds = kinds
+        self._needs = [_amounts(kind.requests) for kind in kinds]
+        self._sizes = [_relative_load(needs, scale) for needs in self._needs]
+        self._able = [frozenset(kind.open_to) for kind in kinds]
+        self._held = held
+        self._waiting = list(sizes)
+        self._limits = {
+            worker: (
+                math.inf if capacity.cpu_milli is None else capacity.cpu_milli,
+                math.inf if capacity.memory_mb is None else capacity.memory_mb,
+            )
+            for worker, capacity in capacities.items()
+        }
+        self._scales = {
+            worker: (capacity.cpu_milli or scale[0], capacity.memory_mb or scale[1])
+            for worker, capacity in capacities.items()
+        }
+        self.counts: dict[str, Counter[int]] = {worker: Counter() for worker in sorted(capacities)}
+        self._loads: dict[str, Amounts] = dict.fromkeys(self.counts, (0, 0))
+        self._relative_loads = dict.fromkeys(self.counts, 0.0)
+        self._emptiest_two: dict[int, list[str]] = {}
+        """What ``_emptiest`` has found since anything was last put or moved."""
+
+    def search(self) -> None:
+        """Keep what fits, place the rest, and improve until no step does.
+
+        Each turn places more, or makes the loads more even, or moves fewer: so it ends.
+        """
+        for number, held in enumerate(self._held):
+            for worker, names in held.items():
+                self._put(number, worker, len(names))
+        for worker in self.counts:
+            self._evict(worker)
+        again = True
+        while again:
+            placed = self._place_waiting()
+            again = self._even_out() or placed
+            again = self._undo_moves() or again
+
+    def why_full(self, number: int) -> str:
+        """Return the reason for which no worker has room for one more of a kind."""
+        free = {
+            worker: tuple(
+                limit - load for limit, load in zip(self._limits[worker], self._loads[worker], strict=True)
+            )
+            for worker in self._kinds[number].open_to
+        }
+        everywhere = len(free) == len(self.counts)
+        return why_full(self._needs[number], free, self._limits, everywhere=everywhere)
+
+    def _put(self, number: int, worker: str, count: int = 1) -> None:
+        needs, load = self._needs[number], self._loads[worker]
+        self._loads[worker] = load = (load[0] + count * needs[0], load[1] + count * needs[1])
+        self._relative_loads[worker] = _relative_load(load, self._scales[worker])
+        self._waiting[number] -= count
+        counts = self.counts[worker]
+        counts[number] += count
+        if not counts[number]:
+            del counts[number]
+        self._emptiest_two = {}
+
+    def _move(self, number: int, worker: str, other: str) -> None:
+        self._put(number, worker, -1)
+        self._put(number, other)
+
+    def _fits(self, load: Amounts, worker: str) -> bool:
+        limits = self._limits[worker]
+        return load[0] <= limits[0] and load[1] <= limits[1]
+
+    def _load_with(self, worker: str, number: int, count: int = 1) -> Amounts:
+        load, needs = self._loads[worker], self._needs[number]
+        return load[0] + count * needs[0], load[1] + count * needs[1]
+
+    def _evict(self, worker: str) -> None:
+        """Take off what is too much: few resources, and small ones if one is enough."""
+        while not self._fits(self._loads[worker], worker):
+            load, limits = self._loads[worker], self._limits[worker]
+            excess = [number for number in self.counts[worker] if self._eases(number, load, limits)]
+            enough = [number for number in excess if self._fits(self._load_with(worker, number, -1), worker)]
+            self._put(max(enough) if enough else min(excess), worker, -1)
+
+    def _eases(self, number: int, load: Amounts, limits: tuple[float, float]) -> bool:
+        return any(
+            have > limit and need for have, limit, need in zip(load, limits, self._needs[number], strict=True)
+        )
+
+    def _place_waiting(self) -> bool:
+        """Place what waits, the largest first; True if anything was placed."""
+        placed = False
+        for number in range(len(self._kinds)):
+            while self._waiting[number] and (self._fill(number) or self._make_room(number)):
+                placed = True
+        return placed
+
+    def _fill(self, number: int) -> bool:
+        """Place resources of a kind where there is room, each on the worker that is least full with it."""
+        emptiest = [
+            (_relative_load(load, self._scales[worker]), worker)
+            for worker in self._kinds[number].open_to
+            if self._fits(load := self._load_with(worker, number), worker)
+        ]
+        heapify(emptiest)
+        placed = False
+        while emptiest and self._waiting[number]:
+            worker = emptiest[0][1]
+            self._put(number, worker)
+            placed = True
+            load = self._load_with(worker, number)
+            if self._fits(load, worker):
+                heapreplace(emptiest, (_relative_load(load, self._scales[worker]), worker))
+            else:
+                heappop(emptiest)
+        return placed
+
+    def _make_room(self, number: int) -> bool:
+        """Move a few resources off a worker so that one of this kind has room; False if none would do."""
+        best: list[tuple[int, str]] | None = None
+        target = ""
+        room = self._most_free()
+        for worker in self._kinds[number].open_to:
+            at_most = MAX_RELOCATED if best is None else len(best) - 1
+            if not at_most:
+                break
+            if not self._may_make_room(number, worker, at_most, room):
+                continue
+            found = self._relocations(number, worker, at_most, room)
+            if found is not None:
+                best, target = found, worker
+        if best is None:
+            return False
+        for moved, other in best:
+            self._move(moved, target, other)
+        self._put(number, target)
+        return True
+
+    def _most_free(self) -> _Loads:
+        """The most that any worker has free of each amount: what requests more fits on none."""
+        cpu_milli = memory_mb = 0.0
+        for worker, load in self._loads.items():
+            limits = self._limits[worker]
+            cpu_milli = max(cpu_milli, limits[0] - load[0])
+            memory_mb = max(memory_mb, limits[1] - load[1])
+        return cpu_milli, memory_mb
+
+    def _may_make_room(self, number: int, worker: str, at_most: int, room: _Loads) -> bool:
+        """False if as many of what fits elsewhere are too little for sure: so on most of full workers."""
+        if not self._fits(self._needs[number], worker):
+            return False
+        wanted, limits = self._load_with(worker, number), self._limits[worker]
+        return all(
+            want - limit <= at_most * most for want, limit, most in zip(wanted, limits, room, strict=True)
+        )
+
+    def _relocations(
+        self, number: int, worker: str, at_most: int, room: _Loads
+    ) -> list[tuple[int, str]] | None:
+        """The moves off a worker that make room there: of what is enough the smallest, else large ones."""
+        moves: list[tuple[int, str]] = []
+        known = self._emptiest_two
+        while len(moves) < at_most and not self._fits(self._load_with(worker, number), worker):
+            step = self._relocation(number, worker, room)
+            if step is None:
+                break
+            self._move(step[0], worker, step[1])
+            moves.append(step)
+        found = self._fits(self._load_with(worker, number), worker)
+        for moved, other in reversed(moves):
+            self._move(moved, other, worker)
+        self._emptiest_two = known
+        return moves if found else None
+
+    def _relocation(self, number: int, worker: str, room: _Loads) -> tuple[int, str] | None:
+        wanted, limits = self._load_with(worker, number), self._limits[worker]
+        largest: tuple[int, str] | None = None
+        smallest: tuple[int, str] | None = None
+        for each in sorted(self.counts[worker]):
+            needs = self._needs[each]
+            if needs[0] > room[0] or needs[1] > room[1] or not self._eases(each, wanted, limits):
+                continue
+            other = self._emptiest(each, worker)
+            if other is None:
+                continue
+            largest = largest or (each, other)
+            needs = self._needs[each]
+            if self._fits((wanted[0] - needs[0], wanted[1] - needs[1]), worker):
+                smallest = each, other
+        return smallest or largest
+
+    def _emptiest(self, number: int, but: str) -> str | None:
+        """The worker that is least full with one more of a kind; None if none has room."""
+        two = self._emptiest_two.get(number)
+        if two is None:
+            able = (
+                (_relative_load(load, self._scales[worker]), worker)
+                for worker in self._kinds[number].open_to
+                if self._fits(load := self._load_with(worker, number), worker)
+            )
+            two = self._emptiest_two[number] = [worker for _, worker in nsmallest(2, able)]
+        return next((worker for worker in two if worker != but), None)
+
+    def _even_out(self) -> bool:
+        """Move single resources, and exchange two, while that makes the loads more even."""
+        changed = False
+        while self._move_down() or self._exchange():
+            changed = True
+        return changed
+
+    def _move_down(self) -> bool:
+        moved = False
+        for worker in sorted(self.counts, key=lambda worker: (-self._relative_loads[worker], worker)):
+            while step := min(self._moves_from(worker), default=None):
+                self._move(step[1], worker, step[2])
+                moved = True
+        return moved
+
+    def _moves_from(self, worker: str) -> Iterator[tuple[_Loads, int, str]]:
+        """The moves that lower the load of the fuller one of two workers, with the loads that they make."""
+        full = self._relative_loads[worker]
+        for number in self.counts[worker]:
+            for other in self._kinds[number].open_to:
+                if self._relative_loads[other] < EVEN * full:
+                    after = self._after(worker, other, number)
+                    if after is not None and after < (full, self._relative_loads[other]):
+                        yield after, number, other
+
+    def _exchange(self) -> bool:
+        """Exchange a resource of the fullest worker for another, if that lowers its load enough."""
+        fullest = max(self._relative_loads.values(), default=0.0)
+        enough = EVEN * fullest
+        for worker in [worker for worker, full in self._relative_loads.items() if full and full == fullest]:
+            best = min(
+                (
+                    (after, number, back, other)
+                    for number in self.counts[worker]
+                    for other in self._kinds[number].open_to
+                    if self._relative_loads[other] < enough
+                    for back in self.counts[other]
+                    if back != number and worker in self._able[back]
+                    if (after := self._after(worker, other, number, back)) is not None and after[0] <= enough
+                ),
+                default=None,
+            )
+            if best is not None:
+                _, number, back, other = best
+                self._move(number, worker, other)
+                self._move(back, other, worker)
+                return True
+        return False
+
+    def _after(self, worker: str, other: str, number: int, back: int | None = None) -> _Loads | None:
+        """The loads of two workers once a resource has moved between them; None if there is no room."""
+        given = self._needs[number]
+        taken = self._needs[back] if back is not None else (0, 0)
+        ours, theirs = self._loads[worker], self._loads[other]
+        ours = ours[0] - given[0] + taken[0], ours[1] - given[1] + taken[1]
+        theirs = theirs[0] + given[0] - taken[0], theirs[1] + given[1] - taken[1]
+        if not self._fits(theirs, other) or not self._fits(ours, worker):
+            return None
+        left, came = _relative_load(ours, self._scales[worker]), _relative_load(theirs, self._scales[other])
+        return (left, came) if left >= came else (came, left)
+
+    def _undo_moves(self) -> bool:
+        """Undo moves without which the loads are as even."""
+        returned = False
+        for number, held in enumerate(self._held):
+            for home, names in held.items():
+                while self.counts[home][number] < len(names) and (away := self._worker_away(number, home)):
+                    self._move(number, away, home)
+                    returned = True
+        return returned
+
+    def _worker_away(self, number: int, home: str) -> str | None:
+        """The worker from which a resource of a kind can return to where it was; None if there is none."""
+        for away in self._kinds[number].open_to:
+            if self.counts[away][number] > len(self._held[number].get(away, ())):
+                now = self._relative_loads[away], self._relative_loads[home]
+                after = self._after(away, home, number)
+                if after is not None and after <= (max(now), min(now)):
+                    return away
+        return None

@@ -1,0 +1,62 @@
+"""When the predecessors of a tenure can lead no longer."""
+
+from __future__ import annotations
+
+from rebalanser.core.neli.messages import HeartbeatRead, LastCommit
+from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.settings import Mode, NeliSettings
+
+
+class Succession:
+    """Waits until nobody else can lead a partition that was assigned at ``now``.
+
+    An accepted commit was sent before the assignment, so a predecessor leads for ``wait_s`` after it at the
+    most. That wait is spared where the last commit says "released", and every record from the committed
+    offset up to the own first heartbeat was read and is by nobody of this group but the one who released:
+    whoever led in between has a heartbeat of its own there.
+    """
+
+    def __init__(
+        self, group: str, partitions: int, last: LastCommit | None, settings: NeliSettings, now: float
+    ) -> None:
+        self._group = group
+        note = Note.decode(last.metadata) if last else None
+        self.wait_s = self._longest_wait_s(settings, last, note)
+        self.until = now if settings.mode is Mode.NON_EXCLUSIVE else now + self.wait_s
+        self._releaser: tuple[str, int] | None = None
+        self._expected = -1
+        if settings.mode is Mode.FAST and note and last and last.offset is not None:
+            self._expected = last.offset
+            if note.claim is Claim.RELEASED and note.partitions == partitions:
+                self._releaser = (note.process, note.tenure)
+
+    @staticmethod
+    def _longest_wait_s(settings: NeliSettings, last: LastCommit | None, note: Note | None) -> float:
+        """A predecessor with a longer deadline is waited for as long as its own note says."""
+        if note:
+            return max(settings.wait_s, note.wait_s)
+        never_led = last is not None and last.offset is None
+        return settings.wait_s if never_led else max(settings.wait_s, settings.session_timeout_s)
+
+    def is_over(self, now: float) -> bool:
+        """Whether nobody that had the partition before can lead it any more."""
+        return now >= self.until
+
+    def read(self, record: HeartbeatRead, own: bool, now: float) -> bool:
+        """Look at the next record; ``own``: a heartbeat of this tenure. True if the wait is spared by it."""
+        if self._releaser is None:
+            return False
+        if record.offset != self._expected or not (own or self._is_harmless(record.stamp)):
+            self._releaser = None
+            return False
+        self._expected += 1
+        if not own:
+            return False
+        self._releaser = None
+        self.until = min(self.until, now)
+        return True
+
+    def _is_harmless(self, stamp: Stamp | None) -> bool:
+        """Whether a record is certainly not by a leader between the one who released and this tenure."""
+        foreign = stamp is None or stamp.group != self._group
+        return foreign or (stamp is not None and (stamp.process, stamp.tenure) == self._releaser)

@@ -1,0 +1,326 @@
+"""``Neli``: what a host application uses to know which roles it leads."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeAlias, TypeVar
+
+from rebalanser.core.neli.messages import CallFenced, CallInduced, CallLapsed, Fact
+from rebalanser.core.neli.roles import Role, Roles, numbered
+from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
+from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidState, InvalidUrl, NotSettled
+from rebalanser.neli.contract import PARTITIONS, Call, Candidacy, Candidate, open_elections
+from rebalanser.neli.facts import FactTeller
+from rebalanser.neli.history import LeadershipHistory
+from rebalanser.runtime.handlers import name_of
+from rebalanser.runtime.running import run_until_stopped
+
+KAFKA_VARIABLE: Final = "REBALANSER_KAFKA"
+CONNECT_TIMEOUT_S: Final = 10.0
+
+RoleHandler: TypeAlias = Callable[[Role, int], None]
+"""Called with a role and the fencing token of its leadership."""
+HandlerT = TypeVar("HandlerT", bound=RoleHandler)
+_Name = TypeVar("_Name", Mode, GroupProtocol)
+FactHook: TypeAlias = Callable[[Fact], None]
+_CallKind: TypeAlias = type[CallInduced] | type[CallLapsed] | type[CallFenced]
+_NAMES: Final[dict[_CallKind, str]] = {
+    CallInduced: "on_induced",
+    CallLapsed: "on_lapsed",
+    CallFenced: "on_fenced",
+}
+
+
+class Neli:
+    """One process's part in a NELI group: at any moment it knows which roles it leads.
+
+    ``topic`` and ``group`` name the group, ``roles`` the roles that this process knows of, by name, by
+    number, or as a mapping of names to numbers; processes may know different ones. ``kafka`` is
+    ``HOST:PORT,…`` or a
+    ``kafka://`` URL with security settings, else the environment variable ``REBALANSER_KAFKA``. ``mode`` and
+    ``settings`` say what a leader can count on and how fast; ``partitions`` is used only where the topic is
+    missing. ``instance`` names this process for the coordinator across restarts (``group.instance.id``): a
+    restart within the session timeout then moves nothing, and stopping hands nothing over before it is past.
+    ``history_dir`` is a folder to which the process appends what it led and when, as JSON lines, and
+    ``history_topic`` a topic for the same records, ``kafka://HOST:PORT/TOPIC``; else what the environment
+    variables ``REBALANSER_HISTORY_DIR`` and ``REBALANSER_HISTORY_TOPIC`` say.
+
+    Every method may be called from any thread.
+
+    Raises:
+        InvalidSettings: the settings contradict the mode; the message has the numbers (NE-11).
+        InvalidUrl: no address is given.
+        InvalidName: ``topic`` names no topic.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        roles: Roles,
+        *,
+        kafka: str | None = None,
+        mode: Mode | str | None = None,
+        settings: NeliSettings | None = None,
+        partitions: int = PARTITIONS,
+        instance: str | None = None,
+        history_dir: Path | str | None = None,
+        history_topic: str | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        address = kafka if kafka is not None else os.environ.get(KAFKA_VARIABLE)
+        if not address:
+            raise InvalidUrl(f"where is Kafka? give kafka=HOST:PORT or set {KAFKA_VARIABLE}")
+        if partitions < 1:
+            raise InvalidSettings(f"a topic of {partitions} partitions holds no role")
+        chosen = _with_mode(settings or NeliSettings(), mode)
+        check(chosen)
+        self._address = address
+        self._connect_timeout_s = connect_timeout_s
+        self._candidacy = Candidacy(topic, group, numbered(roles), chosen, partitions, instance)
+        self._handlers: dict[_CallKind, RoleHandler] = {}
+        self._hooks: list[FactHook] = []
+        self._candidate: Candidate | None = None
+        self._teller: FactTeller | None = None
+        self._history_dir = history_dir
+        self._history_topic = history_topic
+        self._history: LeadershipHistory | None = None
+        self._started = threading.Event()
+        self._calling = threading.local()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, {self.group!r}, mode={self.settings.mode.value!r})"
+
+    @property
+    def topic(self) -> str:
+        """The topic of the group's heartbeats."""
+        return self._candidacy.topic
+
+    @property
+    def group(self) -> str:
+        """The consumer group's id."""
+        return self._candidacy.group
+
+    @property
+    def settings(self) -> NeliSettings:
+        """The mode and the times."""
+        return self._candidacy.settings
+
+    def on_induced(self, handler: HandlerT) -> HandlerT:
+        """Register what to do when this process begins to lead a role."""
+        return self._register(CallInduced, handler)
+
+    def on_lapsed(self, handler: HandlerT) -> HandlerT:
+        """Register what to do when a role is handed over, in order: end its work, then return.
+
+        Nobody else leads the role until then, for ``lapse_limit_s`` at most; ``is_leader`` says no already.
+        """
+        return self._register(CallLapsed, handler)
+
+    def on_fenced(self, handler: HandlerT) -> HandlerT:
+        """Register what to do when leadership ended out of order: another may lead the role already."""
+        return self._register(CallFenced, handler)
+
+    def on_fact(self, hook: FactHook) -> FactHook:
+        """Register a hook that is told everything that happens, for metrics, in a thread of its own."""
+        self._hooks.append(hook)
+        return hook
+
+    def _register(self, kind: _CallKind, handler: HandlerT) -> HandlerT:
+        if kind in self._handlers:
+            raise InvalidHandlers(f"{_NAMES[kind]} is registered already")
+        if inspect.iscoroutinefunction(handler):
+            raise InvalidHandlers(f"{name_of(handler)} is a coroutine function: use AsyncNeli")
+        if self._candidate is not None:
+            raise InvalidState("handlers must be registered before the start")
+        self._handlers[kind] = handler
+        return handler
+
+    def start(self) -> None:
+        """Begin to take part, and return once the topic was looked at and the group is being joined.
+
+        Raises:
+            InvalidState: it takes part already.
+            FixConfiguration: the topic, the group or the settings have to be changed by a person.
+            RegistryUnavailable: no broker answered within ``connect_timeout_s``.
+        """
+        if self._candidate is not None:
+            if not self._has_ended(self._candidate):
+                raise InvalidState(f"{self!r} takes part already")
+            self._clean_up()
+        elections = open_elections(self._address, self._connect_timeout_s)
+        self._history = LeadershipHistory.opened(self._candidacy, self._history_dir, self._history_topic)
+        self._teller = FactTeller(self.group, self._hooks, self._history)
+        self._started.clear()
+        candidacy = self._candidacy
+        try:
+            self._candidate = elections.stand(candidacy, self._called, self._teller.tell)
+            if self._candidacy is not candidacy:
+                self._candidate.set_roles(self._candidacy.roles)
+        except BaseException:
+            self._clean_up()
+            raise
+        if self._history is not None:
+            self._history.begin(self._candidate.process)
+        self._started.set()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Hand over everything, leave the group, and wait until that is done, at most ``timeout_s`` seconds.
+
+        Stopping twice does nothing.
+
+        Raises:
+            InvalidState: called from a handler, which would wait for itself.
+            NotSettled: it was not done in time; it goes on.
+            RebalanserError: what had ended it before, such as a second process of one instance.
+        """
+        candidate = self._candidate
+        if candidate is None:
+            return
+        if getattr(self._calling, "now", False):
+            raise InvalidState("stop() was called from a handler; call request_stop() there")
+        candidate.stop()
+        try:
+            ended = candidate.wait(timeout_s)
+        except BaseException:
+            self._clean_up()
+            raise
+        if not ended:
+            raise NotSettled(f"{self!r} has not stopped within {timeout_s:g} s")
+        self._clean_up()
+
+    def request_stop(self) -> None:
+        """Begin to hand over and leave; returns at once. May be called from handlers."""
+        if self._candidate is not None:
+            self._candidate.stop()
+
+    def run(self) -> None:
+        """Take part until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then hand over and leave.
+
+        A second SIGINT has its usual effect.
+
+        Raises:
+            InvalidState: not in the main thread, which alone gets signals.
+            RebalanserError: what ``start`` and ``stop`` raise.
+        """
+        run_until_stopped(self)
+
+    def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Wait until it takes part no longer, at most ``timeout_s`` seconds; whether it has ended.
+
+        Raises:
+            RebalanserError: what ended it, if that was not a stop.
+        """
+        candidate = self._candidate
+        return candidate is None or candidate.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def is_leader(self, role: Role) -> bool:
+        """Whether this process leads ``role`` now, worked out at this moment, without I/O (NE-4).
+
+        Between the answer and the act time passes: give the token along where two must not act (NE-15).
+        """
+        candidate = self._candidate
+        return candidate is not None and candidate.leads(role)
+
+    def token(self, role: Role) -> int | None:
+        """The fencing token of a role that is led now, greater than any former leader's; else None."""
+        candidate = self._candidate
+        return None if candidate is None else candidate.token(role)
+
+    def roles_held(self) -> dict[Role, int]:
+        """The roles led now, each with its fencing token."""
+        candidate = self._candidate
+        return {} if candidate is None else candidate.held()
+
+    def why_not(self, role: Role) -> str | None:
+        """Why this process does not lead ``role`` now, in a sentence; None if it does."""
+        candidate = self._candidate
+        return "it does not take part" if candidate is None else candidate.why_not(role)
+
+    def wait_leader(self, role: Role, timeout_s: float = 30.0) -> bool:
+        """Wait until this process leads ``role``, at most ``timeout_s`` seconds; whether it does.
+
+        Its handler may be called a moment later, and is not called if the role is given up first.
+
+        Raises:
+            InvalidState: it does not take part.
+        """
+        if self._candidate is None:
+            raise InvalidState(f"{self!r} has not been started")
+        return self._candidate.wait_leader(role, timeout_s)
+
+    def set_roles(self, roles: Roles) -> None:
+        """Name other roles, at any time; those that stay are not interrupted (NE-1).
+
+        Raises:
+            InvalidSettings: a role is neither a text nor a whole number.
+        """
+        self._candidacy = replace(self._candidacy, roles=numbered(roles))
+        if self._candidate is not None:
+            self._candidate.set_roles(self._candidacy.roles)
+
+    def _called(self, call: Call) -> None:
+        """Call the handler for each role; all are called, then the first error is raised."""
+        handler = self._handlers.get(type(call))
+        if handler is None:
+            return
+        self._started.wait()  # a handler may ask, or stop, what start() has not returned yet
+        errors: list[Exception] = []
+        self._calling.now = True
+        try:
+            for role in sorted(call.roles, key=str):
+                try:
+                    handler(role, call.token)
+                except Exception as error:
+                    errors.append(error)
+        finally:
+            self._calling.now = False
+        if errors:
+            raise errors[0]
+
+    def _has_ended(self, candidate: Candidate) -> bool:
+        try:
+            return candidate.wait(0)
+        except Exception:
+            return True
+
+    def _clean_up(self) -> None:
+        self._candidate = None
+        if self._teller is not None:
+            self._teller.close()
+            self._teller = None
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+
+
+def _with_mode(settings: NeliSettings, mode: Mode | str | None) -> NeliSettings:
+    """The settings with this mode, if one is given; names given as text become members of their enum."""
+    return replace(
+        settings,
+        mode=_member_of(Mode, settings.mode if mode is None else mode, "mode"),
+        protocol=_member_of(GroupProtocol, settings.protocol, "group protocol"),
+    )
+
+
+def _member_of(names: type[_Name], given: str, what: str) -> _Name:
+    try:
+        return names(given)
+    except ValueError:
+        known = ", ".join(names)
+        raise InvalidSettings(f"{given!r} is no {what}; known are {known}") from None

@@ -1,0 +1,394 @@
+"""The folder of one worker: who it is, the files of its applications, their locks and their output.
+
+::
+
+    lock              held by the worker's process, and by the guardian of its processes until all have ended
+    worker            locked by the worker's process alone
+    identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
+    applications/     one folder for each application: its unpacked files, a folder for its own data, and the
+                      file ``kept`` while the application is stopped and its data stays
+    logs/             one folder for each application: what it printed
+    locks/            one file for each application, locked while a process of it lives
+
+An application's folder is named by its id, made safe, and by a hash of the id: whatever the id is, the folder
+is a direct child of its parent, and no two ids share one (SH-16).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import signal
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final, Self
+
+from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
+
+from rebalanser.boot import boot_id
+from rebalanser.core.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME, ArchiveLimits
+from rebalanser.core.shiva.types import ApplicationId, Incarnation
+from rebalanser.errors import InternalError, InvalidManifest, UnusableFolder
+from rebalanser.runtime import keeper
+from rebalanser.runtime.logs import get_logger
+from rebalanser.shiva.archives import ASIDE_PREFIX, remove_folder, unpack
+from rebalanser.shiva.manifest import Manifest, parse_manifest
+
+OPEN_TIMEOUT_S: Final = 30.0
+"""Maximum seconds to wait for an earlier worker, or for its processes beyond their stop timeouts."""
+KEPT_LOGS: Final = 100
+"""So many stopped applications' output is kept; that of the longest silent goes first."""
+_POLL_S: Final = 0.05
+_log = get_logger("rebalanser.shiva")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+_SHOWN_CHARS: Final = 120
+_HASH_CHARS: Final = 24
+_OUTPUT: Final = "output.log"
+_KEPT: Final = "kept"
+
+
+def folder_name(application: str) -> str:
+    """What the folder of an application is called: one safe name, and another one for each id (SH-16)."""
+    return f"{_UNSAFE.sub('_', application)[:_SHOWN_CHARS]}-{_digest(application)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
+
+
+def output_file(data_folder: Path, application: ApplicationId) -> Path:
+    """Where the newest output of an application stands, in a worker's data folder."""
+    return data_folder / "logs" / folder_name(str(application)) / _OUTPUT
+
+
+class DataFolder:
+    """A worker's folder, locked for this process. Use ``open``; close it, or leave its ``with`` block.
+
+    Opening proves that nothing of an earlier worker in it runs any more, neither the worker itself nor a
+    process that it started, and then counts one incarnation further: so a greater incarnation of a lineage
+    proves that the earlier one has ended with all that it ran (SH-13). After a reboot, on another host or in
+    a copy of the folder it begins a new lineage, which proves nothing of the old one.
+    """
+
+    def __init__(self, path: Path, lock: int, worker_lock: int, incarnation: Incarnation) -> None:
+        self.path: Final = path
+        self.incarnation: Final = incarnation
+        """Who this worker is: the folder's lineage, and how many times it was opened since that began."""
+        self._lock: int | None = lock
+        self._worker_lock = worker_lock
+        self._found = frozenset(folder.name for folder in (path / "applications").iterdir())
+
+    @classmethod
+    def open(cls, path: Path, timeout_s: float = OPEN_TIMEOUT_S) -> Self:
+        """Open a folder, made if it is missing, once nothing of an earlier worker in it runs any more.
+
+        Waits at most ``timeout_s`` for an earlier worker to end, and as much plus their longest stop timeout
+        for what it started; what has outlived both that worker and its guardian is killed.
+
+        Raises:
+            UnusableFolder: another worker uses it, or it cannot be written.
+        """
+        path = path.absolute()
+        try:
+            for name in ("applications", "logs", "locks"):
+                (path / name).mkdir(parents=True, exist_ok=True)
+            with contextlib.ExitStack() as failing:
+                worker_lock = _open_lock(path / "worker", failing)
+                _wait_for_lock(worker_lock, path, lambda: timeout_s)
+                lock = _open_lock(path / "lock", failing)
+                _wait_for_lock(lock, path, lambda: timeout_s + _longest_stop_s(path))
+                _end_leftovers(path / "locks", timeout_s)
+                same_boot, incarnation = _count_further(path / "identity.json")
+                _clean(path, same_boot)
+                failing.pop_all()
+        except OSError as error:
+            raise UnusableFolder(f"the data folder {path} cannot be used: {error}") from error
+        return cls(path, lock, worker_lock, incarnation)
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of the folder's lock: whoever inherits it keeps the folder from being opened.
+
+        Raises:
+            InternalError: the folder was closed.
+        """
+        if self._lock is None:
+            raise InternalError("the data folder is closed")
+        return self._lock
+
+    def unpack(
+        self,
+        application: ApplicationId,
+        archive: bytes,
+        sha256: str,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
+    ) -> Manifest:
+        """Have an application's files in ``files_of``, checked; its manifest. What is there is kept.
+
+        Raises:
+            InvalidArchive: naming the entry that must not be unpacked.
+            InvalidManifest: with every error of ``shiva.json``.
+            OSError: the disk is full or fails.
+        """
+        stored = self.stored_manifest(application, sha256)
+        return stored or unpack(archive, sha256, self.files_of(application, sha256), limits)
+
+    def files_of(self, application: ApplicationId, sha256: str) -> Path:
+        """Where the files of an application's archive are, once they were unpacked."""
+        return self._folder_of(application) / f"files-{_digest(sha256)}"
+
+    def stored_manifest(self, application: ApplicationId, sha256: str) -> Manifest | None:
+        """The manifest of files that are here already; None if they are not, or no longer as they were.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        file = self.files_of(application, sha256) / MANIFEST_NAME
+        with contextlib.suppress(FileNotFoundError, InvalidManifest):
+            return parse_manifest(file.read_bytes())
+        return None
+
+    def data_of(self, application: ApplicationId) -> Path:
+        """An application's folder for files of its own, made if it is missing (``SHIVA_DATA``)."""
+        folder = self._folder_of(application)
+        data = folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        (folder / _KEPT).unlink(missing_ok=True)
+        return data
+
+    def output_of(self, application: ApplicationId) -> Path:
+        """The file that an application's output is kept in; its folder is made if it is missing."""
+        file = output_file(self.path, application)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file
+
+    def lock_of(self, application: ApplicationId) -> Path:
+        """The file that is locked while a process of an application lives."""
+        return self.path / "locks" / folder_name(str(application))
+
+    def drop_files(self, application: ApplicationId, kept: Collection[str] = ()) -> None:
+        """Remove an application's unpacked files but those of the archives of these sha256; its data stays.
+
+        No process may use what is removed any more.
+
+        Raises:
+            OSError: they cannot be removed.
+        """
+        folder = self._folder_of(application)
+        for files in set(folder.glob("files-*")) - {self.files_of(application, sha256) for sha256 in kept}:
+            remove_folder(files)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def drop(self, application: ApplicationId, *, keep_data: bool | None = False) -> bool:
+        """Remove all files of an application; its output is kept, and its data if ``keep_data`` (SH-5).
+
+        Data that is kept stays until a stop does not keep it. With None it stays only if it is kept already.
+        Return whether there was anything.
+
+        Raises:
+            OSError: they cannot be removed.
+        """
+        folder = self._folder_of(application)
+        if not os.path.lexists(folder):
+            return False
+        if keep_data is None:
+            keep_data = (folder / _KEPT).exists()
+        if not (keep_data and (folder / "data").is_dir()):
+            remove_folder(folder)
+        else:
+            (folder / _KEPT).touch()
+            self.drop_files(application)
+        return True
+
+    def found(self, applications: Collection[ApplicationId]) -> frozenset[ApplicationId]:
+        """Those of the applications whose folders were here at the opening."""
+        return frozenset(a for a in applications if folder_name(str(a)) in self._found)
+
+    def leftovers(self, applications: Collection[ApplicationId]) -> frozenset[str]:
+        """The folders of all other applications that were here at the opening; see ``drop_leftover``.
+
+        A worker that was away does not know those applications any more.
+        """
+        unknown = self._found - {folder_name(str(application)) for application in applications}
+        return frozenset(
+            folder for folder in unknown if not (self.path / "applications" / folder / _KEPT).exists()
+        )
+
+    def drop_leftover(self, folder: str) -> None:
+        """Remove a folder that ``leftovers`` has named.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        remove_folder(self.path / "applications" / folder)
+
+    def forget_old_output(self) -> None:
+        """Remove the output of applications that are no longer here, but for the last ones (SH-5).
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        outputs = list((self.path / "logs").iterdir())
+        here = {folder.name for folder in (self.path / "applications").iterdir()}
+        stopped = [folder for folder in outputs if folder.name not in here]
+        stopped.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in stopped[KEPT_LOGS:]:
+            remove_folder(folder)
+
+    def _folder_of(self, application: ApplicationId) -> Path:
+        return self.path / "applications" / folder_name(str(application))
+
+    def close(self) -> None:
+        """Let the folder go; a guardian that has inherited its lock still holds it. Twice does nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            os.close(self._worker_lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def _open_lock(file: Path, failing: contextlib.ExitStack) -> int:
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    failing.callback(os.close, lock)
+    return lock
+
+
+def _longest_stop_s(path: Path) -> float:
+    """Seconds that what an earlier worker started may take to stop, by the manifests that are stored."""
+    longest_s = 0.0
+    for file in path.glob(f"applications/*/files-*/{MANIFEST_NAME}"):
+        with contextlib.suppress(OSError, InvalidManifest):
+            longest_s = max(longest_s, parse_manifest(file.read_bytes()).stop_timeout_s)
+    return longest_s
+
+
+def _wait_for_lock(lock: int, path: Path, limit_s: Callable[[], float]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    timeout_s = limit_s()
+    attempts = Retrying(
+        retry=retry_if_exception_type(BlockingIOError),
+        stop=stop_after_delay(timeout_s),
+        wait=wait_fixed(_POLL_S),
+        before_sleep=lambda state: _tell_wait(path, timeout_s) if state.attempt_number == 1 else None,
+        reraise=True,
+    )
+    try:
+        attempts(fcntl.flock, lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UnusableFolder(
+            f"another worker uses the data folder {path}, or processes of one still run after "
+            f"{timeout_s:g} s: give each worker a folder of its own"
+        ) from error
+
+
+def _tell_wait(path: Path, timeout_s: float) -> None:
+    """Log why nothing happens, and who is waited for."""
+    holders = ", ".join(map(str, sorted(set(_holders(path, only="lock")) - {os.getpid()})))
+    _log.warning(
+        f"waiting up to {timeout_s:g} s until the data folder {path} is free",
+        action="folder_busy",
+        held_by=holders or "unknown",
+    )
+
+
+def _end_leftovers(locks: Path, timeout_s: float) -> None:
+    """Kill what holds an application's lock although its worker and that worker's guardian are gone.
+
+    Not a keeper: it writes the last words down and then ends by itself.
+    """
+
+    def kill_holders() -> list[int]:
+        holders = list(_holders(locks))
+        for pid in holders:
+            with contextlib.suppress(OSError):
+                if os.fsencode(keeper.__file__) not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        return holders
+
+    attempts = Retrying(
+        retry=retry_if_result(bool),
+        stop=stop_after_delay(timeout_s),
+        wait=wait_fixed(_POLL_S),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+    )
+    left = attempts(kill_holders)
+    if left:
+        raise UnusableFolder(f"processes {left} of an earlier worker still run after {timeout_s:g} s")
+    for file in locks.iterdir():
+        file.unlink()
+
+
+def _holders(folder: Path, only: str = "") -> Iterator[int]:
+    """The processes that have a file of this folder open, or this one, as far as this user may know."""
+    inside = f"{folder.resolve()}/{only}"
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(str(file.readlink()).startswith(inside) for file in (process / "fd").iterdir()):
+                yield int(process.name)
+
+
+def _count_further(file: Path) -> tuple[bool, Incarnation]:
+    """Write down one incarnation more; whether the host has not been booted since the last one, and who.
+
+    A lock proves something only to those who share it. In another boot, which may be another host's, and in a
+    copy of the folder a new lineage begins: of the last one nothing is claimed, and a leader waits for it.
+
+    Raises:
+        UnusableFolder: the file is not as it was written.
+        OSError: it cannot be written.
+    """
+    here = {"boot_id": boot_id(), "inode": file.parent.stat().st_ino}
+    lineage, number, same_boot = secrets.token_hex(8), 0, True
+    try:
+        known = json.loads(file.read_text())
+        last_lineage, last_number = str(known["lineage"]), int(known["number"])
+        same_boot = known["boot_id"] == here["boot_id"]
+        if same_boot and known["inode"] == here["inode"]:
+            lineage, number = last_lineage, last_number
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnusableFolder(
+            f"{file} is damaged: remove it, and the worker begins as a new one once the leader has "
+            "removed the old one"
+        ) from error
+    _write_durably(file, json.dumps({"lineage": lineage, "number": number + 1, **here}))
+    return same_boot, Incarnation(lineage, number + 1)
+
+
+def _write_durably(file: Path, text: str) -> None:
+    """An incarnation that was announced must never come again, not even after a power failure."""
+    aside = file.with_name(f"{ASIDE_PREFIX}{file.name}")
+    with aside.open("w") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    aside.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _clean(path: Path, same_boot: bool) -> None:
+    """Remove what a crash left half done. After a reboot unpacked files may be torn: they go too."""
+    doomed = [path / "archives"]  # of an earlier version, which kept archives there on their way in
+    doomed += [*path.glob(f"*/{ASIDE_PREFIX}*"), *path.glob(f"applications/*/{ASIDE_PREFIX}*")]
+    if not same_boot:
+        doomed += path.glob("applications/*/files-*")
+    for folder in doomed:
+        remove_folder(folder)
