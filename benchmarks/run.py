@@ -24,7 +24,7 @@ from rebalanser.core.allocation import balanced, minimum_moves, moves
 from rebalanser.core.group import Answered, Event, HandlerReturned
 from rebalanser.registry import open_registry
 from rebalanser.registry.contract import Put, Target, Transaction
-from rebalanser.runtime.engine import Engine
+from rebalanser.runtime.node_runner import Engine
 from rebalanser.testing.etcd_server import EtcdCluster
 
 REPEATS = 9

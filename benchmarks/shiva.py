@@ -24,8 +24,8 @@ from uuid import uuid4
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import NewRecord, TransactionalWriter
 from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva.decoding import FRAMING_BYTES, ReplayedCommands
 from rebalanser_kafka.shiva.last_records import newest
-from rebalanser_kafka.shiva.reading import FRAMING_BYTES, ReplayedCommands
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES, ensure
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rich.console import Console

@@ -39,10 +39,10 @@ from rebalanser.registry.keys import check_name
 from rebalanser.registry.urls import url_or_default
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.dead_man import DeadMansSwitch
-from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import Handlers, name_of
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.narration import Narrator
+from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.runtime.workers import WorkerThreads
@@ -136,7 +136,7 @@ def open_coordinator(
 class _Run:
     """What belongs to one time from a start to its stop; another may begin before all of it is closed."""
 
-    engine: Engine
+    engine: NodeRunner
     observer: Observer
     tenure: Tenure
     closing: threading.Lock = field(default_factory=threading.Lock)
@@ -355,7 +355,7 @@ class Group:
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
             tenure = Tenure(clock)
-            engine = Engine(
+            engine = NodeRunner(
                 name=self.name,
                 node=Node(
                     self._member(stem), self.settings.timings, allocate, self.settings.node_options, effort
@@ -484,7 +484,7 @@ class Group:
                 f"OnStop raised {engine.stop_error!r}: barriers stay until the lease ends"
             ) from engine.stop_error
 
-    def _is_called_by_handler(self, engine: Engine) -> bool:
+    def _is_called_by_handler(self, engine: NodeRunner) -> bool:
         thread = threading.current_thread()
         return thread is engine.handler_thread or (
             self._workers is not None and self._workers.includes(thread)

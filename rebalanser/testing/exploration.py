@@ -58,7 +58,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rebalanser.core.allocation import allocate
-from rebalanser.core.group.lanes import Lanes
+from rebalanser.core.group.inflight import Inflight
 from rebalanser.core.group.leading import Leading
 from rebalanser.core.group.messages import (
     Answered,
@@ -150,7 +150,7 @@ _LEAST_SHARE: Final = 200
 """States for each state from which the search goes on depth first, at least."""
 _FAULTS_COME_LAST: Final = 0.5
 """Depth first, a step that is a fault is put off more often than others; 1.0 would make no difference."""
-_PARTS: Final = (Node, Lanes, Rebalancing, Releases, Leading)
+_PARTS: Final = (Node, Inflight, Rebalancing, Releases, Leading)
 _CONSTANT: Final = frozenset({"_effects", "_timings", "_options", "_allocate", "_measure", "_member"})
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogWriter, TransactionalWriter
+from rebalanser_kafka.shiva import candidate as leader_module
 from rebalanser_kafka.shiva import cluster as cluster_module
-from rebalanser_kafka.shiva import leader as leader_module
 from rebalanser_kafka.shiva.wire import encode, key_of
 
 from rebalanser.core.shiva.options import LeaderOptions
@@ -31,12 +31,12 @@ from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rebalanser_kafka.shiva.leader import KafkaLeader
+    from rebalanser_kafka.shiva.candidate import LeaderCandidate
 
     from rebalanser.core.shiva.records import AssignmentDocument
 
 PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
-TERM = "rebalanser_kafka.shiva.term:Term"
+TERM = "rebalanser_kafka.shiva.leader:Term"
 WRITER = "rebalanser_kafka.transactions:TransactionalWriter"
 CLIENT = "rebalanser_kafka.shiva.commands:Publication"
 WORKER = "rebalanser_kafka.shiva.worker:KafkaWorker"
@@ -206,7 +206,7 @@ class TestLeaders:
         options = LeaderOptions(round_s=0.2, session_timeout_s=SESSION_TIMEOUT_S)
         gc.collect()
         gc.disable()
-        leader = cast("KafkaLeader", shiva.cluster.run_leader("leader-1", options))
+        leader = cast("LeaderCandidate", shiva.cluster.run_leader("leader-1", options))
         try:
             after: list[int] = []
             terms: list[weakref.ref[object]] = []

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rebalanser.core.allocation.weighted import _Packing
+from rebalanser.core.shiva.assignments import AssignmentTable
 from rebalanser.core.shiva.changes import DocumentChain, changed
-from rebalanser.core.shiva.keeping import Keeper
-from rebalanser.core.shiva.placing import Board
 from rebalanser.core.shiva.publishing import Publisher
 from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange
+from rebalanser.core.shiva.republish import Republisher
 from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.core.shiva.worker import Worker
@@ -53,7 +53,7 @@ def _any_later_process(_: Safeguards, behind: Incarnation, leaving: Leaving) -> 
     return behind != leaving.incarnation
 
 
-def _forgotten_in_vain(board: Board) -> None:
+def _forgotten_in_vain(board: AssignmentTable) -> None:
     board._retries.due()
 
 
@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         "kept commands",
         "a start command of what is to run is written again before COMMAND forgets it",
-        (Switch(Keeper, "look", always(None)),),
+        (Switch(Republisher, "look", always(None)),),
         frozenset({"SH-15"}),
         "retention",
     ),
@@ -220,14 +220,14 @@ MUTANTS = (
     Mutant(
         "failures forgotten",
         "what failed everywhere is tried again",
-        (Switch(Board, "retry_failed", instead(_forgotten_in_vain)),),
+        (Switch(AssignmentTable, "retry_failed", instead(_forgotten_in_vain)),),
         frozenset({"SH-4", "SH-17"}),
         "failures",
     ),
     Mutant(
         "cordons",
         "a cordoned worker gets nothing further, and a drained one has nothing",
-        (Switch(Board, "_cordoned", always(frozenset())),),
+        (Switch(AssignmentTable, "_cordoned", always(frozenset())),),
         frozenset({"SH-26"}),
         "absences",
     ),

@@ -19,7 +19,7 @@ BOUNDED_OTHERWISE = {
         "a return of each partition's handlers, a count, answers to 8 commits, and what the application asks",
     ),
     "backends/rebalanser_kafka/shiva/cluster.py": (1, "one batch: its follower waits until it is taken"),
-    "backends/rebalanser_kafka/shiva/term.py": (1, "a batch of each of two topics, and what deposes it"),
+    "backends/rebalanser_kafka/shiva/leader.py": (1, "a batch of each of two topics, and what deposes it"),
     "backends/rebalanser_kafka/shiva/worker.py": (
         1,
         "a batch of each of two topics, and an answer to each request for files or a process",

@@ -62,7 +62,7 @@ from rebalanser.registry import (
 from rebalanser.registry.contract import Get, Grant, Granted, Transaction
 from rebalanser.registry.keys import MAX_NAME_BYTES
 from rebalanser.runtime import workers
-from rebalanser.runtime.engine import MAX_RELEASED_BYTES
+from rebalanser.runtime.node_runner import MAX_RELEASED_BYTES
 from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 from rebalanser.testing.waiting import PATIENCE_S

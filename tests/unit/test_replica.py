@@ -14,7 +14,6 @@ from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCo
 from rebalanser_kafka.group.log import weaknesses
 from rebalanser_kafka.group.naming import topic_of
 from rebalanser_kafka.group.parts import REACH, in_parts
-from rebalanser_kafka.group.portions import RESOURCES_PER_COMMAND, divided, in_turn
 from rebalanser_kafka.group.records import (
     Expire,
     Fed,
@@ -31,6 +30,7 @@ from rebalanser_kafka.group.records import (
     encode,
 )
 from rebalanser_kafka.group.replica import FED_BY, FEEDER, LogLease, Result
+from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, divided, in_turn
 
 from rebalanser.core.group.messages import (
     Acknowledge,

@@ -42,10 +42,10 @@ from rebalanser.core.group.types import Fingerprint, Group, Session
 from rebalanser.errors import InternalError, InvalidLoad
 from rebalanser.observing import Observer
 from rebalanser.registry import RegistryCoordinator
-from rebalanser.runtime.engine import Engine
+from rebalanser.runtime.command_thread import CommandThread
 from rebalanser.runtime.handlers import MANY, HandlerRunner
 from rebalanser.runtime.inbox import Inbox
-from rebalanser.runtime.lane import LaneThread
+from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S
@@ -153,7 +153,7 @@ class Running:
         self.may_plan = threading.Event()
         self.may_plan.set()
         self.adopting_s = 0.0
-        self.engine = Engine(
+        self.engine = NodeRunner(
             name="group",
             node=Node(Member("stem", "label"), settings.timings, self._allocate, settings.node_options),
             coordinator=self.coordinator,
@@ -769,7 +769,7 @@ def test_a_lane_answers_in_order_and_tells_of_faults() -> None:
         return PlanMade(asked, None)
 
     asked = MakePlan(Group(3, {}, {}, frozenset(), None, {}, frozenset(), {}, Fingerprint()), 1, False)
-    lane = LaneThread("lane", Coordinator(), plan, answers.add, failures.add)  # type: ignore[arg-type]
+    lane = CommandThread("lane", Coordinator(), plan, answers.add, failures.add)  # type: ignore[arg-type]
     for outcome in (Failed("one"), Failed("two")):
         lane.perform(BEAT)
         lane.make_plan(asked)

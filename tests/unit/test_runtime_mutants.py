@@ -39,8 +39,8 @@ from rebalanser.registry import keys as keys_module
 from rebalanser.registry import script, values
 from rebalanser.registry.translation import Translation
 from rebalanser.runtime import running
-from rebalanser.runtime.engine import Engine
 from rebalanser.runtime.handlers import HandlerRunner
+from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.tasks import producer, results, retention
 from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.execution.worker import SharedConcurrency
@@ -184,7 +184,7 @@ MUTANTS = (
     _mutant(
         "releases without limit",
         "a node releases at most 1,000 resources at once",
-        _edit(Engine, "_release", "len(known) >= MAX_RELEASED", "False"),
+        _edit(NodeRunner, "_release", "len(known) >= MAX_RELEASED", "False"),
         "unit/test_group.py::test_a_node_releases_a_thousand_resources_at_once_and_no_more",
         "RB-42",
     ),
@@ -392,7 +392,7 @@ MUTANTS = (
     _mutant(
         "switch not armed anew",
         "the dead man's switch follows every proof of life",
-        _edit(Engine, "_guard", "self._switch.arm(deadline)", "pass"),
+        _edit(NodeRunner, "_guard", "self._switch.arm(deadline)", "pass"),
         "unit/test_runtime.py::test_the_switch_follows_every_proof_of_life",
         "RB-34",
     ),

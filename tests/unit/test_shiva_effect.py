@@ -11,7 +11,7 @@ import pytest
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogWriter, NewRecord
 from rebalanser_kafka.shiva import cluster as cluster_module
-from rebalanser_kafka.shiva import patience
+from rebalanser_kafka.shiva import retry as patience
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of

@@ -2289,9 +2289,9 @@ def test_a_pong_costs_the_same_however_many_applications_there_are() -> None:
     looked_at = []
     for applications in (200, 2000):
         rig = settled(applications // 20, applications)
-        entries = rig.leader._board.entries
+        entries = rig.leader._assignments.entries
         counted = _Counted(entries)
-        rig.leader._board.entries = counted
+        rig.leader._assignments.entries = counted
         rig.runs_what_it_should("w1")
         looked_at.append(counted.looked_at)
     assert looked_at[0] == looked_at[1] > 20
@@ -2575,7 +2575,7 @@ def test_a_new_leader_keeps_cordons_and_follows_the_last_command_that_none_has_f
 @pytest.mark.rule("SH-16", "SH-26")
 def test_more_cordons_than_a_document_takes_are_set_aside(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every table of the document has a limit."""
-    monkeypatch.setattr("rebalanser.core.shiva.placing.MAX_CORDONS", 1)
+    monkeypatch.setattr("rebalanser.core.shiva.assignments.MAX_CORDONS", 1)
     rig.lead()
     rig.cordon("w1", Cordon.CORDONED)
     rig.cordon("w2", Cordon.CORDONED)
@@ -2589,7 +2589,7 @@ def test_more_cordons_than_a_document_takes_are_set_aside(rig: Rig, monkeypatch:
 def test_a_refused_cordon_leaves_the_status_with_the_next_command(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebalanser.core.shiva.placing.MAX_CORDONS", 1)
+    monkeypatch.setattr("rebalanser.core.shiva.assignments.MAX_CORDONS", 1)
     rig.lead()
     for worker in ("w1", "w2", "w3"):
         rig.cordon(worker, Cordon.CORDONED)

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from rebalanser_kafka.shiva.outage import LONGEST_GAP_S, Outage
+from rebalanser_kafka.shiva.throttled_warning import LONGEST_GAP_S, ThrottledWarning
 
 
 @dataclass
@@ -15,10 +15,10 @@ class Bench:
 
     caplog: pytest.LogCaptureFixture
     now: float = 1000.0
-    outage: Outage = field(init=False)
+    outage: ThrottledWarning = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outage = Outage("topic_unreadable", {"topic": "t"}, lambda: self.now)
+        self.outage = ThrottledWarning("topic_unreadable", {"topic": "t"}, lambda: self.now)
 
     @property
     def actions(self) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_source_that_is_no_more_holds_up_no_end(bench: Bench) -> None:
 
 
 def test_equal_lines_are_shared_within_a_process() -> None:
-    first = Outage.shared("host:1", "topic_unreadable", {"cluster": "c", "topic": "t"})
-    assert Outage.shared("host:1", "topic_unreadable", {"topic": "t", "cluster": "c"}) is first
-    assert Outage.shared("host:2", "topic_unreadable", {"cluster": "c", "topic": "t"}) is not first
-    assert Outage.shared("host:1", "topic_unreadable", {"cluster": "c", "topic": "u"}) is not first
+    first = ThrottledWarning.shared("host:1", "topic_unreadable", {"cluster": "c", "topic": "t"})
+    assert ThrottledWarning.shared("host:1", "topic_unreadable", {"topic": "t", "cluster": "c"}) is first
+    assert ThrottledWarning.shared("host:2", "topic_unreadable", {"cluster": "c", "topic": "t"}) is not first
+    assert ThrottledWarning.shared("host:1", "topic_unreadable", {"cluster": "c", "topic": "u"}) is not first

@@ -13,11 +13,11 @@ from confluent_kafka import TopicPartition
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import GroupOffsets
 from rebalanser_kafka.records import LogRecord, NewRecord
-from rebalanser_kafka.shiva import leader as leading
-from rebalanser_kafka.shiva import term as module
+from rebalanser_kafka.shiva import candidate as leading
+from rebalanser_kafka.shiva import leader as module
+from rebalanser_kafka.shiva.candidate import LeaderCandidate
 from rebalanser_kafka.shiva.follower import Batch
-from rebalanser_kafka.shiva.leader import KafkaLeader
-from rebalanser_kafka.shiva.term import Term
+from rebalanser_kafka.shiva.leader import Term
 from rebalanser_kafka.shiva.wire import PartKey, decode, encode, key_of
 
 from rebalanser.core.shiva.changes import DocumentChain, change_between
@@ -277,7 +277,7 @@ def test_candidates_hear_within_half_a_second_that_the_leader_was_lost_or_has_le
 ) -> None:
     monkeypatch.setattr(leading, "Consumer", Consumer)
     options = LeaderOptions(session_timeout_s=session_timeout_s)
-    leader = KafkaLeader(
+    leader = LeaderCandidate(
         Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", options, timeout_s=1.0
     )
     config = cast("Consumer", leader._consumer).config
@@ -302,7 +302,7 @@ def test_a_leader_whose_thread_hangs_gives_the_partition_back(monkeypatch: pytes
     monkeypatch.setattr(leading, "time", mock.Mock(monotonic=monotonic))
     monkeypatch.setattr(leading, "Consumer", Consumer)
     monkeypatch.setattr(leading, "Term", lambda *_: term)
-    leader = KafkaLeader(
+    leader = LeaderCandidate(
         Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0
     )
     leader.begin()
@@ -337,7 +337,7 @@ def test_a_candidate_that_is_not_admitted_to_the_group_joins_anew(monkeypatch: p
     monkeypatch.setattr(leading, "time", mock.Mock(monotonic=lambda: next(times)))
     monkeypatch.setattr(leading, "Consumer", Forgotten)
     monkeypatch.setattr(leading, "Term", lambda *_: term)
-    leader = KafkaLeader(
+    leader = LeaderCandidate(
         Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0
     )
     term.begin = leader.stop

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva import last_records, reading
-from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest, read_on
-from rebalanser_kafka.shiva.reading import (
+from rebalanser_kafka.shiva import decoding as reading
+from rebalanser_kafka.shiva import last_records
+from rebalanser_kafka.shiva.decoding import (
     FRAMING_BYTES,
     ReplayedCommands,
     command_event,
@@ -23,6 +23,7 @@ from rebalanser_kafka.shiva.reading import (
     output_answer,
     output_request,
 )
+from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest, read_on
 from rebalanser_kafka.shiva.wire import (
     FORMAT,
     MAX_PARTS,

@@ -14,6 +14,7 @@ import pytest
 from rebalanser.core.allocation import Capacity
 from rebalanser.core.group.states import Table
 from rebalanser.core.shiva.changes import change_between
+from rebalanser.core.shiva.exclusive_lease import MAX_UNANSWERED
 from rebalanser.core.shiva.messages import (
     CaughtUp,
     ChangeRead,
@@ -46,7 +47,6 @@ from rebalanser.core.shiva.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from rebalanser.core.shiva.permission import MAX_UNANSWERED
 from rebalanser.core.shiva.records import (
     AssignmentDocument,
     Heard,

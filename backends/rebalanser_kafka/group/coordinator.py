@@ -64,7 +64,6 @@ from rebalanser_kafka.group.follower import (
     SnapshotRead,
 )
 from rebalanser_kafka.group.leases import REPEAT_S, LeaseCounter, rank
-from rebalanser_kafka.group.portions import RESOURCES_PER_COMMAND, in_turn, portions
 from rebalanser_kafka.group.records import (
     MAX_REQUEST_BYTES,
     Fed,
@@ -79,6 +78,7 @@ from rebalanser_kafka.group.records import (
     encode,
 )
 from rebalanser_kafka.group.replica import MIN_LEASE_TTL_S, Replica, Result
+from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, in_turn, portions
 from rebalanser_kafka.group.watches import Telling, Watches
 
 SNAPSHOT_RECORDS: Final = 5_000

@@ -63,13 +63,13 @@ from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import NewRecord
 from rebalanser_kafka.shiva import topics as shiva_topics
+from rebalanser_kafka.shiva.candidate import LeaderCandidate
 from rebalanser_kafka.shiva.commands import Publication, last_commanded, packed_starts
+from rebalanser_kafka.shiva.decoding import output_answer
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import end_of, last_document, last_heard, read_on
-from rebalanser_kafka.shiva.leader import KafkaLeader
-from rebalanser_kafka.shiva.patience import patiently
-from rebalanser_kafka.shiva.reading import output_answer
+from rebalanser_kafka.shiva.retry import patiently
 from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 
@@ -447,14 +447,14 @@ class KafkaCluster(Cluster):
 
     def run_leader(
         self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
-    ) -> KafkaLeader:
+    ) -> LeaderCandidate:
         options.check()
         self._ensure_topics()
         topic = shiva_topics.found(self._connection, self._topics.command, self._timeout_s)
         retained = topic.retained(options)
         retained.check()
         name = check_part(leader, "leader")
-        running = KafkaLeader(self._connection, self._topics, name, retained, self._timeout_s, history)
+        running = LeaderCandidate(self._connection, self._topics, name, retained, self._timeout_s, history)
         running.begin()
         return running
 

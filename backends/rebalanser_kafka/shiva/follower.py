@@ -16,7 +16,7 @@ from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, Act, LogTruncated, error_of, is_passing, judge
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.outage import Outage
+from rebalanser_kafka.shiva.throttled_warning import ThrottledWarning
 
 POLL_S: Final = 0.2
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -151,7 +151,7 @@ class Follower:
         self._give = give
         self._closing = threading.Event()
         self._fields = {"cluster": connection.cluster, "topic": topic}
-        self._outage = Outage.shared(connection.servers, "topic_unreadable", self._fields)
+        self._outage = ThrottledWarning.shared(connection.servers, "topic_unreadable", self._fields)
         self._reader = LogReader(connection, topic, start)
         self._thread = threading.Thread(target=self._follow, name=f"rebalanser-{topic}", daemon=True)
 

@@ -17,8 +17,8 @@ from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.patience import patiently
-from rebalanser_kafka.shiva.reading import control_record
+from rebalanser_kafka.shiva.decoding import control_record
+from rebalanser_kafka.shiva.retry import patiently
 from rebalanser_kafka.shiva.wire import (
     ASSIGNEMENT_KEY,
     CHANGE_KEY,

@@ -1,59 +1,95 @@
-"""A leader on Kafka: a candidate for COMMAND's partition, and a term each time that it gets it.
-
-Threads: the candidate has one that polls the consumer group and decides nothing. Each term has one for the
-machine and its transactions, and one for each of the two topics that it follows.
-"""
+"""One term of a leader on Kafka: fences its predecessor, announces itself, and drives the machine."""
 
 from __future__ import annotations
 
-import itertools
+import logging
+import queue
 import threading
-import time
-import uuid
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeAlias, assert_never
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+import tenacity
 
-from rebalanser.core.shiva.messages import Fact
-from rebalanser.core.shiva.options import LeaderOptions
-from rebalanser.core.shiva.types import LeaderId
-from rebalanser.errors import (
-    AccessDenied,
-    Fenced,
-    FixConfiguration,
-    InternalError,
-    InvalidSettings,
-    RebalanserError,
-    RetryLater,
-    StopAccess,
+from rebalanser.core.shiva.leader import Leader
+from rebalanser.core.shiva.messages import (
+    CaughtUp,
+    Deposed,
+    DropRecords,
+    Fact,
+    KeepCommands,
+    Kept,
+    LeaderEffect,
+    LeaderEvent,
+    PartRead,
+    PongRead,
+    PublishDocument,
+    Published,
+    Report,
+    SendPing,
+    Standing,
+    StepDown,
+    Stop,
+    TookOver,
+    Unreadable,
+    Wakeup,
 )
-from rebalanser.history import HistorySink
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.records import (
+    AssignmentDocument,
+    DocumentChange,
+    KeptCommand,
+    LeaderAnnouncement,
+    Pong,
+)
+from rebalanser.core.shiva.types import ApplicationId, Archive, LeaderId
+from rebalanser.errors import (
+    Fenced,
+    InternalError,
+    OutcomeUnknown,
+    RebalanserError,
+    RegistryUnavailable,
+    UnusableStore,
+)
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.cluster import TopicNames
-from rebalanser_kafka.connection import Connection, client_config
-from rebalanser_kafka.failures import RAISED, Act, error_of, judge
-from rebalanser_kafka.shiva.facts import FactTeller
-from rebalanser_kafka.shiva.outage import Outage
-from rebalanser_kafka.shiva.term import CLOSE_TIMEOUT_S, Term
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.failures import clear_frames
+from rebalanser_kafka.log import (
+    GroupOffsets,
+    LogReader,
+    LogRecord,
+    NewRecord,
+    StaleMembership,
+    TransactionalWriter,
+)
+from rebalanser_kafka.shiva.decoding import ReplayedCommands, control_record
+from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
+from rebalanser_kafka.shiva.last_records import last_document, last_pongs
+from rebalanser_kafka.shiva.parts import ArchiveReader, PartIndex
+from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
+from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, key_of
 
-POLL_S: Final = 0.1
-RETRY_S: Final = 1.0
-"""Seconds from a term that ended by itself to the next one, while the partition is still held."""
-LONGEST_HEARTBEAT_MS: Final = 500
-"""Maximum milliseconds between heartbeats, whose answers tell that the leader was lost or has left."""
-MAX_POLL_INTERVAL_S: Final = 60.0
-"""Seconds without a poll after which Kafka gives the partition to another leader."""
-LOOK_S: Final = 1.0
-"""Maximum seconds that count between two checks of a term's thread: a paused process does not hang."""
-HUNG_S: Final = 60.0
-"""Minimum seconds that a term's thread may hang while this process holds the partition."""
+LOOK_AT_CLOCK_S: Final = 0.5
+CLOSE_TIMEOUT_S: Final = 15.0
+STALE_RETRY_S: Final = 0.1
+SHORTEST_WRITE_S: Final = 5.0
+SESSIONS_OF_A_WRITE: Final = 2
+"""Number of sessions after which a leader that cannot write begins a new term, with new connections.
 
-_log = get_logger("rebalanser.shiva")
+Until then no other leader takes over: the group still has its member."""
+_WRITTEN_AT_ONCE: Final = 1000
+_WRITTEN_AT_ONCE_BYTES: Final = 8_000_000
+"""A transaction must be written within the timeout, and fit into librdkafka's buffer."""
+
+_log = logging.getLogger("rebalanser.shiva")
 
 
-class KafkaLeader:
-    """Leads whenever it gets the partition, until it is stopped. Made by ``KafkaCluster.run_leader``."""
+_Item: TypeAlias = Batch | Lost | Deposed | Stop
+
+
+class Term:
+    """Leads until it is deposed, fails, or the machine steps down."""
 
     def __init__(
         self,
@@ -61,242 +97,374 @@ class KafkaLeader:
         topics: TopicNames,
         leader: LeaderId,
         options: LeaderOptions,
+        membership: Callable[[], object],
         timeout_s: float,
-        history: HistorySink | None = None,
+        tell: Callable[[Fact], None],
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._leader = leader
-        self._options = options
+        self._membership = membership
         self._timeout_s = timeout_s
-        self._stopping = threading.Event()
-        fields = {"cluster": connection.cluster, "leader": leader}
-        self._groups = Outage("group_unreachable", fields)
-        self._terms = Outage("term_failed", fields)
-        self._held = False
-        self._waits_since: float | None = None
-        """Time (monotonic seconds) since which it waits to be admitted to the group; None while it is in."""
-        self._membership: object = None
-        self._term: Term | None = None
-        self._retry_at = 0.0
-        self._progress = -1
-        self._looked_at = 0.0
-        self._stood_still_s = 0.0
-        self._process = f"{leader}-leader-{uuid.uuid4().hex}"
-        self._numbers = itertools.count(1)
-        self._facts = FactTeller(connection.cluster, self._process, leader, history, SystemClock())
-        self._failure: RebalanserError | None = None
-        self._consumer = self._joining()
-        self._thread = threading.Thread(target=self._run, name=f"rebalanser-leader-{leader}", daemon=True)
-
-    def _joining(self) -> Consumer:
-        """Return its consumer in the group of leaders.
-
-        Raises:
-            InvalidSettings: ``session_timeout_s`` is beyond the limits of Kafka's client.
-        """
-        session_ms = int(self._options.session_timeout_s * 1000)
-        settings = {
-            "group.id": f"{self._connection.cluster}-leader",
-            "client.id": f"leader-{self._leader}",
-            "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": session_ms,
-            "heartbeat.interval.ms": max(1, min(session_ms // 5, LONGEST_HEARTBEAT_MS)),
-            "max.poll.interval.ms": max(session_ms, int(MAX_POLL_INTERVAL_S * 1000)),
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-        }
-        try:
-            return Consumer(client_config(self._connection, settings))
-        except RAISED as exception:
-            raise judge(error_of(exception), Act.READ, self._taking_part) from None
-
-    @property
-    def _taking_part(self) -> str:
-        timeout_s = self._options.session_timeout_s
-        return f"taking part in the group of leaders with session_timeout_s {timeout_s:g}"
+        self._write_s = max(SHORTEST_WRITE_S, SESSIONS_OF_A_WRITE * options.session_timeout_s)
+        """Maximum seconds for writing a ping, an announcement or a document; at most the timeout."""
+        self._tell = tell
+        self._clock = SystemClock()
+        self._machine = Leader(leader, options)
+        self._writer = TransactionalWriter(
+            connection, f"{connection.cluster}-leader", timeout_s, max_record_bytes=MAX_MESSAGE_BYTES
+        )
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._followers: list[Follower] = []
+        self._index = PartIndex()
+        self._archives = ArchiveReader(
+            partial(LogReader, connection, topics.command),
+            self._index,
+            patience_s=timeout_s,
+        )
+        self._replayed = ReplayedCommands()
+        self._caught_up_at: int | None = None
+        self._broker_ahead_ms: int | None = None
+        """Seconds by which the broker's time of day is ahead of this clock, by the last record."""
+        self._control_position = 0
+        self._stop_at: int | None = None
+        """The position on CONTROL at which the machine is asked to stop."""
+        self._steps = 0
+        self._over = threading.Event()
+        self.failure: RebalanserError | None = None
+        """The error that ended it, if neither ``depose`` nor the machine did."""
+        self._thread = threading.Thread(target=self._run, name=f"rebalanser-term-{leader}", daemon=True)
 
     @property
     def leads(self) -> bool:
-        """True if it is the active leader, as far as it knows."""
-        term = self._term
-        return term is not None and term.leads
+        """True if it has caught up with COMMAND and has not ended."""
+        return not self._over.is_set() and self._machine.leads
+
+    @property
+    def progress(self) -> int:
+        """Counter of the thread's requests, effects, reads of archives and waits for work."""
+        return self._steps + self._archives.progress
+
+    @property
+    def ended(self) -> bool:
+        """True if it has ended."""
+        return self._over.is_set()
 
     def begin(self) -> None:
-        """Join the group of leaders."""
+        """Begin to lead."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Request a graceful stop, from any thread; returns at once."""
-        self._stopping.set()
+    def depose(self, reason: str) -> None:
+        """End it: another leader may hold the partition from now on."""
+        self._items.put(Deposed(reason))
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; True if it has. Raise the error that ended it, unless ``stop`` did."""
-        self._thread.join(timeout_s)
-        ended = not self._thread.is_alive()
-        if ended and self._failure is not None:
-            raise self._failure
-        return ended
+    def stop(self) -> None:
+        """End it gracefully: read CONTROL to its present end, and publish what that changes (SH-22)."""
+        self._items.put(Stop())
+
+    def close(self) -> None:
+        """Wait, for a bounded time, until it has ended; the next term fences its late writes."""
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self.failure is not None:
+            clear_frames(self.failure)
 
     def _run(self) -> None:
         try:
-            self._subscribe()
-            while not self._stopping.is_set():
-                self._take_part()
-            self._finish_term()
+            self._take_over()
+            while not self._over.is_set():
+                self._step()
         except RebalanserError as error:
-            self._failure = error
+            self.failure = error
         except Exception as error:
-            _log.exception("the leader ended by a fault", action="leader_failed", leader=self._leader)
-            self._failure = InternalError(f"{type(error).__name__}: {error}")
+            _log.exception("the term of leader %s ended by a fault", self._leader)
+            self.failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
-            self._close()
+            self._over.set()
+            for follower in self._followers:
+                follower.close()
+            self._writer.close()
 
-    def _subscribe(self) -> None:
-        self._waits_since = time.monotonic()
-        self._consumer.subscribe(
-            [self._topics.command],
-            on_assign=self._assigned,
-            on_revoke=self._revoked,
-            on_lost=self._revoked,
-        )
+    def _take_over(self) -> None:
+        """Fence, announce, read what nobody can replace any more, then follow: in this order."""
+        self._writer.init()
+        command = self._topics.command
+        announcement = NewRecord(command, LEADER_KEY.encode(), encode(LeaderAnnouncement(self._leader)))
+        [term] = self._write_consumed([announcement])
+        self._steps += 1
+        chain, _ = last_document(self._connection, self._topics.assignement, self._timeout_s, overlooked=True)
+        document = None if chain.missed else chain.document
+        if document is not None and document.epoch.term > term:
+            self._refuse_foreign(document)
+        self._steps += 1
+        # Known before the first ping: a pong that came before a slower "latest" would be missed, and its
+        # worker removed.
+        pongs, answers_from = last_pongs(self._connection, self._topics.control, self._timeout_s)
+        self._control_position = answers_from
+        self._caught_up_at = term + 1
+        self._handle(TookOver(term, document, pongs, chain.missed))
+        lag = LagGroup(self._connection, "leader")
+        self._followers = [
+            Follower(self._connection, self._topics.control, answers_from, self._items.put, lag),
+            Follower(self._connection, command, "earliest", self._items.put, lag),
+        ]
+        for follower in self._followers:
+            follower.begin()
 
-    def _join_anew_if_forgotten(self) -> None:
-        """Replace a consumer that was not admitted to the group for longer than that can take.
+    def _end_of(self, topic: str) -> int:
+        with LogReader(self._connection, topic, "latest") as reader:
+            return reader.end_offset(self._timeout_s)
 
-        A broker that has missed its own heartbeats, as after a pause, tells clients for a moment that there
-        is no broker. Kafka's client then drops that broker with the requests under way, and was seen to wait
-        without end for the group.
-        """
-        limit_s = self._options.session_timeout_s + MAX_POLL_INTERVAL_S
-        if self._waits_since is None or time.monotonic() - self._waits_since <= limit_s:
-            return
-        self._groups.failed(f"not admitted to the group of leaders for {limit_s:g} s: joining it anew")
-        self._consumer.close()
-        self._consumer = self._joining()
-        self._subscribe()
-
-    def _finish_term(self) -> None:
-        """Let the term publish all that is pending before this process leaves the group (SH-22)."""
-        term = self._term
-        if term is None:
-            return
-        term.stop()
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        while self._term is term and time.monotonic() < deadline:
-            self._take_part()
-
-    def _close(self) -> None:
-        try:
-            self._end_term("the leader stops")
-        except RebalanserError as error:
-            self._failure = self._failure or error
-        finally:
-            self._consumer.close()
-            self._facts.close()
-
-    def _take_part(self) -> None:
-        try:
-            message = self._consumer.poll(POLL_S)
-        except RAISED as exception:
-            failure = judge(error_of(exception), Act.READ, self._taking_part)
-            if isinstance(failure, FixConfiguration):
-                raise failure from None
-            self._groups.failed(str(failure))
-            return
-        if message is not None and (error := message.error()) is not None:
-            failure = judge(error, Act.READ, self._taking_part)
-            if isinstance(failure, AccessDenied | InvalidSettings):
-                raise failure
-            self._groups.failed(str(failure))
-        if self._term is not None and self._term.ended:
-            self._close_term(self._term)
-        self._refuse_hung()
-        self._join_anew_if_forgotten()
-        if self._held:
-            self._membership = self._consumer.consumer_group_metadata()
-        may_begin = self._held and not self._stopping.is_set()
-        if may_begin and self._term is None and time.monotonic() >= self._retry_at:
-            self._begin_term()
-
-    def _refuse_hung(self) -> None:
-        """End this leader if the thread of its term hangs, so that another one gets the partition.
-
-        If the thread goes on, the next leader has fenced it. Nothing is logged before the partition is given
-        back: the thread may hang in the log.
+    def _refuse_foreign(self, document: AssignmentDocument) -> None:
+        """Refuse a document of a term beyond COMMAND's end: no new term would be greater.
 
         Raises:
-            InternalError: it hangs.
+            UnusableStore: COMMAND was created anew, and ASSIGNEMENT was not.
         """
-        term, now = self._term, time.monotonic()
-        self._stood_still_s += min(now - self._looked_at, LOOK_S)
-        self._looked_at = now
-        progress = -1 if term is None else term.progress
-        if term is None or progress != self._progress:
-            self._progress, self._stood_still_s = progress, 0.0
-        limit_s = max(HUNG_S, 2 * self._timeout_s)
-        if term is None or self._stood_still_s <= limit_s:
-            return
-        self._term = self._membership = None
-        reason = f"the thread of the leader's term has stood still for more than {limit_s:g} s"
-        term.depose(reason)
-        raise InternalError(f"{reason}: another leader takes over, and this one ends; start it again")
+        command, end = self._topics.command, self._end_of(self._topics.command)
+        if document.epoch.term >= end:
+            raise UnusableStore(
+                f"topic {command} has been made anew: it ends at {end}, and {self._topics.assignement} has a "
+                f"document of term {document.epoch.term}; stop all workers, delete that topic as well, and "
+                "start the applications again"
+            )
 
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Hold the partition without reading: each term reads COMMAND itself."""
-        consumer.incremental_assign(partitions)
-        self._waits_since = None
-        self._groups.works("taking part in the group of leaders again")
-        if partitions:
-            consumer.pause(partitions)
-            self._held = True
-            self._retry_at = 0.0
+    def _consumed(self, document: AssignmentDocument | None) -> GroupOffsets:
+        """Return the offset to commit, with which the broker checks that this process is still in the group.
 
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        if partitions:
-            self._held = False
-            self._waits_since = time.monotonic()
-            self._membership = None
-            self._end_term("the partition of COMMAND was given to another leader")
-        try:
-            consumer.incremental_unassign(partitions)
-        except KafkaException as error:
-            _log.debug(f"after the partition was lost: {error}", action="partition_lost")
+        Raises:
+            Fenced: it does not hold COMMAND's partition any more.
+        """
+        membership = self._membership()
+        if membership is None:
+            raise Fenced("the partition of COMMAND was given to another leader")
+        following = 0 if document is None else document.consumed + 1
+        return GroupOffsets(membership, {(self._topics.command, 0): following})
 
-    def _begin_term(self) -> None:
-        """Begin a term; each is an incarnation of its own in the history."""
-        number = next(self._numbers)
+    def _write_consumed(
+        self, records: Sequence[NewRecord], document: AssignmentDocument | None = None
+    ) -> list[int]:
+        """Write records together with the offset consumed.
 
-        def tell(fact: Fact) -> None:
-            self._facts.tell(fact, f"{self._process}-{number}", number)
-
-        self._term = Term(
-            self._connection,
-            self._topics,
-            self._leader,
-            self._options,
-            lambda: self._membership,
-            self._timeout_s,
-            tell,
+        A candidate that joins or leaves begins a new generation of the group. The broker refuses a
+        transaction of the old generation; it is retried once the thread that polls the group knows the new
+        one. That is safe: a later leader fences this one's writer before it reads.
+        """
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(StaleMembership),
+            wait=tenacity.wait_fixed(STALE_RETRY_S),
+            stop=tenacity.stop_after_delay(self._timeout_s),
+            reraise=True,
         )
-        self._term.begin()
+        written: list[int] = trying(self._write_once, records, document)
+        return written
 
-    def _end_term(self, reason: str) -> None:
-        if self._term is not None:
-            self._term.depose(reason)
-            self._close_term(self._term)
+    def _write_once(self, records: Sequence[NewRecord], document: AssignmentDocument | None) -> list[int]:
+        return self._writer.transaction(records, self._consumed(document), limit_s=self._write_s)
 
-    def _close_term(self, term: Term) -> None:
-        """Finish a term; start another one if the term failed for a reason that may pass.
+    def _step(self) -> None:
+        wakeup = self._machine.next_wakeup
+        patience_s = LOOK_AT_CLOCK_S
+        if wakeup is not None:
+            patience_s = min(patience_s, max(0.0, wakeup - self._clock.now()))
+        try:
+            item = self._items.get(timeout=patience_s)
+        except queue.Empty:
+            item = None
+        self._steps += 1
+        match item:
+            case Batch():
+                self._take(item)
+                item.taken.set()
+            case Lost(error=error):
+                raise error
+            case Deposed():
+                self._handle(item)
+            case Stop():
+                self._begin_stop()
+            case None:
+                pass
+            case _:
+                assert_never(item)
+        wakeup = self._machine.next_wakeup
+        if wakeup is not None and self._clock.now() >= wakeup:
+            self._handle(Wakeup())
 
-        A fenced leader may have been paused, and another one may hold the partition: a new term at once would
-        fence that leader. Within a session this process learns who holds it.
+    def _take(self, batch: Batch) -> None:
+        if batch.topic == self._topics.control:
+            for record in batch.records:
+                self._take_control(record)
+            self._control_position = batch.position
+            self._stop_once_read()
+            return
+        for record in batch.records:
+            self._take_command(record)
+        self._note_position(batch.position)
+
+    def _begin_stop(self) -> None:
+        try:
+            self._stop_at = self._end_of(self._topics.control)
+        except RegistryUnavailable as error:
+            self._handle(Deposed(f"asked to stop, and CONTROL cannot be read: {error}"))
+        else:
+            self._stop_once_read()
+
+    def _stop_once_read(self) -> None:
+        if self._stop_at is not None and self._control_position >= self._stop_at:
+            self._stop_at = None
+            self._handle(Stop())
+
+    def _take_control(self, record: LogRecord) -> None:
+        match control_record(record):
+            case Pong() as pong:
+                self._handle(PongRead(pong))
+            case Unreadable() as unreadable:
+                self._handle(unreadable)
+
+    def _take_command(self, record: LogRecord) -> None:
+        self._note_position(record.offset)
+        if record.log_append_time:
+            self._broker_ahead_ms = record.timestamp_ms - int(self._clock.now() * 1000)
+        for event in self._replayed.events(record):
+            if isinstance(event, PartRead):
+                key = PartKey(event.application, event.sha256, event.number)
+                self._index.note(key, record.offset if event.at.size_bytes else None)
+            self._handle(event)
+
+    def _note_position(self, position: int) -> None:
+        if self._caught_up_at is not None and position >= self._caught_up_at:
+            self._caught_up_at = None
+            for event in (*self._replayed.end(), CaughtUp()):
+                self._handle(event)
+
+    def _handle(self, event: LeaderEvent) -> None:
+        """Give the machine an event, and carry out its effects; their results are its next events."""
+        events = [event]
+        while events and not self._over.is_set():
+            for effect in self._machine.handle(events.pop(0), self._clock.now(), self._wall_ms()):
+                answer = self._perform(effect)
+                self._steps += 1
+                if isinstance(answer, Deposed):
+                    events = [answer]
+                    break
+                if answer is not None:
+                    events.append(answer)
+
+    def _wall_ms(self) -> int:
+        """Return the time of day by the broker's clock, as retention uses: this host's may be days off."""
+        if self._broker_ahead_ms is None:
+            return int(self._clock.wall() * 1000)
+        return int(self._clock.now() * 1000) + self._broker_ahead_ms
+
+    def _perform(self, effect: LeaderEffect) -> LeaderEvent | None:
+        match effect:
+            case PublishDocument(document=document, change=change):
+                return self._publish(document, change)
+            case SendPing(ping=ping):
+                control = NewRecord(self._topics.control, key_of(ping).encode(), encode(ping))
+                write = partial(self._writer.transaction, [control], limit_s=self._write_s)
+                return self._written(write, lambda _offsets: None)
+            case KeepCommands(commands=commands):
+                return self._keep(commands)
+            case DropRecords(kept=kept, archives=archives):
+                return self._drop(kept, archives)
+            case StepDown(reason=reason):
+                _log.info("leader %s steps down: %s", self._leader, reason)
+                self._over.set()
+            case Report(fact=fact):
+                self._tell(fact)
+            case _:
+                assert_never(effect)
+        return None
+
+    def _written(
+        self, write: Callable[[], list[int]], answer: Callable[[list[int]], LeaderEvent | None]
+    ) -> LeaderEvent | None:
+        """Write in one transaction; anything but success ends the term.
+
+        A new term fences this one first, then reads what was written, so an unknown outcome becomes known.
         """
-        term.close()
-        self._term = None
-        fenced = isinstance(term.failure, Fenced)
-        self._retry_at = time.monotonic() + (self._options.session_timeout_s if fenced else RETRY_S)
-        if term.failure is not None:
-            if not isinstance(term.failure, RetryLater | StopAccess):
-                raise term.failure
-            self._terms.failed(f"the term ended: {term.failure}")
+        self._steps += 1
+        try:
+            return answer(write())
+        except (Fenced, OutcomeUnknown, RegistryUnavailable) as error:
+            self.failure = error
+            return Deposed(str(error))
+
+    def _publish(self, document: AssignmentDocument, change: DocumentChange | None) -> LeaderEvent | None:
+        record = change or document
+        key, value = key_of(record).encode(), encode(record)
+        records = [NewRecord(topic, key, value) for topic in (self._topics.command, self._topics.assignement)]
+        write = partial(self._write_consumed, records, document)
+        return self._written(write, lambda offsets: Published(offsets[0]))
+
+    def _keep(self, commands: Sequence[KeptCommand]) -> LeaderEvent | None:
+        """Write start commands again, with their parts as they are on COMMAND (SH-15)."""
+        archives = [(command.start.application, command.start.archive) for command in commands]
+        parts = self._archives.parts(archives)
+        records: list[NewRecord] = []
+        places: dict[ApplicationId, int] = {}
+        for command in commands:
+            start = command.start
+            keys = [PartKey(start.application, start.archive.sha256, n) for n in range(start.archive.parts)]
+            if not all(key in parts for key in keys):
+                _log.error("parts of %s are not on COMMAND any more: it cannot be kept", start.application)
+                continue
+            records += [NewRecord(self._topics.command, str(key).encode(), parts[key]) for key in keys]
+            places[start.application] = len(records)
+            records.append(NewRecord(self._topics.command, key_of(command).encode(), encode(command)))
+        if not records:
+            return Kept({})
+        written_ms = self._wall_ms()
+
+        def kept(offsets: list[int]) -> LeaderEvent:
+            return Kept(
+                {
+                    application: Standing(offsets[place], written_ms, records[place].size_bytes)
+                    for application, place in places.items()
+                }
+            )
+
+        return self._written(partial(self._write_in_turn, records), kept)
+
+    def _write_in_turn(self, records: Sequence[NewRecord]) -> list[int]:
+        """Write in several transactions, each small enough to be written in time.
+
+        A command must follow all of its parts; parts alone have no effect.
+        """
+        offsets: list[int] = []
+        for batch in _batches(records):
+            offsets += self._writer.transaction(batch)
+        return offsets
+
+    def _drop(
+        self, kept: frozenset[ApplicationId], archives: frozenset[tuple[ApplicationId, Archive]]
+    ) -> LeaderEvent | None:
+        parts = (
+            PartKey(application, archive.sha256, number)
+            for application, archive in sorted(archives, key=lambda pair: (pair[0], pair[1].sha256))
+            for number in range(archive.parts)
+        )
+        keys = [kept_key(application) for application in sorted(kept)]
+        keys += [str(part) for part in parts if part in self._index]
+        for first in range(0, len(keys), _WRITTEN_AT_ONCE):
+            tombstones = [
+                NewRecord(self._topics.command, key.encode(), None)
+                for key in keys[first : first + _WRITTEN_AT_ONCE]
+            ]
+            deposed = self._written(partial(self._writer.transaction, tombstones), lambda _offsets: None)
+            if deposed is not None:
+                return deposed
+        return None
+
+
+def _batches(records: Sequence[NewRecord]) -> Iterator[list[NewRecord]]:
+    batch: list[NewRecord] = []
+    size_bytes = 0
+    for record in records:
+        size_bytes += record.size_bytes
+        if batch and (len(batch) == _WRITTEN_AT_ONCE or size_bytes > _WRITTEN_AT_ONCE_BYTES):
+            yield batch
+            batch, size_bytes = [], record.size_bytes
+        batch.append(record)
+    if batch:
+        yield batch

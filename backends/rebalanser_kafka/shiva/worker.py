@@ -79,13 +79,13 @@ from rebalanser.shiva.manifest import Manifest
 from rebalanser.shiva.processes import ApplicationProcesses
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
+from rebalanser_kafka.shiva.decoding import ReplayedCommands, control_record, output_request
 from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
-from rebalanser_kafka.shiva.outage import Outage
 from rebalanser_kafka.shiva.outputs import Outputs
 from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
-from rebalanser_kafka.shiva.patience import patiently
-from rebalanser_kafka.shiva.reading import ReplayedCommands, control_record, output_request
+from rebalanser_kafka.shiva.retry import patiently
+from rebalanser_kafka.shiva.throttled_warning import ThrottledWarning
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 OUTPUTS: Final = ""
@@ -170,7 +170,7 @@ class KafkaWorker:
         self._manifests: dict[ApplicationId, dict[CommandId, tuple[str, Manifest]]] = {}
         self._writer = LogWriter(connection, delivery_timeout_s=PONG_TIMEOUT_S)
         self._outputs = Outputs(worker, self._data.path, self._send_output)
-        self._pongs = Outage("pong_not_written", {"cluster": connection.cluster, "worker": worker})
+        self._pongs = ThrottledWarning("pong_not_written", {"cluster": connection.cluster, "worker": worker})
         self._failure: RebalanserError | None = None
         lag = LagGroup(connection, f"worker:{worker}")
         self._followers = [

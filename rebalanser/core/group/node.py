@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import assert_never
 from zlib import crc32
 
-from rebalanser.core.group.lanes import Lanes
+from rebalanser.core.group.inflight import Inflight
 from rebalanser.core.group.leading import Allocate, Leading, Measure
 from rebalanser.core.group.messages import (
     OUTCOMES,
@@ -142,7 +142,7 @@ class Node:
         self._overran = False
         self._guard: float | None = None
         self._watched: frozenset[Topic] = frozenset()
-        self._lanes = Lanes(timings.retry_initial_s, timings.retry_max_s)
+        self._lanes = Inflight(timings.retry_initial_s, timings.retry_max_s)
         self._releases = Releases()
         self._rebalancing = Rebalancing(member.mode, options.start_in_batches, self._releases)
         self._record: Member | None = None

@@ -9,8 +9,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, assert_never
 
+from rebalanser.core.shiva.assignments import MAX_CORDONS, MAX_REASON_CHARS, AssignmentTable, Retries
 from rebalanser.core.shiva.changes import DocumentChain
-from rebalanser.core.shiva.keeping import Keeper
+from rebalanser.core.shiva.command_log import RetainedRecords
 from rebalanser.core.shiva.membership import Members, Verdict
 from rebalanser.core.shiva.messages import (
     CaughtUp,
@@ -42,7 +43,6 @@ from rebalanser.core.shiva.messages import (
     WorkerCommandRead,
 )
 from rebalanser.core.shiva.options import LeaderOptions
-from rebalanser.core.shiva.placing import MAX_CORDONS, MAX_REASON_CHARS, Board, Retries
 from rebalanser.core.shiva.publishing import Publisher
 from rebalanser.core.shiva.records import (
     AssignmentDocument,
@@ -54,8 +54,8 @@ from rebalanser.core.shiva.records import (
     StopCommand,
 )
 from rebalanser.core.shiva.replay import Commanded, Replay, commanded
+from rebalanser.core.shiva.republish import Republisher
 from rebalanser.core.shiva.safeguards import Safeguards
-from rebalanser.core.shiva.standing import Shelf
 from rebalanser.core.shiva.states import TO_RUN
 from rebalanser.core.shiva.types import (
     ApplicationEntry,
@@ -102,9 +102,9 @@ class Leader:
         self._guards = guards or Safeguards()
         self._members = Members(self._guards, options.missed_rounds)
         self._retries = Retries(options.retry_initial_s, options.retry_max_s)
-        self._board = Board(self._members, self._guards, self._retries)
-        self._shelf = Shelf(options)
-        self._keeper = Keeper(self._board, self._shelf, options)
+        self._assignments = AssignmentTable(self._members, self._guards, self._retries)
+        self._retained = RetainedRecords(options)
+        self._republisher = Republisher(self._assignments, self._retained, options)
         self._replay = Replay(self._guards)
         self._unread: list[SetAside] = []
         self._worker_commands: dict[WorkerId, WorkerCommandRead] = {}
@@ -153,8 +153,8 @@ class Leader:
         if not self.leads or self._stopping:
             return None
         times = [self._ping_at, self._answer_at, self._publish_at, self._deadline_falls_at]
-        times += [self._board.next_gone(self._now, self._deadline_s), self._retries.next_at]
-        times += [self._board.next_grace_end]
+        times += [self._assignments.next_gone(self._now, self._deadline_s), self._retries.next_at]
+        times += [self._assignments.next_grace_end]
         return min(at for at in times if at is not None)
 
     def handle(self, event: LeaderEvent, now: float, wall_ms: int) -> list[LeaderEffect]:
@@ -246,7 +246,7 @@ class Leader:
             raise InternalError(f"TookOver came twice: terms {self._term} and {event.term}")
         self._term = event.term
         self._took_over_at = self._now
-        self._board.next = Epoch(self._term, 1)
+        self._assignments.next = Epoch(self._term, 1)
         self._report(FactKind.TOOK_OVER, revision=self._term, term=self._term)
         self._document_missing = event.document_missing
         if event.document is not None:
@@ -267,7 +267,7 @@ class Leader:
             self._put_aside(SetAside(offset, event.key, event.reason[:MAX_REASON_CHARS]))
             return
         self._consumed = max(self._consumed, event.at.offset)
-        self._shelf.read(event.at)
+        self._retained.read(event.at)
         match event:
             case StartRead() | StopRead():
                 self._command_read(event)
@@ -283,7 +283,7 @@ class Leader:
             case DocumentPassed():
                 pass
             case PartRead():
-                self._shelf.part_read(event, self._now)
+                self._retained.part_read(event, self._now)
             case Unreadable():
                 self._unreadable(event)
             case _:
@@ -304,9 +304,9 @@ class Leader:
     def _command_read(self, event: StartRead | StopRead) -> None:
         command = commanded(event)
         if isinstance(command.record, StartCommand):
-            self._shelf.start_read(command.record, command.at, command.order)
+            self._retained.start_read(command.record, command.at, command.order)
         if isinstance(event.record, KeptCommand):
-            self._shelf.copied(command.record.application, command.record.command, command.at.offset)
+            self._retained.copied(command.record.application, command.record.command, command.at.offset)
         if not self._caught_up:
             self._replay.read(command)
         elif isinstance(event.record, KeptCommand):
@@ -325,11 +325,11 @@ class Leader:
             return
         self._publisher.commanded(event.at.offset, self._now)
         self._forget_earlier_set_aside(f"worker:{worker}", event.at.offset)
-        if not self._board.has_room_for(worker, cordon):
+        if not self._assignments.has_room_for(worker, cordon):
             reason = f"{MAX_CORDONS} workers are cordoned: uncordon those that are no more"
             self._put_aside(SetAside(event.at.offset, f"worker:{worker}", reason))
-        elif self._board.cordons.get(worker) is not cordon:
-            self._board.cordon(worker, cordon)
+        elif self._assignments.cordons.get(worker) is not cordon:
+            self._assignments.cordon(worker, cordon)
             self._report(
                 FactKind.WORKER_UNCORDONED if cordon is None else FactKind.WORKER_CORDONED,
                 worker=worker,
@@ -339,16 +339,16 @@ class Leader:
             )
 
     def _forget_other_starts(self, application: ApplicationId) -> None:
-        entry = self._board.entries.get(application)
-        self._shelf.follow(application, entry.command if entry else None)
+        entry = self._assignments.entries.get(application)
+        self._retained.follow(application, entry.command if entry else None)
 
     def _restand(self, start: StartCommand, command: Commanded) -> bool:
-        entry = self._board.entries.get(start.application)
+        entry = self._assignments.entries.get(start.application)
         if entry is None or entry.command != start.command:
             return False
-        self._board.recall_requests(start)
+        self._assignments.recall_requests(start)
         if command.at.offset > entry.offset:
-            self._board.restand(start.application, command.at.offset, command.at.timestamp_ms)
+            self._assignments.restand(start.application, command.at.offset, command.at.timestamp_ms)
         return True
 
     def _catch_up(self) -> None:
@@ -362,18 +362,18 @@ class Leader:
             return
         self._caught_up = True
         base = self.document
-        self._board.issued = base.epoch if base else Epoch(self._term, 0)
+        self._assignments.issued = base.epoch if base else Epoch(self._term, 0)
         consumed = base.consumed if base else _NOTHING_READ
         if base is not None:
             self._members.take_over(base.workers, self._took_over_at)
-            self._board.take_over(base, self._took_over_at + self._options.away_grace_s)
+            self._assignments.take_over(base, self._took_over_at + self._options.away_grace_s)
             self._inherited_s = base.deadline_s
             self._set_aside = dict.fromkeys(base.set_aside, self._now)
         for record in self._unread:
             if not self._guards.is_reflected(record.offset, consumed):
                 self._put_aside(record)
         self._follow_replay(consumed)
-        self._board.clear_gone(self._now, self._deadline_s)
+        self._assignments.clear_gone(self._now, self._deadline_s)
         self._ping_at = self._now
         self._publisher.changed(self._now - self._options.settle_time_s)
         pongs, self._early_pongs = self._early_pongs, {}
@@ -382,7 +382,7 @@ class Leader:
 
     def _follow_replay(self, consumed: int) -> None:
         for application, history in self._replay.histories.items():
-            entry = self._board.entries.get(application)
+            entry = self._assignments.entries.get(application)
             stands = history.starts.get(entry.command) if entry else None
             if stands is not None and isinstance(stands.record, StartCommand):
                 self._restand(stands.record, stands)
@@ -413,7 +413,7 @@ class Leader:
 
     def _start(self, start: StartCommand, command: Commanded) -> bool:
         application = start.application
-        entry = self._board.entries.get(application)
+        entry = self._assignments.entries.get(application)
         stopping = entry is not None and entry.state is ApplicationState.STOPPING
         if not stopping and self._restand(start, command):
             return True
@@ -421,7 +421,7 @@ class Leader:
         if why_not:
             self._refuse(start, command, entry, why_not)
             return False
-        self._board.start(start, command.at.offset, command.at.timestamp_ms)
+        self._assignments.start(start, command.at.offset, command.at.timestamp_ms)
         offset = command.at.offset
         self._report(
             FactKind.START_COMMANDED, application, revision=offset, command=start.command, offset=offset
@@ -429,11 +429,11 @@ class Leader:
         return True
 
     def _why_not(self, start: StartCommand, entry: ApplicationEntry | None) -> str:
-        missing = self._shelf.missing(start.application, start.archive)
+        missing = self._retained.missing(start.application, start.archive)
         if missing:
             return missing
         replaced = entry.archive.size_bytes if entry and entry.state in TO_RUN else 0
-        others = self._board.needed_bytes - replaced
+        others = self._assignments.needed_bytes - replaced
         budget = self._options.budget_bytes
         if self._guards.fits(others + start.archive.size_bytes, budget):
             return ""
@@ -453,20 +453,20 @@ class Leader:
         )
         self._put_aside(SetAside(at.offset, f"cmd:{application}", reason))
         if entry is not None and entry.state in TO_RUN:
-            self._keeper.keep(application)
+            self._republisher.keep(application)
         refused_later = (
             entry is not None and entry.state is ApplicationState.REFUSED and entry.offset > at.offset
         )
         gone = entry is None or entry.state in {ApplicationState.STOPPING, ApplicationState.REFUSED}
         if gone and not refused_later:
-            self._board.refuse(start, at.offset, at.timestamp_ms, reason)
+            self._assignments.refuse(start, at.offset, at.timestamp_ms, reason)
 
     def _stop(self, stop: StopCommand, offset: int) -> None:
         application = stop.application
         self._report(FactKind.STOP_COMMANDED, application, revision=offset, command=stop.command)
-        entry = self._board.entries.get(application)
+        entry = self._assignments.entries.get(application)
         if entry is not None and entry.state is not ApplicationState.STOPPING:
-            self._board.stop(application)
+            self._assignments.stop(application)
 
     def _put_aside(self, record: SetAside) -> None:
         """Show a record that was not carried out; each source's complaint is shown once (SH-16)."""
@@ -527,7 +527,7 @@ class Leader:
             return
         if verdict is Verdict.REFUSED:
             self._refuse_worker(pong)
-            self._board.clear_stopped(pong)
+            self._assignments.clear_stopped(pong)
             return
         if verdict is Verdict.LEFT:
             self._worker_left(pong, at)
@@ -536,11 +536,11 @@ class Leader:
             self._answer_soon()
         self._members.hear(pong, at)
         if verdict is not Verdict.HEARD:
-            self._board.returned(pong.worker)
+            self._assignments.returned(pong.worker)
         if verdict in {Verdict.ADDED, Verdict.SUCCEEDED}:
             self._worker_added(pong, verdict)
-        self._board.reported(pong)
-        self._board.clear_stopped(pong)
+        self._assignments.reported(pong)
+        self._assignments.clear_stopped(pong)
 
     def _refuse_worker(self, pong: Pong) -> None:
         known = self._members.incarnation(pong.worker)
@@ -556,17 +556,17 @@ class Leader:
 
     def _worker_left(self, pong: Pong, at: float) -> None:
         self._members.hear(pong, at)
-        self._board.reported(pong)
+        self._assignments.reported(pong)
         if pong.worker in self._members.entries:
             self._remove(pong.worker, "it left")
-        self._board.clear_ended(pong.worker, pong.incarnation, left=True)
+        self._assignments.clear_ended(pong.worker, pong.incarnation, left=True)
 
     def _worker_added(self, pong: Pong, verdict: Verdict) -> None:
-        self._board.clear_ended(pong.worker, pong.incarnation, left=False)
+        self._assignments.clear_ended(pong.worker, pong.incarnation, left=False)
         if verdict is Verdict.ADDED:
-            self._board.offer_back(pong.worker, pong.incarnation)
+            self._assignments.offer_back(pong.worker, pong.incarnation)
         else:
-            self._board.begin_again(pong.worker)
+            self._assignments.begin_again(pong.worker)
         self._report(
             FactKind.WORKER_ADDED,
             worker=pong.worker,
@@ -586,12 +586,12 @@ class Leader:
             self._answer_at = max(answer_at, self._now + self._options.settle_time_s)
 
     def _remove(self, worker: WorkerId, reason: str, *, stalled: bool = False) -> None:
-        self._board.vacate(worker, 0.0 if stalled else self._options.away_grace_s, self._now)
+        self._assignments.vacate(worker, 0.0 if stalled else self._options.away_grace_s, self._now)
         if stalled:
-            self._members.remove_stalled(worker, self._board.next)
+            self._members.remove_stalled(worker, self._assignments.next)
         else:
             self._members.remove(worker)
-        self._board.clear_gone(self._now, self._deadline_s)
+        self._assignments.clear_gone(self._now, self._deadline_s)
         self._report(FactKind.WORKER_REMOVED, worker=worker, reason=reason)
 
     @property
@@ -610,9 +610,9 @@ class Leader:
 
     def _go_on(self, wall_ms: int) -> None:
         """Do what is due after any event."""
-        self._board.clear_gone(self._now, self._deadline_s, overdue=True)
-        self._board.retry_failed()
-        self._board.end_grace(self._now)
+        self._assignments.clear_gone(self._now, self._deadline_s, overdue=True)
+        self._assignments.retry_failed()
+        self._assignments.end_grace(self._now)
         self._note_changes()
         if self._stopping:
             self._take_leave()
@@ -624,9 +624,9 @@ class Leader:
             self._note_changes()
         elif self._answer_at is not None and self._now >= self._answer_at:
             self._ping()
-        if round_begins or self._shelf.look_due:
-            self._keeper.look(wall_ms)
-        if batch := self._keeper.batch():
+        if round_begins or self._retained.look_due:
+            self._republisher.look(wall_ms)
+        if batch := self._republisher.batch():
             self._effects.append(batch)
         if round_begins or self._may_drop:
             self._drop(archives_too=round_begins)
@@ -634,13 +634,13 @@ class Leader:
     def _note_changes(self) -> None:
         newest = self._publisher.newest
         falls = newest is not None and newest.deadline_s != self._deadline_s
-        if self._board.changed or self._members.changed or self._set_aside_changed or falls:
-            self._board.changed = self._members.changed = self._set_aside_changed = False
+        if self._assignments.changed or self._members.changed or self._set_aside_changed or falls:
+            self._assignments.changed = self._members.changed = self._set_aside_changed = False
             self._publisher.changed(self._now)
 
     @property
     def _publish_at(self) -> float | None:
-        return self._publisher.due_at(len(self._board.entries))
+        return self._publisher.due_at(len(self._assignments.entries))
 
     def _publish_if_due(self) -> None:
         at = self._publish_at
@@ -656,27 +656,27 @@ class Leader:
             self._step_down(_ASKED_TO_STOP)
 
     def _publish(self) -> None:
-        self._board.settle()
+        self._assignments.settle()
         self._note_changes()
         document = self._composed()
         if not self._publisher.issue(document, self._now):
             return
-        self._board.issued = document.epoch
-        self._board.next = replace(document.epoch, number=document.epoch.number + 1)
+        self._assignments.issued = document.epoch
+        self._assignments.next = replace(document.epoch, number=document.epoch.number + 1)
         change = self._publisher.change_under_way(self._now, self._members.all_read_changes)
         self._effects.append(PublishDocument(document, change))
 
     def _composed(self) -> AssignmentDocument:
         return AssignmentDocument(
-            epoch=self._board.next,
+            epoch=self._assignments.next,
             leader=self._leader,
             consumed=self._consumed,
             deadline_s=self._deadline_s,
             workers=MappingProxyType(dict(self._members.entries)),
-            applications=MappingProxyType(dict(self._board.entries)),
+            applications=MappingProxyType(dict(self._assignments.entries)),
             set_aside=tuple(self._set_aside),
             round_s=self._options.round_s,
-            cordons=MappingProxyType(dict(self._board.cordons)),
+            cordons=MappingProxyType(dict(self._assignments.cordons)),
             reads_changes=True,
         )
 
@@ -699,7 +699,7 @@ class Leader:
             missed = self._options.missed_rounds
             self._remove(worker, "silent for a full round" if missed == 1 else f"silent for {missed} rounds")
         self._remove_stalled(overslept)
-        self._members.forget(self._now - 2 * self._deadline_s, self._board.waited_for)
+        self._members.forget(self._now - 2 * self._deadline_s, self._assignments.waited_for)
         self._forget_old_set_aside()
         self._round += 1
         begun_at = self._now if overslept or self._round == 1 else self._ping_at
@@ -744,18 +744,18 @@ class Leader:
         if self.document is not None:
             deadline_s = min(deadline_s, self.document.deadline_s)
             published = self.document.epoch
-        epoch = self._guards.permitted_by(published, self._board.issued)
+        epoch = self._guards.permitted_by(published, self._assignments.issued)
         heard = MappingProxyType(self._members.heard)
         self._effects.append(SendPing(Ping(self._term, self._leader, self._round, epoch, deadline_s, heard)))
 
     def _kept(self, at: Mapping[ApplicationId, Standing]) -> None:
         self._may_drop = True
-        self._report(FactKind.COMMANDS_KEPT, applications=self._keeper.kept(at))
+        self._report(FactKind.COMMANDS_KEPT, applications=self._republisher.kept(at))
 
     def _drop(self, *, archives_too: bool) -> None:
         """Drop records that neither the published document nor the next one needs."""
         if not self._publisher.settled:
             return
         self._may_drop = False
-        if dropped := self._keeper.dropped(self._now, archives_too=archives_too):
+        if dropped := self._republisher.dropped(self._now, archives_too=archives_too):
             self._effects.append(dropped)

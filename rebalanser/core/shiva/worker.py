@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias, assert_never
 
 from rebalanser.core.shiva.changes import DocumentChain
+from rebalanser.core.shiva.exclusive_lease import ExclusiveLease
 from rebalanser.core.shiva.messages import (
     CaughtUp,
     ChangeRead,
@@ -42,7 +43,6 @@ from rebalanser.core.shiva.messages import (
     WorkerEffect,
     WorkerEvent,
 )
-from rebalanser.core.shiva.permission import Permission
 from rebalanser.core.shiva.records import (
     AssignmentDocument,
     DocumentChange,
@@ -119,7 +119,7 @@ class Worker:
         self._incarnation = incarnation
         self._host = host
         self._options = options
-        self._permission = Permission()
+        self._permission = ExclusiveLease()
         self._files = WorkerFiles(options.keep_files_s)
         self._runs: dict[ApplicationId, Run] = {}
         self._assignments: dict[ApplicationId, Assignment] = {}

@@ -16,7 +16,7 @@ LONGEST_GAP_S: Final = 60.0
 _log = get_logger("rebalanser.shiva")
 
 
-class Outage:
+class ThrottledWarning:
     """Logs a failure, again at doubling intervals while it lasts, and its end. Thread-safe.
 
     A failure that comes and goes is logged at these intervals, too; they are short again after a minute
@@ -26,11 +26,11 @@ class Outage:
     logged, and the end is logged once all of them work again.
     """
 
-    _shared: ClassVar[WeakValueDictionary[tuple[object, ...], Outage]] = WeakValueDictionary()
+    _shared: ClassVar[WeakValueDictionary[tuple[object, ...], ThrottledWarning]] = WeakValueDictionary()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
-    def shared(cls, servers: str, action: str, fields: Mapping[str, str]) -> Outage:
+    def shared(cls, servers: str, action: str, fields: Mapping[str, str]) -> ThrottledWarning:
         """Return the process's object for these brokers and lines, so that no line is logged twice."""
         key = (servers, action, *sorted(fields.items()))
         with cls._sharing:

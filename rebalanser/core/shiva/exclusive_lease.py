@@ -1,4 +1,4 @@
-"""Permission of a worker to run exclusive applications (SH-14)."""
+"""ExclusiveLease of a worker to run exclusive applications (SH-14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_UNANSWERED: Final = 256
 """Maximum pongs whose time is kept. An answer to an older one permits nothing, which is safe."""
 
 
-class Permission:
+class ExclusiveLease:
     """Times at which pongs were sent, and until which those heard let exclusive processes exist."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class _Start:
     original: int
 
 
-class Shelf:
+class RetainedRecords:
     """Start commands and archives on COMMAND."""
 
     def __init__(self, options: LeaderOptions) -> None:

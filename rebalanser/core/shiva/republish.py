@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rebalanser.core.shiva.assignments import AssignmentTable
+from rebalanser.core.shiva.command_log import Files, RetainedRecords
 from rebalanser.core.shiva.messages import DropRecords, KeepCommands, Standing
 from rebalanser.core.shiva.options import LeaderOptions
-from rebalanser.core.shiva.placing import Board
 from rebalanser.core.shiva.records import KeptCommand, StartCommand
-from rebalanser.core.shiva.standing import Files, Shelf
 from rebalanser.core.shiva.states import TO_RUN
 from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, CommandId
 from rebalanser.errors import InternalError
 
 
-class Keeper:
+class Republisher:
     """Start commands to write again, batch by batch, and records that are not needed any more."""
 
-    def __init__(self, board: Board, shelf: Shelf, options: LeaderOptions) -> None:
-        self._board = board
-        self._shelf = shelf
+    def __init__(self, board: AssignmentTable, shelf: RetainedRecords, options: LeaderOptions) -> None:
+        self._assignments = board
+        self._retained = shelf
         self._batch_bytes = options.keep_batch_bytes
         self._soon: dict[ApplicationId, None] = {}
         self._under_way: dict[ApplicationId, CommandId] = {}
@@ -31,7 +31,7 @@ class Keeper:
 
     def look(self, wall_ms: int) -> None:
         """Find start commands that are old, or far from the end of COMMAND."""
-        for application in self._shelf.due(self._board.to_run(), wall_ms):
+        for application in self._retained.due(self._assignments.to_run(), wall_ms):
             self.keep(application)
 
     def batch(self) -> KeepCommands | None:
@@ -41,19 +41,19 @@ class Keeper:
         commands: list[KeptCommand] = []
         size_bytes = 0
         for application in list(self._soon):
-            entry = self._board.entries.get(application)
+            entry = self._assignments.entries.get(application)
             if entry is not None and self._is_there(application, entry):
                 size_bytes += entry.archive.size_bytes
                 if commands and size_bytes > self._batch_bytes:
                     break
-                original = self._shelf.original(application, entry)
+                original = self._retained.original(application, entry)
                 commands.append(KeptCommand(_start_of(application, entry), original))
                 self._under_way[application] = entry.command
             del self._soon[application]
         return KeepCommands(tuple(commands)) if commands else None
 
     def _is_there(self, application: ApplicationId, entry: ApplicationEntry) -> bool:
-        return entry.state in TO_RUN and not self._shelf.missing(application, entry.archive)
+        return entry.state in TO_RUN and not self._retained.missing(application, entry.archive)
 
     def kept(self, at: Mapping[ApplicationId, Standing]) -> int:
         """Note the offsets of the batch under way; return how many commands it has.
@@ -65,35 +65,35 @@ class Keeper:
             raise InternalError("Kept, but no commands are being kept")
         batch, self._under_way = self._under_way, {}
         for application, command in batch.items():
-            entry = self._board.entries.get(application)
+            entry = self._assignments.entries.get(application)
             standing = at.get(application)
             if standing is not None:
-                self._shelf.copied(application, command, standing.offset)
+                self._retained.copied(application, command, standing.offset)
             if entry is not None and entry.command == command and standing is not None:
-                self._shelf.rewritten(application, entry, standing)
-                self._board.restand(application, standing.offset, standing.timestamp_ms)
+                self._retained.rewritten(application, entry, standing)
+                self._assignments.restand(application, standing.offset, standing.timestamp_ms)
         return len(batch)
 
     def dropped(self, now: float, *, archives_too: bool) -> DropRecords | None:
         """Return the records that nothing needs any more; the published document must be up to date."""
         kept = frozenset(
             application
-            for application, command in self._shelf.kept.items()
+            for application, command in self._retained.kept.items()
             if application not in self._under_way and not self._needs_command(application, command)
         )
         for application in kept:
-            self._shelf.uncopied(application)
-        archives = self._shelf.unneeded(self._needs_files, now) if archives_too else []
-        self._shelf.dropping((application, archive.sha256) for application, archive in archives)
+            self._retained.uncopied(application)
+        archives = self._retained.unneeded(self._needs_files, now) if archives_too else []
+        self._retained.dropping((application, archive.sha256) for application, archive in archives)
         return DropRecords(kept, frozenset(archives)) if kept or archives else None
 
     def _needs_command(self, application: ApplicationId, command: CommandId) -> bool:
-        entry = self._board.entries.get(application)
+        entry = self._assignments.entries.get(application)
         return entry is not None and entry.state in TO_RUN and entry.command == command
 
     def _needs_files(self, files: Files) -> bool:
         application, sha256 = files
-        entry = self._board.entries.get(application)
+        entry = self._assignments.entries.get(application)
         return entry is not None and entry.state in TO_RUN and entry.archive.sha256 == sha256
 
 

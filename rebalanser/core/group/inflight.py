@@ -6,7 +6,7 @@ from rebalanser.core.group.messages import Command, Lane
 from rebalanser.errors import InternalError
 
 
-class Lanes:
+class Inflight:
     """At most one command under way in each lane; a failure holds its lane back for a growing time."""
 
     def __init__(self, retry_initial_s: float, retry_max_s: float) -> None:

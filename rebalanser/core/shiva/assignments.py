@@ -95,7 +95,7 @@ class Retries:
         return min(self._max_s, self._initial_s * 2.0 ** min(count, 64))
 
 
-class Board:
+class AssignmentTable:
     """All applications that a leader knows, indexed so that a pong takes few steps."""
 
     def __init__(self, members: Members, guards: Safeguards, retries: Retries) -> None:

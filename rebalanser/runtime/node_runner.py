@@ -46,9 +46,9 @@ from rebalanser.core.group import (
 from rebalanser.errors import InternalError, InvalidState, RebalanserError
 from rebalanser.registry import Coordinator
 from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.command_thread import CommandThread
 from rebalanser.runtime.handlers import HandlerRunner, Handlers
 from rebalanser.runtime.inbox import Inbox
-from rebalanser.runtime.lane import LaneThread
 from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Detail, Owned, Tenure
 
@@ -96,7 +96,7 @@ class Snapshot:
     released: frozenset[str]
 
 
-class Engine:
+class NodeRunner:
     """Runs one node until it is stopped. ``observe`` gets each report; it must neither block nor raise."""
 
     def __init__(
@@ -130,10 +130,10 @@ class Engine:
         self._failure: BaseException | None = None
         self._join_error: tuple[str, bool] | None = None
         self._snapshot = self._taken()
-        self._lanes: dict[Lane, LaneThread] = {}
+        self._lanes: dict[Lane, CommandThread] = {}
         with ExitStack() as undo:
             for lane in Lane:
-                self._lanes[lane] = LaneThread(
+                self._lanes[lane] = CommandThread(
                     f"rebalanser-{lane.value}-{name}",
                     coordinator,
                     node.make_plan,

@@ -10,7 +10,7 @@ from rebalanser.core.group import Answered, Command, MakePlan, PlanMade
 from rebalanser.registry import Coordinator
 
 
-class LaneThread:
+class CommandThread:
     """Carries out the commands of one lane, at most one at a time, and answers each.
 
     ``failed`` gets an error that no outcome can express, that is, a fault of the library itself.
