@@ -13,6 +13,7 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 QUEUES := $(VENV)/queues
 REGISTRY ?= sqlite
+SIMULATOR ?= group
 SEEDS ?= 10000
 PROFILE ?= all
 STATES ?= 1000000
@@ -77,7 +78,7 @@ etcd kafka:
 
 .PHONY: browser
 browser: $(INSTALLED)
-	@$(PYTHON) -m rebalanser.testing.browser
+	@PYTHONPATH=tests $(PYTHON) -m support.browser
 
 .PHONY: demo
 demo: $(call package,$(or $(filter etcd kafka,$(REGISTRY)),sqlite)) $(filter etcd kafka,$(REGISTRY)) ## See a group work: REGISTRY=sqlite, etcd or kafka
@@ -141,12 +142,12 @@ coverage: $(INSTALLED) ## Branch coverage of `make test`
 	@$(PYTEST) -n $(WORKERS) -m 'not slow' --cov --cov-report=term:skip-covered
 
 .PHONY: simulate
-simulate: $(INSTALLED) ## A soak of the simulator on all cores: SEEDS=100000 PROFILE=anything
-	@$(PYTHON) -m rebalanser.testing.simulation --profile $(PROFILE) --seeds $(SEEDS)
+simulate: $(INSTALLED) ## A soak of a simulator on all cores: SIMULATOR=group, neli, shiva or tasks, SEEDS=100000 PROFILE=anything
+	@$(PYTHON) tests/simulation $(SIMULATOR) --profile $(PROFILE) --seeds $(SEEDS)
 
 .PHONY: explore
 explore: $(INSTALLED) ## Every order of events of two nodes and two resources: STATES=1000000
-	@$(PYTHON) -m rebalanser.testing.exploration --states $(STATES)
+	@PYTHONPATH=tests $(PYTHON) -m simulation.exploration --states $(STATES)
 
 .PHONY: mutants
 mutants: $(INSTALLED) ## Break each rule on purpose and print what notices, after how many seeds

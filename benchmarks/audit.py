@@ -26,8 +26,11 @@ from rich.table import Table
 
 from rebalanser.audit import audit
 from rebalanser.audit.session import default_memory_mib, session
-from rebalanser.testing.histories.large import Format, write_large
 from rebalanser.testing.servers import cache_folder
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.histories.large import Format, write_large
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -47,7 +47,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 from processes import Crew
-from rebalanser_kafka.shiva.wire import decode
 from rich.console import Console
 from rich.table import Table
 from shiva import WORKERS, Site
@@ -59,6 +58,7 @@ from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange, Ping
 from rebalanser.core.shiva.types import Mode
 from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser_kafka.shiva.wire import decode
 
 MEMBER = Path(__file__).resolve().parent.parent / "tests" / "faults" / "neli_process.py"
 SPAN = struct.Struct("dd")

@@ -21,13 +21,6 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import NewRecord, TransactionalWriter
-from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.decoding import FRAMING_BYTES, ReplayedCommands
-from rebalanser_kafka.shiva.last_records import newest
-from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES, ensure
-from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rich.console import Console
 from rich.table import Table
 
@@ -72,6 +65,13 @@ from rebalanser.errors import RegistryRefused
 from rebalanser.registry.urls import parse_url
 from rebalanser.shiva import Cluster, TopicNames, open_cluster, status_of
 from rebalanser.testing.kafka_server import KafkaCluster, addresses_from_environment
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import NewRecord, TransactionalWriter
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva.decoding import FRAMING_BYTES, ReplayedCommands
+from rebalanser_kafka.shiva.last_records import newest
+from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES, ensure
+from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 
 SHIVA = (sys.executable, "-m", "rebalanser", "shiva")
 WORKERS = ("worker-1", "worker-2", "worker-3")

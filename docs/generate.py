@@ -25,13 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from typer.core import TyperArgument, TyperGroup
+
 from rebalanser_etcd.faults import FAULTS, NEVER
 from rebalanser_kafka.group.coordinator import CAPABILITIES
 from rebalanser_kafka.group.log import PREFERRED, SETTINGS
 from rebalanser_kafka.neli.topic import topic_spec
 from rebalanser_kafka.shiva.topics import specs
-from rich.console import Console
-from typer.core import TyperArgument, TyperGroup
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import rebalanser
 import rebalanser.tasks
@@ -71,7 +74,7 @@ from rebalanser.registry.contract import LeaseAge
 from rebalanser.settings import Settings
 from rebalanser.shiva import TopicNames, manifest_schema
 from rebalanser.state import GroupState, describe
-from rebalanser.testing.simulation.mutants import Mutant
+from simulation.kernel.mutants import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

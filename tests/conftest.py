@@ -19,18 +19,19 @@ import pytest_timeout
 
 from rebalanser.errors import MissingExtra
 from rebalanser.runtime.logs import ROOT, DefaultHandler
-from rebalanser.testing import browser, etcd_server, kafka_server
-from rebalanser.testing.browser import BrowserMissing
+from rebalanser.testing import etcd_server, kafka_server
 from rebalanser.testing.etcd_server import EtcdCluster, EtcdMissing
 from rebalanser.testing.kafka_server import KafkaCluster, KafkaMissing
 from rebalanser.testing.waiting import patience_ratio
+from support import browser
+from support.browser import BrowserMissing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from rebalanser.testing.simulation.mutants import Caught
+    from simulation.kernel.mutants import Caught
 
 
 pytest.register_assert_rewrite(
@@ -38,6 +39,10 @@ pytest.register_assert_rewrite(
     "rebalanser.testing.coordinator_suite",
     "rebalanser.testing.engine_suite",
 )
+
+# The processes that tests start find the simulators and the support modules, as the tests do.
+_TESTS = str(Path(__file__).parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_TESTS, os.environ.get("PYTHONPATH", ""))))
 
 # A busy machine fails no example for its time, and every run tries the same examples.
 hypothesis.settings.register_profile("rebalanser", deadline=None, derandomize=True)
@@ -365,7 +370,7 @@ def caught() -> Iterator[Callable[[Caught], None]]:
     """``caught(found)`` notes which mutant was caught; a table of all is printed when all is done."""
     from rich.console import Console
 
-    from rebalanser.testing.simulation.mutants import table_of
+    from simulation.kernel.mutants import table_of
 
     found: list[Caught] = []
     yield found.append

@@ -22,10 +22,10 @@ from rebalanser.core.group.messages import FactKind, Perform, RemoveBarriers
 from rebalanser.history import Record
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue
-from rebalanser.testing.simulation import PROFILES, Oracle, Process, Violation, history_of
-from rebalanser.testing.simulation import world as world_module
-from rebalanser.testing.simulation.duties import Duties
-from rebalanser.testing.simulation.mutants import Mutant, switched
+from simulation.group import PROFILES, Oracle, Process, Violation, history_of
+from simulation.group import world as world_module
+from simulation.group.duties import Duties
+from simulation.kernel.mutants import Mutant, switched
 
 MUTANTS_FILE: Final = Path(__file__).parents[1] / "simulation" / "test_mutants.py"
 AFTERMATH_S: Final = 5.0

@@ -18,7 +18,7 @@ from rebalanser.audit.sources import NoHistory
 from rebalanser.cli import main
 from rebalanser.errors import UnusableOutput
 from rebalanser.history import Protocol
-from rebalanser.testing.histories import tell, write_pages
+from support.histories import tell, write_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

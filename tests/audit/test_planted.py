@@ -13,7 +13,7 @@ import pytest
 from rebalanser.audit import Options, audit
 from rebalanser.audit.tables import Certainty, FindingKind
 from rebalanser.history import Protocol
-from rebalanser.testing.histories import (
+from support.histories import (
     CLOCK_ERROR_S,
     DRAMAS,
     SPOILING,

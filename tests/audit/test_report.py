@@ -32,8 +32,8 @@ from rebalanser.audit.tables import (
     WITNESS,
 )
 from rebalanser.audit.weights import DECIMALS, LEAST_WEIGHT, MOST_WEIGHT
-from rebalanser.testing.browser import ARGUMENTS
 from rebalanser.testing.waiting import PATIENCE_S
+from support.browser import ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

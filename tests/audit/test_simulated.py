@@ -17,7 +17,7 @@ import pytest
 
 from rebalanser.audit import Options, audit
 from rebalanser.core.group.messages import FactKind
-from rebalanser.testing.simulation import history_of
+from simulation.group import history_of
 
 if TYPE_CHECKING:
     from types import ModuleType

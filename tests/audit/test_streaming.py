@@ -8,15 +8,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_kafka.history import open_sink
 
 from rebalanser.audit import audit
 from rebalanser.audit.sources import InvalidTopic, KafkaUnreachable
 from rebalanser.audit.streaming import LATE, Stream, Told
 from rebalanser.audit.tailing import TailReader
 from rebalanser.history import Protocol, Record
-from rebalanser.testing.histories import tell
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka.history import open_sink
+from support.histories import tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

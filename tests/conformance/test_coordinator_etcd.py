@@ -7,7 +7,6 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_etcd import open_etcd
 
 from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.registry.urls import parse_url
@@ -18,14 +17,14 @@ from rebalanser.testing.coordinator_suite import (
     plant_foreign_keys,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_etcd import open_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rebalanser_etcd import EtcdRegistry
-
     from rebalanser.registry import Coordinator
     from rebalanser.testing.etcd_server import EtcdCluster
+    from rebalanser_etcd import EtcdRegistry
 
 
 class EtcdHarness(CoordinatorHarness):

@@ -7,7 +7,6 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_kafka import open_kafka
 
 from rebalanser.admin import Admin
 from rebalanser.errors import UnknownGroup
@@ -15,6 +14,7 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import CoordinatorConformance, CoordinatorHarness
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka import open_kafka
 
 if TYPE_CHECKING:
     from rebalanser.registry import Coordinator

@@ -6,7 +6,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry
 
 from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.testing import FakeClock
@@ -16,6 +15,7 @@ from rebalanser.testing.coordinator_suite import (
     plant_foreign_keys,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite import SqliteRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

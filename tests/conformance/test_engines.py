@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.testing.engine_suite import EngineHarness, EngineSuite
+from rebalanser_sqlite.tasks import SqliteEngine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,10 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rebalanser_etcd import codec, open_etcd
-from rebalanser_etcd.endpoints import Endpoints, Repeat
 
 from rebalanser.registry.contract import Put, Range, Target, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.registry_suite import (
     Recorder,
     RegistryConformance,
@@ -24,6 +21,9 @@ from rebalanser.testing.registry_suite import (
     put_all,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_etcd import codec, open_etcd
+from rebalanser_etcd.endpoints import Endpoints, Repeat
+from support.proxy import TcpProxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

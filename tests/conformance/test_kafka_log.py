@@ -23,19 +23,6 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from rebalanser_kafka.chunks import Assembler, split
-from rebalanser_kafka.connection import Connection, client_config, reach
-from rebalanser_kafka.log import (
-    GroupOffsets,
-    LogReader,
-    LogRecord,
-    LogTruncated,
-    LogWriter,
-    NewRecord,
-    StaleMembership,
-    TransactionalWriter,
-)
-from rebalanser_kafka.topics import TopicSpec, describe, ensure_topics
 
 from rebalanser.errors import (
     AccessDenied,
@@ -49,6 +36,19 @@ from rebalanser.errors import (
 )
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_kafka.chunks import Assembler, split
+from rebalanser_kafka.connection import Connection, client_config, reach
+from rebalanser_kafka.log import (
+    GroupOffsets,
+    LogReader,
+    LogRecord,
+    LogTruncated,
+    LogWriter,
+    NewRecord,
+    StaleMembership,
+    TransactionalWriter,
+)
+from rebalanser_kafka.topics import TopicSpec, describe, ensure_topics
 
 REFUSED_AFTER_S = 10.0
 """Time that a writer gives a topic to appear."""

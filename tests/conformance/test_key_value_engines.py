@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_etcd import open_etcd
 
 from rebalanser.errors import LeaseNotFound
 from rebalanser.registry.urls import parse_url
@@ -46,6 +45,7 @@ from rebalanser.testing.engine_suite import (
     task_id,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_etcd import open_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

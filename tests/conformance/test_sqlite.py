@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry
 
 from rebalanser.testing import FakeClock
 from rebalanser.testing.registry_suite import RegistryConformance, RegistryHarness
+from rebalanser_sqlite import SqliteRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

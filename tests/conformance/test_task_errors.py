@@ -16,8 +16,6 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import AfterValidator
-from rebalanser_sqlite.tasks import claims
-from rebalanser_sqlite.tasks.rows import Row, stored_of
 
 from rebalanser import Settings
 from rebalanser.core.group import Fact, FactKind
@@ -56,6 +54,8 @@ from rebalanser.tasks.loops import ErrorKind, kind_of
 from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser_sqlite.tasks import claims
+from rebalanser_sqlite.tasks.rows import Row, stored_of
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
 GOOD = 20

@@ -19,9 +19,9 @@ import pytest
 from rebalanser.audit.assembly import FOLDERS
 from rebalanser.cli import main
 from rebalanser.history import Protocol
-from rebalanser.testing.histories import tell, write_pages
 from rebalanser.testing.servers import ServerProcess, free_ports
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from support.histories import tell, write_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import pytest
 from rebalanser.cli import main
 from rebalanser.core.shiva.types import ApplicationId, Mode
 from rebalanser.history import KINDS, Record, Step, read_records
-from rebalanser.testing.shiva_cluster import ShivaCluster
 from rebalanser.testing.waiting import wait_until
+from support.shiva_cluster import ShivaCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

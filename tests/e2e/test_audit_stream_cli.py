@@ -15,8 +15,8 @@ import pytest
 
 from rebalanser.audit import audit
 from rebalanser.testing import waiting
-from rebalanser.testing.histories import tell
 from rebalanser.testing.waiting import PATIENCE_S
+from support.histories import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,8 +16,8 @@ from rebalanser.cli import main
 from rebalanser.history import Protocol, Record, SkuldKind, read_records
 from rebalanser.tasks import Queue, Status
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.testing.shiva_cluster import Process
 from rebalanser.testing.waiting import wait_until
+from support.shiva_cluster import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,8 +15,8 @@ import pytest
 
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.types import ApplicationState
-from rebalanser.testing.shiva_cluster import RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from support.shiva_cluster import RUNS, ShivaCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

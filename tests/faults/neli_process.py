@@ -20,13 +20,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rebalanser_kafka.neli import candidate
-from rebalanser_kafka.neli.consuming import GroupConsumer
-
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.errors import RebalanserError
 from rebalanser.neli import Neli
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka.neli import candidate
+from rebalanser_kafka.neli.consuming import GroupConsumer
 
 SPAN = struct.Struct("dd")
 SAMPLE_EVERY_S = 0.001

@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from rebalanser_sqlite import store
-from rebalanser_sqlite.tasks import SqliteEngine
-
 from rebalanser.tasks.engine import Collect, Enqueue, EnqueueAll, Epoch, Move, TakeOver, Write
 from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite import store
+from rebalanser_sqlite.tasks import SqliteEngine
 
 QUEUE = "mail"
 PARTITIONS = 4

@@ -15,9 +15,6 @@ import dns.rcode
 import dns.resolver
 import dns.rrset
 import pytest
-from rebalanser_etcd import EtcdRegistry, open_etcd
-from rebalanser_etcd.discovery import find_members
-from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
 
 from rebalanser import Admin, Group, Settings
 from rebalanser.errors import (
@@ -32,9 +29,12 @@ from rebalanser.errors import (
 from rebalanser.registry.contract import Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser_etcd import EtcdRegistry, open_etcd
+from rebalanser_etcd.discovery import find_members
+from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
+from support.proxy import TcpProxy
 
 PLAIN, TLS = "_etcd-client._tcp.etcd.test", "_etcd-client-ssl._tcp.etcd.test"
 

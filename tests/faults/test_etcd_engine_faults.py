@@ -20,8 +20,8 @@ from rebalanser.tasks.key_value import KeyValueEngine, open_engine
 from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term
 from rebalanser.testing.engine_suite import Recorder
 from rebalanser.testing.etcd_server import EtcdCluster
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.waiting import PATIENCE_S
+from support.proxy import TcpProxy
 
 TIMEOUT_S = PATIENCE_S
 SHORT_S = 2.0

@@ -24,11 +24,6 @@ import grpc
 import pytest
 import tenacity
 from cryptography.hazmat.primitives import serialization
-from rebalanser_etcd import EtcdRegistry, codec, open_etcd
-from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
-from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
-from rebalanser_etcd.verdicts import judge
-from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
 
 from rebalanser import Admin, Group, Settings
 from rebalanser.core.group.types import ResourceSpec
@@ -65,9 +60,14 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports, make_certificates
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_etcd import EtcdRegistry, codec, open_etcd
+from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
+from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
+from rebalanser_etcd.verdicts import judge
+from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
+from support.proxy import TcpProxy
 
 TIMEOUT_S = PATIENCE_S
 COMPACT_EVERY_S = 0.005

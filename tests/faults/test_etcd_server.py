@@ -18,8 +18,8 @@ from rebalanser.testing.etcd_server import (
     find_etcd,
     version_of,
 )
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from support.proxy import TcpProxy
 
 PARENT = """
 import signal, sys

@@ -27,9 +27,9 @@ from rebalanser.runtime.dead_man import DeadMansSwitch
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.pausing import pause
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser.testing.witness import Witness
+from support.proxy import TcpProxy
 
 if TYPE_CHECKING:
     from rebalanser.core.group import Fact

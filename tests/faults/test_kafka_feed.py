@@ -8,11 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.group.replica import FED_BY, FEEDER
-from rebalanser_kafka.log import LogReader, LogWriter
-from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, encode
 
 from rebalanser import Admin, Group, Owned, Settings
 from rebalanser.core.shiva.records import AssignmentDocument
@@ -29,6 +24,11 @@ from rebalanser.registry.urls import parse_url
 from rebalanser.shiva.cluster import TopicNames, open_cluster
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.group.replica import FED_BY, FEEDER
+from rebalanser_kafka.log import LogReader, LogWriter
+from rebalanser_kafka.shiva import topics as shiva_topics
+from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, encode
 
 pytestmark = pytest.mark.rule("SH-19")
 

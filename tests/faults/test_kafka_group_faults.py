@@ -14,11 +14,6 @@ from itertools import pairwise
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from rebalanser_kafka import open_kafka
-from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator
-from rebalanser_kafka.group.naming import topic_of
-from rebalanser_kafka.group.records import Expire, Unreadable, decode
-from rebalanser_kafka.log import LogReader, LogWriter
 
 from rebalanser import Admin, Group, Owned, Settings
 from rebalanser.core.group.messages import Alive, Heartbeat, Join, Joined, SessionLost
@@ -29,6 +24,11 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_kafka import open_kafka
+from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator
+from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.group.records import Expire, Unreadable, decode
+from rebalanser_kafka.log import LogReader, LogWriter
 
 TTL_S = 2.0
 RESOURCES = tuple(f"r{number}" for number in range(6))

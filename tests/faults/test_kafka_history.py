@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_kafka.history import PARTITIONS, SETTINGS, KafkaSink, connection_of, open_sink
-from rebalanser_kafka.history_source import open_source
-from rebalanser_kafka.log import LogWriter
-from rebalanser_kafka.topics import TopicSpec, describe, ensure_topics
 
 from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import InvalidUrl, RegistryRefused, RegistryUnavailable
@@ -25,6 +21,10 @@ from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, Un
 from rebalanser.history.waiting import TOO_SLOW
 from rebalanser.testing.servers import free_ports
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_kafka.history import PARTITIONS, SETTINGS, KafkaSink, connection_of, open_sink
+from rebalanser_kafka.history_source import open_source
+from rebalanser_kafka.log import LogWriter
+from rebalanser_kafka.topics import TopicSpec, describe, ensure_topics
 
 if TYPE_CHECKING:
     from rebalanser.testing.kafka_server import KafkaCluster

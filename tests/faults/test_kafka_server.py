@@ -34,9 +34,9 @@ from rebalanser.testing.kafka_server import (
     find_java,
     find_kafka,
 )
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.servers import free_ports
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from support.proxy import TcpProxy
 
 PARENT = """
 import signal, sys

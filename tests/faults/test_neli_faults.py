@@ -33,8 +33,8 @@ from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import AccessDenied
 from rebalanser.neli import Neli
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from support.proxy import TcpProxy
 
 PROGRAM = Path(__file__).with_name("neli_process.py")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "neli_roles.py"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rebalanser.testing.proxy import TcpProxy
 from rebalanser.testing.waiting import PATIENCE_S
+from support.proxy import TcpProxy
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import InternalError
 from rebalanser.history import KINDS, UNLIMITED_S, MemorySink, Record, Step, read_records
 from rebalanser.neli import Neli
-from rebalanser.testing.shiva_cluster import Process, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from support.shiva_cluster import Process, ShivaCluster
 
 if TYPE_CHECKING:
-    from rebalanser_kafka.shiva.worker import KafkaWorker
-
     from rebalanser.core.shiva.messages import Stop
+    from rebalanser_kafka.shiva.worker import KafkaWorker
 
 SESSION_S = 2.0
 

@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import LogWriter, TransactionalWriter
-from rebalanser_kafka.shiva import candidate as leader_module
-from rebalanser_kafka.shiva import cluster as cluster_module
-from rebalanser_kafka.shiva.wire import encode, key_of
 
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.types import ApplicationId, ApplicationState, Mode
@@ -25,15 +20,19 @@ from rebalanser.errors import ApplicationFailed
 from rebalanser.shiva import Start
 from rebalanser.shiva.data_folder import folder_name
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import BEATS, CRASHES, SESSION_TIMEOUT_S, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogWriter, TransactionalWriter
+from rebalanser_kafka.shiva import candidate as leader_module
+from rebalanser_kafka.shiva import cluster as cluster_module
+from rebalanser_kafka.shiva.wire import encode, key_of
+from support.shiva_cluster import BEATS, CRASHES, SESSION_TIMEOUT_S, ShivaCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rebalanser_kafka.shiva.candidate import LeaderCandidate
-
     from rebalanser.core.shiva.records import AssignmentDocument
+    from rebalanser_kafka.shiva.candidate import LeaderCandidate
 
 PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
 TERM = "rebalanser_kafka.shiva.leader:Term"

@@ -27,14 +27,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import LogReader, LogTruncated, LogWriter
-from rebalanser_kafka.shiva import follower
-from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.parts import FileThreads
-from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, PartKey, encode, key_of
-from rebalanser_kafka.shiva.worker import KafkaWorker
-from rebalanser_kafka.topics import describe
 
 from rebalanser.cli import main
 from rebalanser.core.shiva.options import LeaderOptions
@@ -62,8 +54,16 @@ from rebalanser.shiva import TopicNames, open_cluster
 from rebalanser.shiva.archives import pack
 from rebalanser.shiva.data_folder import DataFolder
 from rebalanser.testing.kafka_server import KafkaCluster
-from rebalanser.testing.shiva_cluster import ROUND_S, RUNS, ShivaCluster
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogReader, LogTruncated, LogWriter
+from rebalanser_kafka.shiva import follower
+from rebalanser_kafka.shiva import topics as shiva_topics
+from rebalanser_kafka.shiva.parts import FileThreads
+from rebalanser_kafka.shiva.wire import ASSIGNEMENT_KEY, PartKey, encode, key_of
+from rebalanser_kafka.shiva.worker import KafkaWorker
+from rebalanser_kafka.topics import describe
+from support.shiva_cluster import ROUND_S, RUNS, ShivaCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rebalanser_sqlite.tasks import SqliteEngine
-from rebalanser_sqlite.tasks.schema import STATUSES
 
 from rebalanser.errors import QuotaExceeded
 from rebalanser.tasks.engine import Applied, Enqueue
 from rebalanser.tasks.model import Head, Task
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite.tasks import SqliteEngine
+from rebalanser_sqlite.tasks.schema import STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

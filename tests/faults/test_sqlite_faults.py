@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry
 
 from rebalanser import Admin, Group, Settings
 from rebalanser.errors import RegistryUnavailable, UnusableStore
@@ -35,6 +34,7 @@ from rebalanser.registry.contract import (
     Transaction,
 )
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_sqlite import SqliteRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.tasks import Queue
 from rebalanser.tasks.engine import Applied, Collect, Move
@@ -21,6 +20,7 @@ from rebalanser.tasks.model import ClaimState, EnqueueAnswer, State, Status, Sto
 from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
+from rebalanser_sqlite.tasks import SqliteEngine
 from tests.faults.outbox_producer import CALLS, PARTITIONS, QUEUE, REFUSED, TIMEOUT_S, opened, task_id
 
 PRODUCER = Path(__file__).with_name("outbox_producer.py")

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from rebalanser.core.group import Fact, FactKind
-from rebalanser.testing.simulation import Host, HostPlan, Scenario, Trace, World, settle, stay
+from simulation.group import Host, HostPlan, Scenario, Trace, World, settle, stay
 
 
 @dataclass
@@ -100,7 +100,7 @@ def digest() -> Callable[[str, str], str]:
     def taken(simulator: str, hash_seed: str) -> str:
         program = f"""
 import hashlib
-from {simulator} import PROFILES, run_seed
+from simulation.{simulator} import PROFILES, run_seed
 
 digest = hashlib.sha256()
 for seed in range(2):
@@ -120,7 +120,7 @@ def command_line() -> Callable[..., tuple[int, str]]:
     """``command_line(simulator, *arguments)``: the status of its command, and all that it has printed."""
 
     def run(simulator: str, *arguments: str) -> tuple[int, str]:
-        ran = _run_python("-m", simulator, *arguments, NO_COLOR="1", TERM="dumb", COLUMNS="200")
+        ran = _run_python("-m", "simulation", simulator, *arguments, NO_COLOR="1", TERM="dumb", COLUMNS="200")
         return ran.returncode, ran.stdout + ran.stderr
 
     return run

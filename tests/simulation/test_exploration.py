@@ -10,9 +10,9 @@ import pytest
 from rebalanser.core.group.node import Node
 from rebalanser.core.group.rebalancing import Rebalancing
 from rebalanser.registry.translation import Translation
-from rebalanser.testing import exploration
-from rebalanser.testing.exploration import LABELS, STORIES, Action, Kind, Model, Report, Search, State
-from rebalanser.testing.simulation.mutants import Switch, always, switched
+from simulation import exploration
+from simulation.exploration import LABELS, STORIES, Action, Kind, Model, Report, Search, State
+from simulation.kernel.mutants import Switch, always, switched
 
 JOINING, *_, CUT_OFF = STORIES
 INDEPENDENT = (Action(Kind.START, 0), Action(Kind.START, 1))

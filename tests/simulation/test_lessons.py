@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from rebalanser.core.group import Fact, FactKind, Membership, Mode
-from rebalanser.testing.simulation import Armed, FaultKind, HostPlan, Process
-from rebalanser.testing.simulation.scenario import TIMINGS
+from simulation.group import Armed, FaultKind, HostPlan, Process
+from simulation.group.scenario import TIMINGS
 
 if TYPE_CHECKING:
     from tests.simulation.conftest import Script

@@ -23,8 +23,8 @@ from rebalanser.registry import translation as translation_module
 from rebalanser.registry.contract import Delete, Transaction, Unchanged
 from rebalanser.registry.script import Answer, Script
 from rebalanser.registry.translation import Translation
-from rebalanser.testing.simulation import PROFILES, Process, exercised, run_seed, run_seeds
-from rebalanser.testing.simulation.mutants import (
+from simulation.group import PROFILES, Process, exercised, run_seed, run_seeds
+from simulation.kernel.mutants import (
     Caught,
     Mutant,
     Switch,

@@ -16,8 +16,8 @@ from rebalanser.core.neli.messages import ClientEvent, CommitAnswered, Heartbeat
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.core.neli.succession import Succession
 from rebalanser.core.neli.tenure import Tenure
-from rebalanser.testing.neli_simulation import PROFILES, run_seed, run_seeds
-from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, scan
+from simulation.kernel.mutants import Caught, Mutant, Switch, always, scan
+from simulation.neli import PROFILES, run_seed, run_seeds
 
 pytestmark = pytest.mark.full_size
 

@@ -13,9 +13,9 @@ import pytest
 
 from rebalanser.core.neli.messages import Fact, FactKind
 from rebalanser.core.neli.settings import GroupProtocol, Mode
-from rebalanser.testing.neli_simulation import Fault, Process, Scenario, World, settings_of
-from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
-from rebalanser.testing.simulation.trace import Trace
+from simulation.kernel.stories import Words, files_in, play, read, write_anew
+from simulation.kernel.trace import Trace
+from simulation.neli import Fault, Process, Scenario, World, settings_of
 
 FOLDER = Path(__file__).with_name("neli_scenarios")
 _LEFT_OUT = {FactKind.COMMIT_FAILED}

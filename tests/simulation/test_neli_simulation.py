@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rebalanser.testing.neli_simulation import (
+from simulation.neli import (
     PROFILES,
     Fault,
     Profile,
@@ -17,7 +17,7 @@ from rebalanser.testing.neli_simulation import (
     run_seeds,
 )
 
-SIMULATOR = "rebalanser.testing.neli_simulation"
+SIMULATOR = "neli"
 CHUNK = 100
 CHUNKS = 10
 

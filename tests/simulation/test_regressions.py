@@ -13,10 +13,10 @@ from rebalanser.core.group.types import Trouble
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed
-from rebalanser.testing.simulation import PROFILES, Armed, FaultKind, HostPlan, Violation, run_seed
-from rebalanser.testing.simulation.mutants import edited
-from rebalanser.testing.simulation.operators import Change
-from rebalanser.testing.simulation.scenario import TIMINGS
+from simulation.group import PROFILES, Armed, FaultKind, HostPlan, Violation, run_seed
+from simulation.group.operators import Change
+from simulation.group.scenario import TIMINGS
+from simulation.kernel.mutants import edited
 
 if TYPE_CHECKING:
     from tests.simulation.conftest import Script

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from rebalanser_kafka.shiva.facts import event_of as shiva_event
 
 from rebalanser.core.neli.messages import Fact as NeliFact
 from rebalanser.core.neli.messages import FactKind as NeliKind
@@ -17,13 +16,14 @@ from rebalanser.core.shiva.messages import FactKind as ShivaKind
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.history import KINDS, Event, Protocol, Record, Step, author_here
 from rebalanser.neli.history import event_of as neli_event
-from rebalanser.testing.neli_simulation import World as NeliWorld
-from rebalanser.testing.neli_simulation import runner as neli_runner
-from rebalanser.testing.neli_simulation.process import Process as NeliProcess
-from rebalanser.testing.shiva_simulation import World as ShivaWorld
-from rebalanser.testing.shiva_simulation import run_seed as run_shiva_seed
-from rebalanser.testing.shiva_simulation.process import Process as ShivaProcess
-from rebalanser.testing.shiva_simulation.working import WorkerProcess
+from rebalanser_kafka.shiva.facts import event_of as shiva_event
+from simulation.neli import World as NeliWorld
+from simulation.neli import runner as neli_runner
+from simulation.neli.process import Process as NeliProcess
+from simulation.shiva import World as ShivaWorld
+from simulation.shiva import run_seed as run_shiva_seed
+from simulation.shiva.process import Process as ShivaProcess
+from simulation.shiva.working import WorkerProcess
 
 pytestmark = pytest.mark.full_size
 

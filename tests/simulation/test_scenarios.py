@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from rebalanser.core.group import Fact, FactKind
-from rebalanser.testing.simulation import (
+from simulation.group import (
     Armed,
     FaultKind,
     Host,
@@ -23,7 +23,7 @@ from rebalanser.testing.simulation import (
     settle,
     stay,
 )
-from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
+from simulation.kernel.stories import Words, files_in, play, read, write_anew
 
 FOLDER = Path(__file__).with_name("scenarios")
 _LEFT_OUT = {FactKind.GROUP_READ, FactKind.START_RETURNED, FactKind.COMMAND_FAILED, FactKind.JOINING}

@@ -22,9 +22,9 @@ from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.core.shiva.worker import Worker
 from rebalanser.core.shiva.worker_files import Started, WorkerFiles
-from rebalanser.testing.shiva_simulation import PROFILES, Broker, World, run_seed
-from rebalanser.testing.shiva_simulation.running import ApplicationProcess
-from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, instead, scan
+from simulation.kernel.mutants import Caught, Mutant, Switch, always, instead, scan
+from simulation.shiva import PROFILES, Broker, World, run_seed
+from simulation.shiva.running import ApplicationProcess
 
 pytestmark = pytest.mark.full_size
 

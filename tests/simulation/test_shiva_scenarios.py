@@ -13,7 +13,9 @@ import pytest
 
 from rebalanser.core.shiva.messages import Fact, FactKind
 from rebalanser.core.shiva.types import ApplicationId, Mode
-from rebalanser.testing.shiva_simulation import (
+from simulation.group import Trace
+from simulation.kernel.stories import Words, files_in, play, read, write_anew
+from simulation.shiva import (
     Fault,
     HostPlan,
     Scenario,
@@ -22,8 +24,6 @@ from rebalanser.testing.shiva_simulation import (
     settle,
     stay,
 )
-from rebalanser.testing.simulation import Trace
-from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
 
 FOLDER = Path(__file__).with_name("shiva_scenarios")
 _LEFT_OUT = {

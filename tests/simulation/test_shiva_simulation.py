@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rebalanser.testing.shiva_simulation import (
+from simulation.shiva import (
     ANYTHING,
     PROFILES,
     Fault,
@@ -17,7 +17,7 @@ from rebalanser.testing.shiva_simulation import (
     run_seeds,
 )
 
-SIMULATOR = "rebalanser.testing.shiva_simulation"
+SIMULATOR = "shiva"
 CHUNK = 100
 CHUNKS = 10
 

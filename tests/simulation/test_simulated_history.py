@@ -11,7 +11,7 @@ import pytest
 from rebalanser.core.group.messages import FactKind
 from rebalanser.history import Record, event_of
 from rebalanser.registry.translation import Translation
-from rebalanser.testing.simulation import (
+from simulation.group import (
     PROFILES,
     HostPlan,
     Oracle,
@@ -22,8 +22,8 @@ from rebalanser.testing.simulation import (
     history_of,
     run_seed,
 )
-from rebalanser.testing.simulation.mutants import Switch, always, switched
-from rebalanser.testing.simulation.process import Process
+from simulation.group.process import Process
+from simulation.kernel.mutants import Switch, always, switched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

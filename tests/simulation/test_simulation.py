@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rebalanser.core.group import Event, FactKind, Node, rebalancing
-from rebalanser.testing.simulation import (
+from simulation.group import (
     ANYTHING,
     PROFILES,
     Process,
@@ -20,10 +20,10 @@ from rebalanser.testing.simulation import (
     run_seed,
     run_seeds,
 )
-from rebalanser.testing.simulation.coverage import ANSWERS, ENOUGH, NOT_BY_CHANCE, TRANSITIONS, seldom
-from rebalanser.testing.simulation.mutants import Switch, switched
+from simulation.group.coverage import ANSWERS, ENOUGH, NOT_BY_CHANCE, TRANSITIONS, seldom
+from simulation.kernel.mutants import Switch, switched
 
-SIMULATOR = "rebalanser.testing.simulation"
+SIMULATOR = "group"
 CHUNK = 100
 CHUNKS = 20
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rebalanser.testing.tasks_simulation import (
+from simulation.tasks import (
     ANYTHING,
     PROFILES,
     Fault,
@@ -17,9 +17,9 @@ from rebalanser.testing.tasks_simulation import (
     run_seed,
     run_seeds,
 )
-from rebalanser.testing.tasks_simulation.scenario import OF_OPERATORS
+from simulation.tasks.scenario import OF_OPERATORS
 
-SIMULATOR = "rebalanser.testing.tasks_simulation"
+SIMULATOR = "tasks"
 CHUNK = 100
 CHUNKS = 10
 GENERAL = [

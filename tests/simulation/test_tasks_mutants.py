@@ -36,12 +36,12 @@ from rebalanser.tasks.retention import Components, Marks, Retention
 from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.tasks.writes.batches import Batches, Settlement
 from rebalanser.tasks.writes.pending import PendingMove
-from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, always, edited, instead, scan
-from rebalanser.testing.tasks_simulation import PROFILES, producing, run_seed, working
-from rebalanser.testing.tasks_simulation import engine as engine_module
-from rebalanser.testing.tasks_simulation.engine import SimulatedEngine
-from rebalanser.testing.tasks_simulation.indexing import IndexedEngine
-from rebalanser.testing.tasks_simulation.working import SimulatedWorker, Working
+from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, scan
+from simulation.tasks import PROFILES, producing, run_seed, working
+from simulation.tasks import engine as engine_module
+from simulation.tasks.engine import SimulatedEngine
+from simulation.tasks.indexing import IndexedEngine
+from simulation.tasks.working import SimulatedWorker, Working
 
 pytestmark = pytest.mark.full_size
 

@@ -25,15 +25,15 @@ from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
 from rebalanser.tasks.rules import Refused
 from rebalanser.tasks.writes.pending import PendingMove
-from rebalanser.testing.simulation import Trace
-from rebalanser.testing.simulation.stories import Words, files_in, play, read, write_anew
-from rebalanser.testing.tasks_simulation import Fault, Scenario, World
-from rebalanser.testing.tasks_simulation.executing import PoolClaim, PoolWorker
-from rebalanser.testing.tasks_simulation.network import Network
-from rebalanser.testing.tasks_simulation.owning import QUEUE, OwnerProcess, Tenancy
-from rebalanser.testing.tasks_simulation.process import Process, Script, Wish
-from rebalanser.testing.tasks_simulation.scenario import MAX_CONTENT_BYTES
-from rebalanser.testing.tasks_simulation.writing import Writer
+from simulation.group import Trace
+from simulation.kernel.stories import Words, files_in, play, read, write_anew
+from simulation.tasks import Fault, Scenario, World
+from simulation.tasks.executing import PoolClaim, PoolWorker
+from simulation.tasks.network import Network
+from simulation.tasks.owning import QUEUE, OwnerProcess, Tenancy
+from simulation.tasks.process import Process, Script, Wish
+from simulation.tasks.scenario import MAX_CONTENT_BYTES
+from simulation.tasks.writing import Writer
 
 FOLDER = Path(__file__).with_name("tasks_scenarios")
 _QUIET = Scenario(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_kafka.shiva.outputs import FOLLOWED_BYTES, MAX_BYTES, MAX_FOLLOWED, PAUSE_S, Outputs
 
 from rebalanser.core.shiva.records import OutputAnswer, OutputRequest
 from rebalanser.core.shiva.types import ApplicationId
@@ -16,6 +15,7 @@ from rebalanser.runtime.keeper import RotatedFile
 from rebalanser.shiva.data_folder import output_file
 from rebalanser.shiva.outputs import LONGEST_LINE_BYTES, newest_lines, tail
 from rebalanser.testing.clock import FakeClock
+from rebalanser_kafka.shiva.outputs import FOLLOWED_BYTES, MAX_BYTES, MAX_FOLLOWED, PAUSE_S, Outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

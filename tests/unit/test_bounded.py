@@ -39,12 +39,7 @@ BOUNDED_OTHERWISE = {
         "what callers wait for, and the claims that a worker has room for",
     ),
     "rebalanser/tasks/execution/worker.py": (1, "claims, of which there are no more than it has room for"),
-    "rebalanser/testing/tasks_simulation/executing.py": (1, "claims of a simulated worker, within its room"),
-    "rebalanser/testing/tasks_simulation/writing.py": (1, "what the batcher of a simulated process holds"),
     "rebalanser/testing/memory.py": (1, "what is told within one call"),
-    "rebalanser/testing/neli_simulation/process.py": (1, "callbacks of one rebalance of the simulated group"),
-    "rebalanser/testing/shiva_simulation/leading.py": (1, "effects of one event of the simulated leader"),
-    "rebalanser/testing/simulation/process.py": (1, "effects of one event of the simulated node"),
 }
 """How many queues of a file are bounded by what is put into them, and by what."""
 QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "deque"}

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.errors import RequestTooLarge
 from rebalanser.tasks import engine as contract
@@ -36,6 +35,7 @@ from rebalanser.testing.engine_suite import (
     Recorder,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite.tasks import SqliteEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

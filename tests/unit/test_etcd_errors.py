@@ -13,12 +13,6 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from etcd3 import etcdrpc
-from rebalanser_etcd import codec
-from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_outcome, to_request
-from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
-from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
-from rebalanser_etcd.registry import EtcdRegistry
-from rebalanser_etcd.verdicts import Effect, judge
 
 from rebalanser.errors import (
     AccessDenied,
@@ -45,6 +39,12 @@ from rebalanser.registry.contract import (
     Stat,
     Transaction,
 )
+from rebalanser_etcd import codec
+from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_outcome, to_request
+from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
+from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
+from rebalanser_etcd.registry import EtcdRegistry
+from rebalanser_etcd.verdicts import Effect, judge
 
 Code = grpc.StatusCode
 

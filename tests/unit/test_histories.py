@@ -11,8 +11,8 @@ import pytest
 
 from rebalanser.core.group import FactKind
 from rebalanser.history import Protocol, Record, Unreadable, UnreadableReason, read_records
-from rebalanser.testing.histories import CLOCK_ERROR_S, DRAMAS, SPOILING, Defect, World, tell, write_pages
-from rebalanser.testing.histories.healthy import LIVES
+from support.histories import CLOCK_ERROR_S, DRAMAS, SPOILING, Defect, World, tell, write_pages
+from support.histories.healthy import LIVES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,20 +17,6 @@ from hypothesis import strategies as st
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
-from rebalanser_kafka import reader, transactions
-from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
-from rebalanser_kafka.connection import Connection, client_config, reach
-from rebalanser_kafka.failures import Act, UnsupportedBroker, clear_frames, error_of, is_passing, judge
-from rebalanser_kafka.log import LogReader, LogWriter, NewRecord, TransactionalWriter
-from rebalanser_kafka.topics import (
-    Difference,
-    TopicSpec,
-    TopicState,
-    by_topic,
-    differences,
-    refuse,
-    remedy,
-)
 
 from rebalanser.errors import (
     AccessDenied,
@@ -46,6 +32,20 @@ from rebalanser.errors import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import wait_until
+from rebalanser_kafka import reader, transactions
+from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
+from rebalanser_kafka.connection import Connection, client_config, reach
+from rebalanser_kafka.failures import Act, UnsupportedBroker, clear_frames, error_of, is_passing, judge
+from rebalanser_kafka.log import LogReader, LogWriter, NewRecord, TransactionalWriter
+from rebalanser_kafka.topics import (
+    Difference,
+    TopicSpec,
+    TopicState,
+    by_topic,
+    differences,
+    refuse,
+    remedy,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

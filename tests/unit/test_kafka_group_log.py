@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.group import log as group_log
 from rebalanser_kafka.topics import TopicState

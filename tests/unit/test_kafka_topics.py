@@ -10,13 +10,13 @@ from typing import Any, Final, Self
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigSource  # type: ignore[attr-defined]
-from rebalanser_kafka import topics
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.neli import topic
 
 from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
 from rebalanser.errors import InvalidSettings, RegistryUnavailable
 from rebalanser.neli.contract import Candidacy
+from rebalanser_kafka import topics
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.neli import topic
 
 CONNECTION = Connection.from_address("127.0.0.1:9", "c")
 TOPIC = "c-topic"

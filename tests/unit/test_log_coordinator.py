@@ -11,18 +11,6 @@ from itertools import count
 from typing import Self, TypeAlias
 
 import pytest
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.group import applications as applications_module
-from rebalanser_kafka.group import coordinator as coordinator_module
-from rebalanser_kafka.group import records
-from rebalanser_kafka.group.applications import RunningApplications
-from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator, OnDone
-from rebalanser_kafka.group.follower import LogEntry
-from rebalanser_kafka.group.leases import REPEAT_S
-from rebalanser_kafka.group.records import Expire, ReadAll, Rebase, Request, Snapshot, decode, encode
-from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva import wire
-from rebalanser_kafka.shiva.wire import key_of
 
 from rebalanser.core.group.messages import Alive, Failed, Heartbeat, Join, Joined, Noticed, SessionLost
 from rebalanser.core.group.types import Member, ResourceSpec, Session, Topic, TopicKind
@@ -47,6 +35,18 @@ from rebalanser.feed import Applications
 from rebalanser.testing import FakeClock
 from rebalanser.testing.coordinator_suite import NoticeRecorder
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.group import applications as applications_module
+from rebalanser_kafka.group import coordinator as coordinator_module
+from rebalanser_kafka.group import records
+from rebalanser_kafka.group.applications import RunningApplications
+from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator, OnDone
+from rebalanser_kafka.group.follower import LogEntry
+from rebalanser_kafka.group.leases import REPEAT_S
+from rebalanser_kafka.group.records import Expire, ReadAll, Rebase, Request, Snapshot, decode, encode
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva import wire
+from rebalanser_kafka.shiva.wire import key_of
 
 BORN_MS = 1_700_000_000_000
 

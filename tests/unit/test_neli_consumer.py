@@ -10,9 +10,6 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, TopicPartition
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.neli import consuming
-from rebalanser_kafka.neli.consuming import MAX_COMMITS, GroupConsumer
 
 from rebalanser.core.neli.messages import (
     Commit,
@@ -25,6 +22,9 @@ from rebalanser.core.neli.messages import (
 from rebalanser.core.neli.records import Claim, Note
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.neli.contract import Candidacy
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.neli import consuming
+from rebalanser_kafka.neli.consuming import MAX_COMMITS, GroupConsumer
 
 LIMIT_S = 8.0
 """Four times what a silent broker has at a session timeout of 2 s."""

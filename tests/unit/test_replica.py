@@ -9,28 +9,6 @@ from itertools import count, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
-from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCounter, rank
-from rebalanser_kafka.group.log import weaknesses
-from rebalanser_kafka.group.naming import topic_of
-from rebalanser_kafka.group.parts import REACH, in_parts
-from rebalanser_kafka.group.records import (
-    Expire,
-    Fed,
-    PutResources,
-    ReadAll,
-    Rebase,
-    RemoveResources,
-    Request,
-    SetDrained,
-    Unreadable,
-    WeighResources,
-    Wish,
-    decode,
-    encode,
-)
-from rebalanser_kafka.group.replica import FED_BY, FEEDER, LogLease, Result
-from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, divided, in_turn
 
 from rebalanser.core.group.messages import (
     Acknowledge,
@@ -67,6 +45,28 @@ from rebalanser.core.group.types import (
 )
 from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
 from rebalanser.registry.coordinator import GroupView
+from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
+from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCounter, rank
+from rebalanser_kafka.group.log import weaknesses
+from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.group.parts import REACH, in_parts
+from rebalanser_kafka.group.records import (
+    Expire,
+    Fed,
+    PutResources,
+    ReadAll,
+    Rebase,
+    RemoveResources,
+    Request,
+    SetDrained,
+    Unreadable,
+    WeighResources,
+    Wish,
+    decode,
+    encode,
+)
+from rebalanser_kafka.group.replica import FED_BY, FEEDER, LogLease, Result
+from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, divided, in_turn
 
 BORN_MS = 1_700_000_000_000
 RESOURCES = ("a", "b", "c")

@@ -18,10 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry, leases
-from rebalanser_sqlite.store import Store
-from rebalanser_sqlite.tasks.claims import Claims
-from rebalanser_sqlite.tasks.writing import Writing
 
 from rebalanser import group as group_module
 from rebalanser import settings as settings_module
@@ -53,8 +49,12 @@ from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.batches import Batches
-from rebalanser.testing.simulation.mutants import Caught, Mutant, Switch, edited, instead, switched
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
+from rebalanser_sqlite import SqliteRegistry, leases
+from rebalanser_sqlite.store import Store
+from rebalanser_sqlite.tasks.claims import Claims
+from rebalanser_sqlite.tasks.writing import Writing
+from simulation.kernel.mutants import Caught, Mutant, Switch, edited, instead, switched
 
 pytestmark = [pytest.mark.full_size, pytest.mark.xdist_group("runtime mutants")]
 

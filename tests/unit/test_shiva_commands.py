@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from rebalanser_kafka.log import LogWriter, NewRecord
-from rebalanser_kafka.records import FRAMING_BYTES
-from rebalanser_kafka.shiva import commands
-from rebalanser_kafka.shiva.commands import Publication, packed_starts
 
 from rebalanser.core.allocation import Requests
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import InvalidArchive, InvalidManifest, InvalidName, InvalidSettings, OutcomeUnknown
 from rebalanser.shiva import Packed, Start
+from rebalanser_kafka.log import LogWriter, NewRecord
+from rebalanser_kafka.records import FRAMING_BYTES
+from rebalanser_kafka.shiva import commands
+from rebalanser_kafka.shiva.commands import Publication, packed_starts
 
 PART_BYTES = 1000
 MESSAGE_BYTES = PART_BYTES + FRAMING_BYTES

@@ -8,14 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import LogWriter, NewRecord
-from rebalanser_kafka.shiva import cluster as cluster_module
-from rebalanser_kafka.shiva import retry as patience
-from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
-from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of
-from rebalanser_kafka.shiva.wire import decode
 
 from rebalanser.core.shiva.changes import DocumentChain
 from rebalanser.core.shiva.records import AssignmentDocument, StartCommand, StopCommand
@@ -42,6 +34,14 @@ from rebalanser.errors import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.shiva import TopicNames
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import LogWriter, NewRecord
+from rebalanser_kafka.shiva import cluster as cluster_module
+from rebalanser_kafka.shiva import retry as patience
+from rebalanser_kafka.shiva import topics as shiva_topics
+from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
+from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of
+from rebalanser_kafka.shiva.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from rebalanser_kafka.shiva.facts import FactTeller, event_of
 
 from rebalanser.core.shiva.messages import Fact, FactKind
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.history import UNLIMITED_S, MemorySink
 from rebalanser.runtime.clock import SystemClock
+from rebalanser_kafka.shiva.facts import FactTeller, event_of
 
 WEB = ApplicationId("t", "c", "web")
 

@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
-from rebalanser_kafka.shiva import parts
-from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
-from rebalanser_kafka.shiva.wire import PartKey
-from rebalanser_kafka.shiva.worker import KafkaWorker
 
 from rebalanser.core.shiva.changes import change_between
 from rebalanser.core.shiva.messages import ChangeRead, CommandEvent, DocumentRead, Standing, StopRead
@@ -32,6 +27,11 @@ from rebalanser.core.shiva.worker import Worker
 from rebalanser.errors import InvalidArchive, RegistryUnavailable
 from rebalanser.shiva.data_folder import DataFolder, folder_name
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser_kafka.log import LogReader, LogRecord, LogTruncated
+from rebalanser_kafka.shiva import parts
+from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
+from rebalanser_kafka.shiva.wire import PartKey
+from rebalanser_kafka.shiva.worker import KafkaWorker
 
 A, B = (ApplicationId("t", "c", name) for name in "AB")
 SHA = "a" * 64

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.shiva import follower as module
-from rebalanser_kafka.shiva.follower import COMMIT_AGAIN_S, COMMIT_S, Batch, Follower, LagGroup, Lost
 
 from rebalanser.errors import AccessDenied, InternalError
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.shiva import follower as module
+from rebalanser_kafka.shiva.follower import COMMIT_AGAIN_S, COMMIT_S, Batch, Follower, LagGroup, Lost
 
 if TYPE_CHECKING:
     from rebalanser_kafka.log import LogRecord

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
+
 from rebalanser_kafka.shiva.throttled_warning import LONGEST_GAP_S, ThrottledWarning
 
 

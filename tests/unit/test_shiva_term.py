@@ -10,15 +10,6 @@ from unittest import mock
 
 import pytest
 from confluent_kafka import TopicPartition
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.log import GroupOffsets
-from rebalanser_kafka.records import LogRecord, NewRecord
-from rebalanser_kafka.shiva import candidate as leading
-from rebalanser_kafka.shiva import leader as module
-from rebalanser_kafka.shiva.candidate import LeaderCandidate
-from rebalanser_kafka.shiva.follower import Batch
-from rebalanser_kafka.shiva.leader import Term
-from rebalanser_kafka.shiva.wire import PartKey, decode, encode, key_of
 
 from rebalanser.core.shiva.changes import DocumentChain, change_between
 from rebalanser.core.shiva.messages import (
@@ -60,13 +51,21 @@ from rebalanser.errors import (
 )
 from rebalanser.shiva.cluster import TopicNames
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.log import GroupOffsets
+from rebalanser_kafka.records import LogRecord, NewRecord
+from rebalanser_kafka.shiva import candidate as leading
+from rebalanser_kafka.shiva import leader as module
+from rebalanser_kafka.shiva.candidate import LeaderCandidate
+from rebalanser_kafka.shiva.follower import Batch
+from rebalanser_kafka.shiva.leader import Term
+from rebalanser_kafka.shiva.wire import PartKey, decode, encode, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rebalanser_kafka.log import TransactionalWriter
-
     from rebalanser.core.shiva.leader import Leader
+    from rebalanser_kafka.log import TransactionalWriter
 
 DOCUMENT = AssignmentDocument(Epoch(5, 1), "l", 0, 30.0)
 NEXT = AssignmentDocument(Epoch(5, 2), "l", 41, 30.0)

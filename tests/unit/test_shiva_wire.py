@@ -11,31 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva import decoding as reading
-from rebalanser_kafka.shiva import last_records
-from rebalanser_kafka.shiva.decoding import (
-    FRAMING_BYTES,
-    ReplayedCommands,
-    command_event,
-    control_record,
-    output_answer,
-    output_request,
-)
-from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest, read_on
-from rebalanser_kafka.shiva.wire import (
-    FORMAT,
-    MAX_PARTS,
-    MAX_VALUE_BYTES,
-    NotReadable,
-    PartKey,
-    decode,
-    decode_part_key,
-    encode,
-    key_of,
-    peek_epoch,
-)
 
 from rebalanser.core.allocation import MAX_AMOUNT, Capacity, Requests
 from rebalanser.core.shiva.messages import CaughtUp, PartRead, StartRead, Unreadable
@@ -73,15 +48,39 @@ from rebalanser.core.shiva.types import (
 )
 from rebalanser.core.shiva.worker import Worker
 from rebalanser.errors import InvalidSettings
+from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.records import LogRecord
+from rebalanser_kafka.shiva import decoding as reading
+from rebalanser_kafka.shiva import last_records
+from rebalanser_kafka.shiva.decoding import (
+    FRAMING_BYTES,
+    ReplayedCommands,
+    command_event,
+    control_record,
+    output_answer,
+    output_request,
+)
+from rebalanser_kafka.shiva.last_records import heard_in, last_document, newest, read_on
+from rebalanser_kafka.shiva.wire import (
+    FORMAT,
+    MAX_PARTS,
+    MAX_VALUE_BYTES,
+    NotReadable,
+    PartKey,
+    decode,
+    decode_part_key,
+    encode,
+    key_of,
+    peek_epoch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
+    from rebalanser.core.shiva.messages import CommandEvent
     from rebalanser_kafka.connection import Connection
     from rebalanser_kafka.shiva.wire import Written
-
-    from rebalanser.core.shiva.messages import CommandEvent
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[A-Za-z0-9_-]", fullmatch=True)
 texts = st.text(max_size=20)

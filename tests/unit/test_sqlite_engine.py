@@ -14,19 +14,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry, history, place, store
-from rebalanser_sqlite.tasks import (
-    SqliteEngine,
-    claims,
-    collecting,
-    group_commit,
-    open_engine,
-    reading,
-    rows,
-    writing,
-)
-from rebalanser_sqlite.tasks.change_feed import Follower
-from rebalanser_sqlite.tasks.schema import CHOICES
 
 from rebalanser import forks
 from rebalanser.errors import (
@@ -69,6 +56,19 @@ from rebalanser.tasks.model import (
     Update,
 )
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite import SqliteRegistry, history, place, store
+from rebalanser_sqlite.tasks import (
+    SqliteEngine,
+    claims,
+    collecting,
+    group_commit,
+    open_engine,
+    reading,
+    rows,
+    writing,
+)
+from rebalanser_sqlite.tasks.change_feed import Follower
+from rebalanser_sqlite.tasks.schema import CHOICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

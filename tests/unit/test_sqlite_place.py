@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry, place
-from rebalanser_sqlite.place import SHARED_FILESYSTEMS, file_of, mount_of
-from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 
 from rebalanser.errors import InvalidUrl, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser.registry.contract import Changed, Outcome, Put, Target, Transaction
@@ -21,6 +18,9 @@ from rebalanser.registry.urls import open_registry, parse_url
 from rebalanser.tasks.context import load_engine
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite import SqliteRegistry, place
+from rebalanser_sqlite.place import SHARED_FILESYSTEMS, file_of, mount_of
+from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rebalanser_sqlite import SqliteRegistry, bell, history, place, store, transactions, watcher
-from rebalanser_sqlite.failures import commit_failure, failure
-from rebalanser_sqlite.tasks.engine import SqliteEngine
 
 from rebalanser.core.group import Member
 from rebalanser.core.group.messages import Alive, Heartbeat, Join, Joined
@@ -56,6 +53,9 @@ from rebalanser.registry.urls import open_registry
 from rebalanser.testing import FakeClock
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_sqlite import SqliteRegistry, bell, history, place, store, transactions, watcher
+from rebalanser_sqlite.failures import commit_failure, failure
+from rebalanser_sqlite.tasks.engine import SqliteEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from rebalanser.core.group.rebalancing import Rebalancing, Releases
 from rebalanser.core.group.states import MEMBERSHIP, ROLE, STEPS, Membership, Role, Step, Vote
 from rebalanser.core.group.types import Mode
 from rebalanser.errors import InternalError
-from rebalanser.testing.simulation import PROFILES, run_seeds
-from rebalanser.testing.simulation.coverage import ANSWERS, NOT_BY_CHANCE, TRANSITIONS
+from simulation.group import PROFILES, run_seeds
+from simulation.group.coverage import ANSWERS, NOT_BY_CHANCE, TRANSITIONS
 
 RARE = {*NOT_BY_CHANCE, "step: 1 stopping → 3 adding barriers"}
 """A few hundred seeds may not meet these."""

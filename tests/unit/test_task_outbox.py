@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from rebalanser_sqlite.tasks import SqliteEngine
 
 from rebalanser.cli import main
 from rebalanser.errors import (
@@ -55,6 +54,7 @@ from rebalanser.tasks.outbox.outbox import Forwarding, WaitingCallers, engine_na
 from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
 from rebalanser.tasks.results import sources_in
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
+from rebalanser_sqlite.tasks import SqliteEngine
 
 QUEUE = "mail"
 ABSENT = f"{9:040x}"

@@ -293,14 +293,14 @@ def test_top_level_holds_only_what_belongs_there() -> None:
     assert found == TOP_LEVEL
 
 
-def _tests(folders: tuple[str, ...]) -> list[Path]:
-    return [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
+def _tests(folders: tuple[str, ...], pattern: str = "*.py") -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob(pattern))]
 
 
 def test_timeless_tests_never_sleep() -> None:
     sleeps = [
         f"{path.name}:{node.lineno}"
-        for path in _tests(TIMELESS_TESTS)
+        for path in _tests(TIMELESS_TESTS, "test_*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).rpartition(".")[2] == "sleep"

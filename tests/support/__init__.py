@@ -1,0 +1,1 @@
+"""Planted histories, a browser, a faulty network and a Shiva cluster for the tests."""
