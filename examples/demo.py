@@ -31,7 +31,6 @@ from stdlib_stream import Stream
 
 import rebalanser
 from rebalanser.core.allocation import minimum_moves, moves
-from rebalanser.core.group import FactKind
 from rebalanser.history import Record, read_records
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.state import GroupState, NodeState
@@ -359,7 +358,7 @@ def _is_stopped(pid: int) -> bool:
 def joined_at(history: Path) -> dict[str, float]:
     """When each node began to register, by its id."""
     records = (record for record in read_records(history) if isinstance(record, Record))
-    return {r.node: r.monotonic_time for r in reversed(list(records)) if r.kind == FactKind.JOINED}
+    return {r.node: r.monotonic_time for r in reversed(list(records)) if r.kind == rebalanser.FactKind.JOINED}
 
 
 def problems(demo: Demo, found: Comparison, verdict: Verdict) -> Iterator[str]:

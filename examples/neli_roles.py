@@ -14,9 +14,7 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from rebalanser.core.neli.roles import Role
-from rebalanser.core.neli.settings import NeliSettings
-from rebalanser.neli import Neli
+from rebalanser.neli import Neli, NeliSettings, Role
 
 ROLES = {"prices": 0, "invoices": 1, "newsletter": 2}
 TABLE = (

@@ -1,4 +1,4 @@
-"""Applications: a cluster as its clients see it, and an application's files and processes on one worker.
+"""Shiva: a cluster as its clients see it, and an application's files and processes on one worker.
 
 A client uses ``open_cluster``, and ``status_of`` on what it reads there. A worker keeps files in its
 ``DataFolder`` and runs them by ``ApplicationProcesses``; ``tail`` reads what they printed.
@@ -6,6 +6,9 @@ A client uses ``open_cluster``, and ``status_of`` on what it reads there. A work
 
 from __future__ import annotations
 
+from rebalanser.core.shiva.options import LeaderOptions
+from rebalanser.core.shiva.types import ApplicationId, Mode
+from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.shiva.archives import Packed, inspect, pack, unpack
 from rebalanser.shiva.channel import read_channel_file
 from rebalanser.shiva.cluster import (
@@ -24,19 +27,23 @@ from rebalanser.shiva.processes import ApplicationProcesses, ProcessEvent
 from rebalanser.shiva.status import ClusterStatus, LastHeard, status_of
 
 __all__ = [
+    "ApplicationId",
     "ApplicationProcesses",
     "Cluster",
     "ClusterStatus",
     "Commanded",
     "DataFolder",
     "LastHeard",
+    "LeaderOptions",
     "Manifest",
+    "Mode",
     "OpenCluster",
     "Packed",
     "ProcessEvent",
     "Running",
     "Start",
     "TopicNames",
+    "WorkerOptions",
     "inspect",
     "manifest_schema",
     "open_cluster",
