@@ -252,10 +252,12 @@ class Worker:
             and self._worker not in change.workers
         )
 
-    def _concerned_by_change(self, change: DocumentChange) -> frozenset[ApplicationId]:
+    def _concerned_by_change(self, change: DocumentChange) -> tuple[ApplicationId, ...]:
         """Return the applications that it changes or may decide on, or that wait for a newer document."""
         waiting = (a for a, run in self._runs.items() if run.exclusive and run.state is RunState.PENDING)
-        return self._files.undecided.union(change.applications, change.progress, waiting)
+        return tuple(
+            dict.fromkeys((*self._files.undecided, *change.applications, *change.progress, *waiting))
+        )
 
     def _runs_of(self, concerned: Concerned) -> list[Run]:
         if concerned is None:
@@ -425,11 +427,12 @@ class Worker:
     ) -> None:
         """Do the same with a document of which only a few entries differ from the one acted on."""
         known = document.applications
-        changed = change.applications.keys() | change.progress.keys()
+        changed = tuple(dict.fromkeys((*change.applications, *change.progress)))
         entries = {application: known[application] for application in changed if application in known}
         assigned = self._assigned(document, entries, offset, followed=True)
-        for application in changed - assigned.keys():
-            self._assignments.pop(application, None)
+        for application in changed:
+            if application not in assigned:
+                self._assignments.pop(application, None)
         self._assignments.update(assigned)
         self._note_adopted(document, offset, now)
         concerned = self._files.decided_further(document.consumed, changed, *self._decisions(entries))
@@ -638,8 +641,8 @@ class Worker:
                 del self._runs[ended.application]
         if not self._may_act() or self._stopping:
             return
-        wanted = self._assignments if concerned is None else self._assignments.keys() & set(concerned)
-        for application in wanted:
+        wanted = self._assignments if concerned is None else concerned
+        for application in [each for each in wanted if each in self._assignments]:
             assignment, run = self._assignments[application], self._runs.get(application)
             if run is None:
                 run = self._runs[application] = Run(

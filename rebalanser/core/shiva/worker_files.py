@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -91,7 +91,7 @@ class WorkerFiles:
         self._to_run: dict[ApplicationId, CommandId] = {}
         self._finished: dict[ApplicationId, CommandId] = {}
         self._mine: dict[ApplicationId, CommandId] = {}
-        self._undecided: set[ApplicationId] = set()
+        self._undecided: dict[ApplicationId, None] = {}
         """Applications with commands that were read since the last document, or not decided on by it."""
         self._unpacked: set[ApplicationId] = set()
         """The applications that may have unpacked files on this worker's disk."""
@@ -104,9 +104,9 @@ class WorkerFiles:
         return tuple(self._started)
 
     @property
-    def undecided(self) -> frozenset[ApplicationId]:
+    def undecided(self) -> tuple[ApplicationId, ...]:
         """Applications on whose commands the next document may decide."""
-        return frozenset(self._undecided)
+        return tuple(self._undecided)
 
     @property
     def next_unused(self) -> float | None:
@@ -133,7 +133,7 @@ class WorkerFiles:
         """Take in a start command; a kept one counts as of the client's record (SH-15)."""
         start = record.start if isinstance(record, KeptCommand) else record
         position = record.original if isinstance(record, KeptCommand) else at.offset
-        self._undecided.add(start.application)
+        self._undecided[start.application] = None
         commands = self._started.setdefault(start.application, {})
         known = commands.get(start.command)
         if known is None:
@@ -159,7 +159,7 @@ class WorkerFiles:
 
     def stop(self, at: Standing, application: ApplicationId, keep_data: bool = False) -> None:
         """Take in a stop: earlier start commands are no longer run or stored (SH-5)."""
-        self._undecided.add(application)
+        self._undecided[application] = None
         before = self._stops.pop(application, None)
         if before is None or before.offset < at.offset:
             before = _StopRead(at.offset, keep_data)
@@ -167,7 +167,7 @@ class WorkerFiles:
         if len(self._stops) > MAX_STOPS:
             forgotten, _ = self._stops.popitem(last=False)
             if forgotten not in self._started:
-                self._undecided.discard(forgotten)
+                self._undecided.pop(forgotten, None)
         for started in self._started.get(application, {}).values():
             if started.position < at.offset:
                 started.stopped_at, started.keep_data = at.offset, keep_data
@@ -190,21 +190,21 @@ class WorkerFiles:
         archive.
         """
         self._to_run, self._finished, self._mine = dict(to_run), dict(finished), dict(mine)
-        self._decide(consumed, {*self._stops, *to_run})
+        self._decide(consumed, dict.fromkeys((*self._stops, *to_run)))
 
     def decided_further(
         self,
         consumed: int,
-        changed: Iterable[ApplicationId],
+        changed: Collection[ApplicationId],
         to_run: Mapping[ApplicationId, CommandId],
         finished: Mapping[ApplicationId, CommandId],
         mine: Mapping[ApplicationId, CommandId],
-    ) -> frozenset[ApplicationId]:
+    ) -> tuple[ApplicationId, ...]:
         """Take in a document in which only these applications have changed; return those that it may concern.
 
         The mappings have, of these applications, what ``decided`` gets of all.
         """
-        concerned = self._undecided.union(changed)
+        concerned = tuple(dict.fromkeys((*self._undecided, *changed)))
         for application in changed:
             for known, now in ((self._to_run, to_run), (self._finished, finished), (self._mine, mine)):
                 if application in now:
@@ -212,7 +212,7 @@ class WorkerFiles:
                 else:
                     known.pop(application, None)
         self._decide(consumed, concerned)
-        return frozenset(concerned)
+        return concerned
 
     def _decide(self, consumed: int, applications: Iterable[ApplicationId]) -> None:
         self._decided = max(self._decided, consumed)
@@ -224,7 +224,7 @@ class WorkerFiles:
             started = self.find(application, command) if command is not None else None
             if started is not None and started.stopped_at is not None and started.stopped_at <= consumed:
                 started.stopped_at = None
-        self._undecided = {application for application in self._undecided if self._awaits(application)}
+        self._undecided = {each: None for each in self._undecided if self._awaits(each)}
 
     def _awaits(self, application: ApplicationId) -> bool:
         """True if a command of it was read that no document has decided on."""
