@@ -584,7 +584,7 @@ MUTANTS = (
         (
             Switch(
                 Owner,
-                "learn",
+                "_learn",
                 edited(
                     "if stored.revision < known:",
                     "if False:",
