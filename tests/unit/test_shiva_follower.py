@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class Brokers:
         self.sent: list[list[TopicPartition]] = []
         self.errors: list[KafkaError] = []
         self.answers: list[tuple[KafkaError | None, list[SimpleNamespace]]] = []
+        self.closed = threading.Event()
 
     def __call__(self, config: dict[str, Any]) -> Brokers:
         self.config = config
@@ -58,6 +60,9 @@ class Brokers:
         for answer in answers:
             self.config["on_commit"](*answer)
         return SimpleNamespace(error=self.errors.pop) if self.errors else None
+
+    def close(self) -> None:
+        self.closed.set()
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
         assert asynchronous
@@ -173,3 +178,7 @@ class TestLag:
         self.later(brokers, lag)
         assert brokers.committed[1:] == [{"c-command": 5}]
         follower.close()
+        assert brokers.closed.wait(PATIENCE_S)
+        lag.note("c-control", 2)
+        self.later(brokers, lag)
+        assert len(brokers.committed) == 2, "nothing is committed by a group that is closed"

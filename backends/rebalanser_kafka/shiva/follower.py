@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -65,7 +66,7 @@ class LagGroup:
         self._fields = {"cluster": connection.cluster, "group": self.group}
         self._lock = threading.Lock()
         settings = {"group.id": self.group, "enable.auto.commit": False, "on_commit": self._answered}
-        self._consumer = Consumer(client_config(connection, settings))
+        self._consumer: Consumer | None = Consumer(client_config(connection, settings))
         self._positions: dict[str, int] = {}
         self._committed: dict[str, int] = {}
         self._pending = False
@@ -84,16 +85,29 @@ class LagGroup:
         if now < self._due_at or not self._lock.acquire(blocking=False):
             return
         try:
+            if self._consumer is None:
+                return
             self._due_at = now + COMMIT_S
             message = self._consumer.poll(0)
             if message is not None and (error := message.error()) is not None:
                 self._warn_once(error)  # of the search for the coordinator, say: no answer has it
             if not self._pending:
-                self._commit(now)
+                self._commit(self._consumer, now)
         except RAISED as exception:
             self._warn_once(error_of(exception))
         finally:
             self._lock.release()
+
+    def close(self) -> None:
+        """Commit nothing more; returns at once. Closing twice does nothing.
+
+        A thread closes the client: with a commit on its way and no broker, librdkafka waits for 45 s.
+        """
+        with self._lock:
+            consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with suppress(RuntimeError):  # the host is at its limit of threads
+                threading.Thread(target=consumer.close, name="rebalanser-lag-close", daemon=True).start()
 
     def _answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
         """Note what the last commit has led to; called by ``poll``."""
@@ -105,7 +119,7 @@ class LagGroup:
             else:
                 self._warn_once(refused)
 
-    def _commit(self, now: float) -> None:
+    def _commit(self, consumer: Consumer, now: float) -> None:
         if now >= self._again_at:
             self._again_at = now + COMMIT_AGAIN_S
             self._committed.clear()
@@ -115,7 +129,7 @@ class LagGroup:
             if self._committed.get(topic) != position
         ]
         if places:
-            self._consumer.commit(offsets=places, asynchronous=True)
+            consumer.commit(offsets=places, asynchronous=True)
             self._pending = True
 
     def _warn_once(self, error: KafkaError) -> None:
@@ -160,8 +174,10 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, whether or not its last batch was taken. Closing twice does nothing."""
+        """End the thread and its lag group, whether or not its last batch was taken. May be called twice."""
         self._closing.set()
+        if self._lag is not None:
+            self._lag.close()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT_S)
 
