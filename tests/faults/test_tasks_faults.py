@@ -211,7 +211,8 @@ def test_partitions_change_hands_without_losing_or_doubling_a_claim(stage: Stage
     claims = Counter((each["task"], each["number"]) for each in stage.events("began"))
     assert set(claims.values()) == {1}, "no claim number was given twice"
     tries = Counter(each["task"] for each in stage.events("began"))
-    assert sum(tries.values()) - len(ids) <= 2, "only what the killed worker ran was tried again"
+    # Of each of its two threads: the body that ran, and the one that had ended, if that was not written yet.
+    assert sum(tries.values()) - len(ids) <= 4, "only what the killed worker ran was tried again"
 
 
 def _pid_of(stage: Stage, task: str) -> int:
