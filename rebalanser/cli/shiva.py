@@ -25,7 +25,7 @@ from rebalanser.cli.kafka_options import KafkaOption
 from rebalanser.cli.lines import counted
 from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
 from rebalanser.cli.shiva_table import application_line, plain, render
-from rebalanser.core.allocation import MAX_AMOUNT, Capacity
+from rebalanser.core.allocation import MAX_AMOUNT, Capacity, thousandths
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnswer
 from rebalanser.core.shiva.types import (
@@ -450,9 +450,10 @@ def _worker_options(
 ) -> WorkerOptions:
     wanted = frozenset(check_part(tag, "tag") for tag in tags or ())
     limited = cpu is not None or memory_mb is not None
-    cpu_milli = None if cpu is None else round(cpu * 1000)
-    if cpu_milli is not None and cpu_milli / 1000 != cpu:
-        raise InvalidSettings(f"--cpu {cpu} has more than three decimal places")
+    try:
+        cpu_milli = None if cpu is None else thousandths(cpu)
+    except ValueError as error:
+        raise InvalidSettings(f"--{error}") from None
     capacity = Capacity(cpu_milli, memory_mb) if limited else None
     return WorkerOptions(tags=wanted, capacity=capacity, keep_files_s=keep_files_s)
 

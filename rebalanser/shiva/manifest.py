@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from rebalanser.core.allocation import MAX_AMOUNT, Requests
+from rebalanser.core.allocation import MAX_AMOUNT, Requests, thousandths
 from rebalanser.core.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME
 from rebalanser.core.shiva.types import HealthPolicy, RestartPolicy, check_part
 from rebalanser.errors import InvalidManifest, InvalidName
@@ -161,13 +161,12 @@ class RequestedAmounts(_Part):
 
     @model_validator(mode="after")
     def _is_a_number_of_thousandths(self) -> Self:
-        if round(self.cpu * 1000) / 1000 != self.cpu:
-            raise ValueError(f"cpu {self.cpu!r} has more than three decimal places")
+        thousandths(self.cpu)
         return self
 
     def as_requests(self) -> Requests | None:
         """Return what the leader needs of it; None if it requests nothing."""
-        return Requests(round(self.cpu * 1000), self.memory_mb) or None
+        return Requests(thousandths(self.cpu), self.memory_mb) or None
 
 
 class Manifest(_Part):

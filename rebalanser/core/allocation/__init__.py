@@ -154,7 +154,7 @@ from __future__ import annotations
 
 from rebalanser.core.allocation.balanced import balanced, minimum_moves, moves, share_out
 from rebalanser.core.allocation.placement import Placement, allocate, effort, place
-from rebalanser.core.allocation.weighted import MAX_AMOUNT, Capacity, Requests
+from rebalanser.core.allocation.weighted import MAX_AMOUNT, Capacity, Requests, thousandths
 
 __all__ = [
     "MAX_AMOUNT",
@@ -168,4 +168,5 @@ __all__ = [
     "moves",
     "place",
     "share_out",
+    "thousandths",
 ]

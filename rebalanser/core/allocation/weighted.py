@@ -64,6 +64,18 @@ class Capacity:
         _check_amounts(self)
 
 
+def thousandths(cpu: float) -> int:
+    """Return a number of processors in thousandths.
+
+    Raises:
+        ValueError: it has more than three decimal places.
+    """
+    cpu_milli = round(cpu * 1000)
+    if cpu_milli / 1000 != cpu:
+        raise ValueError(f"cpu {cpu!r} has more than three decimal places")
+    return cpu_milli
+
+
 def _check_amounts(given: Requests | Capacity) -> None:
     for field in fields(given):
         amount = getattr(given, field.name)
