@@ -179,7 +179,8 @@ def heard_in(records: Iterable[LogRecord], wall_s: float) -> LastHeard:
 
 def end_of(connection: Connection, topic: str, timeout_s: float) -> int:
     """Return the end of a topic; errors as above."""
-    return _bounds(connection, topic, timeout_s)[1]
+    with LogReader(connection, topic, "latest") as reader:
+        return reader.end_offset(timeout_s)
 
 
 def _bounds(connection: Connection, topic: str, timeout_s: float) -> tuple[int, int]:

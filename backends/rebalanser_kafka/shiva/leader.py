@@ -65,7 +65,7 @@ from rebalanser_kafka.log import (
 )
 from rebalanser_kafka.shiva.decoding import ReplayedCommands, control_record
 from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
-from rebalanser_kafka.shiva.last_records import last_document, last_pongs
+from rebalanser_kafka.shiva.last_records import end_of, last_document, last_pongs
 from rebalanser_kafka.shiva.parts import ArchiveReader, PartIndex
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
 from rebalanser_kafka.shiva.wire import LEADER_KEY, PartKey, encode, kept_key, key_of
@@ -211,8 +211,7 @@ class Term:
             follower.begin()
 
     def _end_of(self, topic: str) -> int:
-        with LogReader(self._connection, topic, "latest") as reader:
-            return reader.end_offset(self._timeout_s)
+        return end_of(self._connection, topic, self._timeout_s)
 
     def _refuse_foreign(self, document: AssignmentDocument) -> None:
         """Refuse a document of a term beyond COMMAND's end: no new term would be greater.
