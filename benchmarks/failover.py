@@ -74,7 +74,7 @@ console = Console()
 
 @dataclass
 class Found:
-    """What fail-overs of one kind took, by what was waited for."""
+    """Seconds that fail-overs of one kind took, by the event that ended them."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     overlap_s: float | None = None
@@ -141,7 +141,7 @@ class Process:
 
 
 def wait_members(admin: AdminClient, group: str, count: int) -> None:
-    """Wait until a consumer group has settled with so many members."""
+    """Wait until a consumer group is stable and has this number of members."""
 
     def settled() -> bool:
         found = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
@@ -289,7 +289,7 @@ def plain_member(topic: str, config: dict[str, str | int]) -> None:
 
 
 class Heard:
-    """What leaders of a Shiva write from now on: of each, when its first ping and document were read."""
+    """Times at which the first ping and the first document of each later leader of a Shiva were read."""
 
     def __init__(self, kafka: str, cluster: str) -> None:
         self._consumer = Consumer(
@@ -432,7 +432,7 @@ class Kind:
 
     @property
     def ends(self) -> str:
-        """How the process ends."""
+        """Name of the signal that ends the process."""
         return "kill -9" if self.number is KILL else "SIGTERM"
 
     def limit_of(self, what: str) -> float:

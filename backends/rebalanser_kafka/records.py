@@ -60,7 +60,7 @@ class NewRecord:
 
     @property
     def size_bytes(self) -> int:
-        """What counts against ``MAX_RECORD_BYTES``."""
+        """Size that counts against ``MAX_RECORD_BYTES``."""
         headers = sum(len(name.encode()) + len(value) for name, value in self.headers.items())
         return len(self.key or b"") + len(self.value or b"") + headers
 

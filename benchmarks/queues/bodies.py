@@ -32,7 +32,7 @@ def nothing() -> None:
 
 
 def ticks() -> int:
-    """How often ``nothing`` was called, by any process."""
+    """Return the number of calls of ``nothing`` in all processes."""
     counted = (folder() / "ticks").iterdir() if (folder() / "ticks").exists() else ()
     return sum(int.from_bytes(each.read_bytes(), "little") for each in counted)
 
@@ -55,7 +55,7 @@ def asked_at(at: float) -> None:
 
 
 def asked() -> list[float]:
-    """What ``asked_at`` has written down."""
+    """Return the times that ``asked_at`` has written."""
     path = folder() / "asked"
     return [float(line) for line in path.read_text().split()] if path.exists() else []
 

@@ -40,7 +40,7 @@ def missing(peer: Peer) -> str | None:
 
 
 def run(peer: Peer, action: str, tasks: int = 0, longest_s: float = LONGEST_S) -> dict[str, Any]:
-    """What an action of ``queues.drive`` tells of it, on a new store."""
+    """Run an action of ``queues.drive`` on a new store, and return its figures."""
     with _server(peer) as url, tempfile.TemporaryDirectory() as folder:
         environment = dict(
             os.environ,

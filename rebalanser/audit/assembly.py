@@ -133,7 +133,7 @@ def _or_empty(found: DataFrame | None, records: DataFrame, table: StructType) ->
 
 
 class Audit:
-    """What was found. Use it as a context manager, or ``close`` it: it keeps tables in Spark's memory."""
+    """Findings and measurements. Use it as a context manager, or ``close`` it: it caches tables in Spark."""
 
     def __init__(self, spark: SparkSession, tables: Tables, kept: list[DataFrame], step: Step) -> None:
         self.tables = tables

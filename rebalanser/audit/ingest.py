@@ -94,7 +94,7 @@ def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> Data
 
 
 def parse(raw: DataFrame) -> Ingested:
-    """Tell records from what is none; ``raw`` has the columns of ``RAW``. In batch and stream alike."""
+    """Separate valid records from invalid lines, in batch or stream; ``raw`` has the columns of ``RAW``."""
     upgraded = _upgraded(raw)
     good = _is_record()
     records = upgraded.where(good).withColumns(

@@ -1,8 +1,8 @@
 """Requests over the message limit, as several records that take effect at the last one.
 
-The parts of a value (``rebalanser_kafka.chunks``) stand in order, among records of others. Whether it is
-whole depends on the last ``REACH`` records only, and on nothing that another value does: it is dropped once
-its first part stands further back, by every replica alike, wherever each began to read the log.
+The parts of a value (``rebalanser_kafka.chunks``) are in order in the log, between records of others. All of
+them must be among the last ``REACH`` records. A value whose first part is further back is dropped, by each
+replica at the same record, wherever it began to read the log, and whatever the parts of other values are.
 """
 
 from __future__ import annotations

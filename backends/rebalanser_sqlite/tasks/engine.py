@@ -127,7 +127,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return self._capabilities
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
-        """How many partitions the queue has; see ``rebalanser.tasks.engine.Engine.define``.
+        """Return the queue's number of partitions; see ``rebalanser.tasks.engine.Engine.define``.
 
         Raises:
             InvalidName: the queue's name can't be stored (RB-33).

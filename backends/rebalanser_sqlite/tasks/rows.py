@@ -24,7 +24,7 @@ COLUMNS: Final = (
     "result, coalesce(unique_key, limit_key) IS NOT NULL, unique_key, unique_for_s, limit_key, max_running, "
     "rate_limit"
 )
-"""What ``stored_of`` makes a task of; the first one is its id."""
+"""Columns that ``stored_of`` makes a task of; the first is its id."""
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
