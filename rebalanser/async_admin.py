@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from rebalanser.admin import UNCHANGED, Admin, Owner, Unchanged
+from rebalanser.admin import Admin
+from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
 from rebalanser.runtime.running import in_own_thread
-from rebalanser.settings import Settings
-
-if TYPE_CHECKING:
-    from rebalanser.state import GroupState, ResourceState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,21 +18,14 @@ T = TypeVar("T")
 class AsyncAdmin:
     """An ``Admin`` whose calls are awaited; the event loop goes on meanwhile.
 
-    It connects with the first call, or as ``async with``, which closes it too. Every method raises what that
-    of ``Admin`` does, and those that connect what ``Admin`` itself does.
+    It takes what ``Admin`` takes. It connects with the first call, or as ``async with``, which closes it too.
+    Every method raises what that of ``Admin`` does, and those that connect what ``Admin`` itself does.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str | None = None,
-        *,
-        settings: Settings | None = None,
-        timeout_s: float = 30.0,
-        create: bool = True,
-    ) -> None:
+    @with_parameters_of(Admin.__init__)
+    def __init__(self, name: str, *arguments: Any, **named: Any) -> None:
         self.name = name
-        self._connect = lambda: Admin(name, url, settings=settings, timeout_s=timeout_s, create=create)
+        self._connect = lambda: Admin(name, *arguments, **named)
         self._connecting = asyncio.Lock()
         self._admin: Admin | None = None
 
@@ -55,7 +45,7 @@ class AsyncAdmin:
             return self._admin
 
     async def _call(
-        self, method: Callable[Concatenate[Admin, P], T], *arguments: P.args, **named: P.kwargs
+        self, method: Callable[Concatenate[Admin, P], T], /, *arguments: P.args, **named: P.kwargs
     ) -> T:
         return await in_own_thread(method, await self._connected(), *arguments, **named)
 
@@ -65,48 +55,13 @@ class AsyncAdmin:
             if self._admin is not None:
                 await in_own_thread(self._admin.close)
 
-    async def add(
-        self,
-        *resources: str | Iterable[str],
-        weight: float | Unchanged = UNCHANGED,
-        pin: str | Unchanged | None = UNCHANGED,
-        attributes: Mapping[str, str] | Unchanged = UNCHANGED,
-    ) -> int:
-        """Add resources, or change what is said of them; see ``Admin.add``."""
-        return await self._call(Admin.add, *resources, weight=weight, pin=pin, attributes=attributes)
-
-    async def weigh(self, weights: Mapping[str, float]) -> int:
-        """Change the weights of resources; see ``Admin.weigh``."""
-        return await self._call(Admin.weigh, weights)
-
-    async def remove(self, *resources: str | Iterable[str]) -> int:
-        """Remove resources; see ``Admin.remove``."""
-        return await self._call(Admin.remove, *resources)
-
-    async def resources(self) -> list[ResourceState]:
-        """All resources with their owners, by name."""
-        return await self._call(Admin.resources)
-
-    async def owners(self) -> dict[str, Owner]:
-        """The present owners, by resource; see ``rebalanser.Owners`` for a cache."""
-        return await self._call(Admin.owners)
-
-    async def drain(self, node: str) -> None:
-        """Move all resources away from the nodes with this label; see ``Admin.drain``."""
-        await self._call(Admin.drain, node)
-
-    async def undrain(self, node: str) -> None:
-        """Let the nodes with this label own resources again."""
-        await self._call(Admin.undrain, node)
-
-    async def exists(self) -> bool:
-        """Return True if anything is known of the group."""
-        return await self._call(Admin.exists)
-
-    async def state(self) -> GroupState:
-        """The group at one revision; see ``Admin.state``."""
-        return await self._call(Admin.state)
-
-    async def wait_balanced(self, timeout_s: float = 30.0) -> GroupState:
-        """Wait until every resource that can be placed has its owner; see ``Admin.wait_balanced``."""
-        return await self._call(Admin.wait_balanced, timeout_s)
+    add = awaited(Admin.add)
+    weigh = awaited(Admin.weigh)
+    remove = awaited(Admin.remove)
+    resources = awaited(Admin.resources)
+    owners = awaited(Admin.owners)
+    drain = awaited(Admin.drain)
+    undrain = awaited(Admin.undrain)
+    exists = awaited(Admin.exists)
+    state = awaited(Admin.state)
+    wait_balanced = awaited(Admin.wait_balanced)

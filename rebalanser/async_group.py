@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
-from rebalanser.core.group import Fact
-from rebalanser.errors import InvalidHandlers, InvalidState
+from rebalanser.errors import InvalidHandlers
 from rebalanser.group import Group, check_takes_one
-from rebalanser.runtime.loop_bridge import LoopBridge
+from rebalanser.runtime.loop_bridge import AsyncTwin, awaited, forwarded, with_parameters_of
 from rebalanser.runtime.owned import Owned
-from rebalanser.runtime.running import in_own_thread, run_in_loop_until_stopped
 from rebalanser.runtime.workers import WorkerTasks
 from rebalanser.settings import Settings
 
@@ -31,50 +28,39 @@ def _returns_coroutine(function: object) -> bool:
     )
 
 
-class AsyncGroup:
+class AsyncGroup(AsyncTwin[Group]):
     """A ``Group`` whose handlers run in the event loop and whose calls are awaited.
 
     Handlers may be coroutine functions or plain ones; both are called in the loop that ``start`` was
     awaited in. Heartbeats do not depend on the loop: one that is blocked loses no lease.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str | None = None,
-        *,
-        node: str | None = None,
-        settings: Settings | None = None,
-        resources: Iterable[str] = (),
-    ) -> None:
-        self._group = Group(name, url, node=node, settings=settings, resources=resources)
-        self._bridge = LoopBridge(self._group)
+    @with_parameters_of(Group.__init__)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(Group(*arguments, **named))
         self._tasks: WorkerTasks | None = None
         self._handled = False
-
-    def __repr__(self) -> str:
-        return f"Async{self._group!r}"
 
     @property
     def name(self) -> str:
         """The group's name."""
-        return self._group.name
+        return self._sync.name
 
     @property
     def node(self) -> str:
         """This node's label."""
-        return self._group.node
+        return self._sync.node
 
     @property
     def settings(self) -> Settings:
         """The settings of this node."""
-        return self._group.settings
+        return self._sync.settings
 
     def on_start(self, handler: HandlerT) -> HandlerT:
         """Register what to do with resources that arrive; see ``Group.on_start``."""
         self._refuse_beside_worker()
         check_takes_one(handler, "on_start", "a list of owned resources")
-        self._group.on_start(self._bridge.in_loop(handler))
+        self._sync.on_start(self._in_loop(handler))
         self._handled = True
         return handler
 
@@ -82,7 +68,7 @@ class AsyncGroup:
         """Register what to do with resources that leave; see ``Group.on_stop``."""
         self._refuse_beside_worker()
         check_takes_one(handler, "on_stop", "a list of owned resources")
-        self._group.on_stop(self._bridge.in_loop(handler))
+        self._sync.on_stop(self._in_loop(handler))
         self._handled = True
         return handler
 
@@ -108,71 +94,35 @@ class AsyncGroup:
             raise InvalidHandlers("the worker of an AsyncGroup is a coroutine function (async def)")
         check_takes_one(function, "worker", "one owned resource")
         tasks = WorkerTasks(function, CANCEL_SHARE * self.settings.stop_timeout_s)
-        self._group.on_start(self._bridge.in_loop(tasks.start))
-        self._group.on_stop(self._bridge.in_loop(tasks.stop))
+        self._sync.on_start(self._in_loop(tasks.start))
+        self._sync.on_stop(self._in_loop(tasks.stop))
         self._tasks = tasks
         return function
 
-    def on_fact(self, hook: Callable[[Fact], None]) -> Callable[[Fact], None]:
-        """Register a hook that is told everything that happens; see ``Group.on_fact``."""
-        return self._group.on_fact(hook)
+    on_fact = forwarded(Group.on_fact)
+    accept = forwarded(Group.accept)
+    wait_settled = awaited(Group.wait_settled)
 
-    async def start(self) -> None:
-        """Join the group, and return once the node is registered; raises what ``Group.start`` does.
-
-        ``asyncio.run`` stops a group that was not stopped, and waits for that as ``stop`` does.
-        """
-        await self._bridge.start()
-
-    async def stop(self, timeout_s: float | None = None) -> None:
-        """Leave gracefully and wait until that is done; raises what ``Group.stop`` does."""
-        if self._bridge.is_called_by_handler or (
+    def _is_called_by_handler(self) -> bool:
+        return super()._is_called_by_handler() or (
             self._tasks is not None and self._tasks.includes(asyncio.current_task())
-        ):
-            raise InvalidState("stop() was called from a handler; call request_stop() there")
-        await self._bridge.stop(timeout_s)
+        )
 
-    def request_stop(self) -> None:
-        """Begin a graceful stop and return at once."""
-        self._group.request_stop()
-
-    def accept(self, resource: str) -> None:
-        """Take a resource again that was released here; see ``Group.accept``."""
-        self._group.accept(resource)
+    async def run(self) -> None:
+        self._sync.narrate()
+        await super().run()
 
     @property
     def released(self) -> frozenset[str]:
         """The resources that this node has released and not accepted since."""
-        return self._group.released
-
-    async def run(self) -> None:
-        """Take part until SIGINT, SIGTERM or SIGHUP, or until ``request_stop``; then stop gracefully.
-
-        A second SIGINT has its usual effect. Several may run in one loop; a signal stops them all. Raises
-        what ``Group.run`` does.
-        """
-        self._group.narrate()
-        await run_in_loop_until_stopped(self, self._group.wait_stopped)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
+        return self._sync.released
 
     @property
     def resources(self) -> Mapping[str, Owned]:
         """The owned resources now: a copy, by resource."""
-        return self._group.resources
+        return self._sync.resources
 
     @property
     def is_leader(self) -> bool:
         """True if this node leads its group, as far as it knows. Never base exclusion on it."""
-        return self._group.is_leader
-
-    async def wait_settled(self, timeout_s: float = 30.0) -> None:
-        """Wait until this node owns exactly its share; raises what ``Group.wait_settled`` does."""
-        await in_own_thread(self._group.wait_settled, timeout_s)
+        return self._sync.is_leader

@@ -17,6 +17,7 @@ from rebalanser import Admin, AsyncAdmin, AsyncGroup, Settings, async_group
 from rebalanser.core.group import FactKind
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
 from rebalanser.runtime import workers
+from rebalanser.runtime.loop_bridge import awaited
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -299,14 +300,14 @@ def test_a_start_that_is_cancelled_twice_leaves_nothing_running(
             await owned.until_stop_requested()
 
         being_made, may_go_on = asyncio.Event(), threading.Event()
-        loop, made = asyncio.get_running_loop(), group._group._made
+        loop, made = asyncio.get_running_loop(), group._sync._made
 
         def slowly() -> object:
             loop.call_soon_threadsafe(being_made.set)
             assert may_go_on.wait(PATIENCE_S)
             return made()
 
-        monkeypatch.setattr(group._group, "_made", slowly)
+        monkeypatch.setattr(group._sync, "_made", slowly)
         starting = asyncio.ensure_future(group.start())
         await being_made.wait()
         for _ in range(2):
@@ -315,7 +316,7 @@ def test_a_start_that_is_cancelled_twice_leaves_nothing_running(
         may_go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        assert group._group._run is None
+        assert group._sync._run is None
 
     within_patience(main)
 
@@ -568,7 +569,7 @@ def test_a_loop_that_ends_stops_its_group(url: str, settled: bool) -> None:
 
     with pytest.raises(RuntimeError, match="boom"):
         within_patience(fail)
-    assert group._group._run is None
+    assert group._sync._run is None
     assert calls.count("start") == calls.count("stop") >= settled
     with Admin("group", url) as admin:
         state = admin.state()
@@ -586,17 +587,17 @@ def test_a_loop_that_ends_leaves_what_was_started_again_elsewhere(url: str) -> N
     async def first() -> None:
         await group.start()
         group.request_stop()
-        await asyncio.to_thread(group._group.wait_stopped, PATIENCE_S)
+        await asyncio.to_thread(group._sync.wait_stopped, PATIENCE_S)
         await group.start()
         await group.wait_settled(PATIENCE_S)
         group.request_stop()
-        await asyncio.to_thread(group._group.wait_stopped, PATIENCE_S)
+        await asyncio.to_thread(group._sync.wait_stopped, PATIENCE_S)
 
     async def second() -> None:
         async with group:
             await asyncio.to_thread(loop.run_until_complete, cancelled_all())
             await group.wait_settled(PATIENCE_S)
-            assert group._group.wait_stopped(0) is False
+            assert group._sync.wait_stopped(0) is False
 
     async def cancelled_all() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -608,7 +609,7 @@ def test_a_loop_that_ends_leaves_what_was_started_again_elsewhere(url: str) -> N
     loop.run_until_complete(asyncio.wait_for(first(), PATIENCE_S))
     within_patience(second)
     loop.close()
-    assert group._group._run is None
+    assert group._sync._run is None
 
 
 def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
@@ -626,15 +627,20 @@ def test_a_loop_that_is_gone_can_not_stop_access(url: str) -> None:
     loop.close()
     assert [task.get_name() for task in ended] == ["rebalanser-stop-at-end"]
     with pytest.raises(HandlerFailed, match="event loop that it was started in is closed"):
-        group._group.stop()
+        group._sync.stop()
 
 
 def test_an_operator_awaits_the_same_names() -> None:
     url = f"memory://{uuid.uuid4().hex}"
+    calls: list[tuple[int, int]] = []
+
+    def progress(done: int, of: int) -> None:
+        calls.append((done, of))
 
     async def main() -> None:
         async with AsyncAdmin("group", url) as admin:
-            assert await admin.add("a", ["b"], weight=2.0, attributes={"zone": "z"}) == 2
+            assert await admin.add("a", ["b"], weight=2.0, attributes={"zone": "z"}, progress=progress) == 2
+            assert calls == [(0, 2), (2, 2)]
             assert await admin.weigh({"b": 3.0}) == 1
             assert await admin.remove("a") == 1
             await admin.drain("n")
@@ -663,7 +669,7 @@ def test_an_operator_that_waits_blocks_no_loop(url: str, monkeypatch: pytest.Mon
 
     async def main() -> None:
         admin = AsyncAdmin("group", url)
-        monkeypatch.setattr(Admin, "state", slowly)
+        monkeypatch.setattr(AsyncAdmin, "state", awaited(slowly))
         waiting = asyncio.ensure_future(admin.state())
         while not asked.is_set():
             await asyncio.sleep(0)
@@ -697,4 +703,4 @@ def test_a_loop_closes_although_workers_run(url: str) -> None:
         await running.wait()
 
     within_patience(main)
-    assert groups[0]._group._run is None
+    assert groups[0]._sync._run is None

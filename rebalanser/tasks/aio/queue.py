@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import threading
 from collections.abc import (
     AsyncIterable,
@@ -17,7 +19,6 @@ from collections.abc import (
 )
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import (
     Any,
@@ -38,14 +39,13 @@ from rebalanser import forks
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.clock import Clock
+from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
 from rebalanser.runtime.running import run_in_loop_until_stopped
-from rebalanser.settings import Settings
 from rebalanser.tasks import waiting
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.aio.loop_caller import LoopCaller
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.context import too_slow
-from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.functions import (
     NO_OPTIONS,
@@ -67,19 +67,16 @@ from rebalanser.tasks.functions import (
 )
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
-from rebalanser.tasks.model import Enqueued, Room, Status, Stored, TaskId, Update
-from rebalanser.tasks.open_queue import DEFAULT_PARTITIONS, IN_MEMORY, name_and_url, refuse_options
-from rebalanser.tasks.pauses import Pause, Pauses
+from rebalanser.tasks.model import Enqueued, Room, Stored, TaskId
+from rebalanser.tasks.open_queue import IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_mixed, require_concurrency, require_grace
 from rebalanser.tasks.results import PlannedCall, given_calls, sort_by_dependency
-from rebalanser.tasks.retention import Collected, Retention, RetentionRecord
-from rebalanser.tasks.status import QueueStatus
 
 PAGE = 1000
 Tasks: TypeAlias = Iterable[Stored] | AsyncIterable[Stored]
 """Tasks that a call takes: a list, or what ``AsyncQueue.tasks`` returns."""
-_DEFAULT_RETENTION: Final = Retention()
+_PARAMETERS: Final = inspect.signature(Queue.__init__)
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -167,6 +164,22 @@ class AsyncTaskDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> AsyncTaskFunction[P, R]: ...
 
 
+def _iterated(
+    method: Callable[Concatenate[Queue, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncQueue, P], AsyncIterator[T]]:
+    """Return the method that iterates over the items of a blocking iterator, read page by page."""
+
+    @functools.wraps(method)
+    async def iterate(twin: AsyncQueue, /, *arguments: P.args, **named: P.kwargs) -> AsyncIterator[T]:
+        items = await twin._call(method, *arguments, **named)  # noqa: SLF001 - of its own kind
+        page: Any = named.get("page", PAGE)
+        while batch := await twin._call(lambda _queue: list(islice(items, page))):  # noqa: SLF001
+            for each in batch:
+                yield each
+
+    return iterate
+
+
 class AsyncQueue:
     """A ``Queue`` whose calls are awaited, and whose bodies may run in the loop.
 
@@ -179,38 +192,14 @@ class AsyncQueue:
         InvalidArgument: an option is of a wrong type, or a time is out of range.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str | None = None,
-        *,
-        claim_ttl_s: float = 30.0,
-        buffer_s: float | None = None,
-        partitions: int = DEFAULT_PARTITIONS,
-        settings: Settings | None = None,
-        node: str | None = None,
-        middleware: Sequence[Middleware] = (),
-        timeout_s: float = 10.0,
-        state_folder: Path | None = None,
-        create: bool = True,
-        outbox: Path | None = None,
-        clock: Clock | None = None,
-        retention: Retention | None = _DEFAULT_RETENTION,
-    ) -> None:
-        options: dict[str, Any] = {
-            "claim_ttl_s": claim_ttl_s,
-            "buffer_s": buffer_s,
-            "partitions": partitions,
-            "settings": settings,
-            "node": node,
-            "middleware": middleware,
-            "timeout_s": timeout_s,
-            "state_folder": state_folder,
-            "create": create,
-            "outbox": outbox,
-            "clock": clock,
-        }
-        refuse_options(**options, retention=retention)
+    @with_parameters_of(Queue.__init__)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        given = _PARAMETERS.bind(self, *arguments, **named)
+        given.apply_defaults()
+        options = given.kwargs
+        refuse_options(**options)
+        _, name, url = given.args
+        retention = options.pop("retention")
         name, url = name_and_url(name, url)
         self.name = check_name(name, "queue")
         self.retention = retention
@@ -330,27 +319,23 @@ class AsyncQueue:
         """Open the engine, unless it is open. Raises what ``Queue`` does."""
         await self._opened()
 
-    async def new_id(self) -> TaskId:
-        """Return an id for a new task, so that enqueueing it more than once is harmless (SK-1, SK-3)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.new_id)
-
-    async def enqueue_call(
-        self, body: TaskBody, arguments: tuple[Any, ...], named: Mapping[str, Any], options: EnqueueOptions
-    ) -> Enqueued[Any]:
-        """Enqueue a call of a function, as ``AsyncTaskFunction.enqueue``."""
-        queue = await self._opened()
-        return await self._threads.run(queue.enqueue_call, body, arguments, named, options)
-
-    async def enqueue_calls(
-        self,
-        body: TaskBody,
-        calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
-        options: EnqueueOptions,
-    ) -> list[Enqueued[Any]]:
-        """Enqueue calls of a function, as ``AsyncTaskFunction.enqueue_many``."""
-        queue = await self._opened()
-        return await self._threads.run(queue.enqueue_calls, body, calls, options)
+    new_id = awaited(Queue.new_id)
+    enqueue_call = awaited(Queue.enqueue_call)
+    enqueue_calls = awaited(Queue.enqueue_calls)
+    status = awaited(Queue.status)
+    count = awaited(Queue.count)
+    get = awaited(Queue.get)
+    payload = awaited(Queue.payload)
+    newest = awaited(Queue.newest)
+    log = _iterated(Queue.log)
+    tasks = _iterated(Queue.tasks)
+    cancel = awaited(Queue.cancel)
+    requeue = awaited(Queue.requeue)
+    pause = awaited(Queue.pause)
+    resume = awaited(Queue.resume)
+    pauses = awaited(Queue.pauses)
+    collect = awaited(Queue.collect)
+    retained = awaited(Queue.retained)
 
     async def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
         """Enqueue calls, with all whose results they get, all or none; as ``Queue.enqueue_all``."""
@@ -374,11 +359,6 @@ class AsyncQueue:
         """Failures in this process that are retried now; as ``Queue.troubles``."""
         return () if self._queue is None else self._queue.troubles
 
-    async def status(self) -> QueueStatus:
-        """Read counts by status, the oldest ready task's age, and the workers; as ``Queue.status``."""
-        queue = await self._opened()
-        return await self._threads.run(queue.status)
-
     def measure(self) -> Measurement:
         """Measure this process; as ``Queue.measure``. On SQLite it reads the store: call it in a thread.
 
@@ -388,52 +368,6 @@ class AsyncQueue:
         if self._queue is None:
             raise InvalidState("the queue is not open yet")
         return self._queue.measure()
-
-    async def get(self, task: TaskId, *, at_least: int = 0) -> Stored:
-        """Return a task as it is now; as ``Queue.get`` (SK-11)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.get, task, at_least=at_least)
-
-    async def payload(self, task: TaskId) -> bytes:
-        """Return a task's payload as it was enqueued; as ``Queue.payload``."""
-        queue = await self._opened()
-        return await self._threads.run(queue.payload, task)
-
-    async def log(self, task: TaskId) -> AsyncIterator[Update]:
-        """Read the updates of a task's claims, the earliest first; as ``Queue.log`` (SK-9)."""
-        queue = await self._opened()
-        async for each in self._each(queue.log(task), PAGE):
-            yield each
-
-    async def tasks(
-        self,
-        statuses: frozenset[Status] | None = None,
-        *,
-        page: int = PAGE,
-        after: TaskId | None = None,
-        at_least: int = 0,
-        name: str | None = None,
-        older_than_s: float = 0.0,
-    ) -> AsyncIterator[Stored]:
-        """Iterate over all tasks by id, read page by page; as ``Queue.tasks`` (SK-12)."""
-        queue = await self._opened()
-        found = queue.tasks(
-            statuses, page=page, after=after, at_least=at_least, name=name, older_than_s=older_than_s
-        )
-        async for each in self._each(found, page):
-            yield each
-
-    async def newest(
-        self,
-        limit: int,
-        statuses: frozenset[Status] | None = None,
-        *,
-        name: str | None = None,
-        older_than_s: float = 0.0,
-    ) -> list[Stored]:
-        """Return the newest tasks, the newest first; as ``Queue.newest``."""
-        queue = await self._opened()
-        return await self._threads.run(queue.newest, limit, statuses, name=name, older_than_s=older_than_s)
 
     async def rooms(self, tasks: Tasks) -> dict[TaskId, Room]:
         """Find the room that limits leave to those of these tasks that wait; as ``Queue.rooms``."""
@@ -451,36 +385,6 @@ class AsyncQueue:
             pairs += await self._threads.run(lambda given: list(queue.with_blockers(given)), some)
         return pairs
 
-    async def count(self) -> Mapping[Status, int]:
-        """Count the tasks in each status (SK-12)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.count)
-
-    async def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
-        """Claim no more tasks of the queue, or let no more ticks come; as ``Queue.pause`` (SK-23)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.pause, reason, schedule=schedule, by=by)
-
-    async def resume(self, *, schedule: str | None = None) -> Pause | None:
-        """End a pause; as ``Queue.resume`` (SK-23)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.resume, schedule=schedule)
-
-    async def pauses(self) -> Pauses:
-        """Read the pauses in force; as ``Queue.pauses`` (SK-23)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.pauses)
-
-    async def cancel(self, task: TaskId) -> Status:
-        """Cancel a task, unless it is complete; return its status."""
-        queue = await self._opened()
-        return await self._threads.run(queue.cancel, task)
-
-    async def requeue(self, task: TaskId) -> Status:
-        """Requeue a dead or cancelled task, with all its tries (SK-15); return its status."""
-        queue = await self._opened()
-        return await self._threads.run(queue.requeue, task)
-
     async def cancel_all(self, tasks: Tasks) -> int:
         """Cancel tasks, many at once; as ``Queue.cancel_all``."""
         queue = await self._opened()
@@ -490,23 +394,6 @@ class AsyncQueue:
         """Requeue tasks, many at once; as ``Queue.requeue_all``."""
         queue = await self._opened()
         return sum([await self._threads.run(queue.requeue_all, some) async for some in _batches(tasks)])
-
-    async def collect(
-        self,
-        older_than_s: float = 86_400.0,
-        archive: Path | None = None,
-        *,
-        statuses: frozenset[Status] = frozenset({Status.COMPLETED}),
-        name: str | None = None,
-    ) -> Collected:
-        """Delete complete tasks that were enqueued longer ago; as ``Queue.collect`` (SK-14)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.collect, older_than_s, archive, statuses=statuses, name=name)
-
-    async def retained(self) -> RetentionRecord:
-        """Read the time and number of the last deletions by age; as ``Queue.retained`` (SK-22)."""
-        queue = await self._opened()
-        return await self._threads.run(queue.retained)
 
     @overload
     async def wait(self, task: Enqueued[R], timeout_s: float = 60.0) -> R: ...
@@ -640,6 +527,11 @@ class AsyncQueue:
         if self._caller is not None and self._caller.includes(asyncio.current_task()):
             raise InvalidState(f"{call} was called by a body; call request_stop() there")
 
+    async def _call(
+        self, method: Callable[Concatenate[Queue, P], T], /, *arguments: P.args, **named: P.kwargs
+    ) -> T:
+        return await self._threads.run(method, await self._opened(), *arguments, **named)
+
     async def _opened(self) -> Queue:
         queue = self._queue
         return await self._threads.run(self._open) if queue is None else queue
@@ -656,12 +548,6 @@ class AsyncQueue:
                     queue.close()
                     raise InvalidState(f"the queue {self.name!r} is closed")
             return queue
-
-    async def _each(self, items: Iterator[T], page: int) -> AsyncIterator[T]:
-        """Iterate over the items of a blocking iterator, read page by page."""
-        while batch := await self._threads.run(lambda: list(islice(items, page))):
-            for each in batch:
-                yield each
 
     @contextlib.asynccontextmanager
     async def _watching(
