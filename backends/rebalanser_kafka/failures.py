@@ -171,6 +171,11 @@ def is_truncated(error: KafkaError) -> bool:
     return error.code() in _TRUNCATED
 
 
+def is_missing(error: KafkaError) -> bool:
+    """True if the error says that a topic or partition is unknown."""
+    return error.code() in _MISSING
+
+
 def is_passing(error: KafkaError) -> bool:
     """Whether the error goes away by itself as soon as brokers, network and leaders are well again."""
     known = any(error.code() in codes for codes, _ in _CLASSES if codes is not _NOT_SENT)

@@ -113,13 +113,12 @@ class TopicSource:
         """Up to the end as it was when the reading began; from then on what is there."""
         reader = self._readers[partition]
         if partition not in self._ends:
-            self._ends[partition] = self._patiently(reader.end_offset)
-            self._positions[partition] = self._patiently(reader.start_offset)
+            self._positions[partition], self._ends[partition] = self._patiently(reader.bounds)
             yield from self._up_to(partition, self._ends[partition])
         while records := reader.poll(_GLANCE_S):
             yield from records
 
-    def _patiently(self, ask: Callable[[float], int]) -> int:
+    def _patiently(self, ask: Callable[[float], tuple[int, int]]) -> tuple[int, int]:
         """Ask again while brokers have not heard yet who leads the partition of a new topic."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RegistryUnavailable),

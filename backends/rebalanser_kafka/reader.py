@@ -26,6 +26,7 @@ from rebalanser_kafka.failures import (
     Act,
     LogTruncated,
     error_of,
+    is_missing,
     is_passing,
     is_truncated,
     judge,
@@ -38,6 +39,7 @@ READ_AHEAD_BYTES: Final = 16 * 2**20
 """Bytes that wait for a poll by default."""
 FETCH_BYTES: Final = 2**20
 """Maximum bytes of one answer of the broker, unless its first batch alone is larger."""
+_LEAST_S: Final = 0.001
 
 _SETTINGS: Final = MappingProxyType(
     {
@@ -148,14 +150,30 @@ class LogReader:
         offset, else the high watermark.
 
         Raises:
-            RegistryUnavailable: no broker answered within ``timeout_s`` seconds.
+            RebalanserError: as ``bounds``.
+        """
+        return self.bounds(timeout_s)[1]
+
+    def bounds(self, timeout_s: float) -> tuple[int, int]:
+        """Return the offset of the first record that the log still holds, and ``end_offset``, in one request.
+
+        Raises:
+            RegistryUnavailable: no broker answered within ``timeout_s`` seconds, or the partition has no
+                leader yet, as after a start of its brokers.
             AccessDenied, RegistryRefused: as ``poll``.
         """
-        return self._watermarks(timeout_s)[1]
-
-    def start_offset(self, timeout_s: float) -> int:
-        """The offset of the first record that the log still holds; errors as ``end_offset``."""
-        return self._watermarks(timeout_s)[0]
+        if self._closed:
+            raise InvalidState(f"the reader of {self._topic} is closed")
+        deadline = time.monotonic() + timeout_s
+        partition = TopicPartition(self._topic, self._partition)
+        what = f"asking for the offsets of {self._topic}"
+        try:
+            return self._consumer.get_watermark_offsets(partition, timeout=max(_LEAST_S, timeout_s))
+        except RAISED as exception:
+            error = error_of(exception)
+        if is_missing(error) and self._is_known(max(_LEAST_S, deadline - time.monotonic())):
+            raise RegistryUnavailable(f"{what} failed: its partition {self._partition} has no leader yet")
+        raise judge(error, Act.READ, what)
 
     def close(self) -> None:
         """Let go of the connection, without waiting for a broker. Closing twice does nothing."""
@@ -179,14 +197,16 @@ class LogReader:
             self._failed = judge(error_of(exception), Act.READ, f"reading {self._topic}")
             return []
 
-    def _watermarks(self, timeout_s: float) -> tuple[int, int]:
-        if self._closed:
-            raise InvalidState(f"the reader of {self._topic} is closed")
-        partition = TopicPartition(self._topic, self._partition)
+    def _is_known(self, timeout_s: float) -> bool:
+        """True if the brokers know the partition, with a leader or without; a consumer's question makes none.
+
+        The client says of both a missing topic and one without a leader that it is unknown.
+        """
         try:
-            return self._consumer.get_watermark_offsets(partition, timeout=max(0.001, timeout_s))
+            found = self._consumer.list_topics(self._topic, timeout=timeout_s).topics.get(self._topic)
         except RAISED as exception:
-            raise judge(error_of(exception), Act.READ, f"asking for the offsets of {self._topic}") from None
+            raise judge(error_of(exception), Act.READ, f"looking at topic {self._topic}") from None
+        return found is not None and self._partition in found.partitions
 
     def _assign(self, timeout_s: float) -> bool:
         if self._start == "latest":
@@ -198,7 +218,7 @@ class LogReader:
         elif self._start == "earliest":
             # If the partition's leader is not known yet, librdkafka looks for it again after half a second.
             with suppress(RebalanserError):
-                self.start_offset(timeout_s)
+                self.bounds(timeout_s)
         offset = OFFSET_BEGINNING if self._start == "earliest" else self._position
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
         self._assigned = True

@@ -233,7 +233,7 @@ class TestReading:
             with pytest.raises(LogTruncated):
                 reader.poll(0.0)
         fresh = open_.enter_context(LogReader(connection, topic, "earliest"))
-        assert fresh.start_offset(PATIENCE_S) == 2
+        assert fresh.bounds(PATIENCE_S) == (2, 3)
         assert values(read_to_end(fresh)) == [b"2"]
 
     def test_a_topic_that_is_not_there_is_named(self, connection: Connection, open_: ExitStack) -> None:

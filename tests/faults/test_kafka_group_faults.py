@@ -131,7 +131,7 @@ def flood(url: str, topic: str, records: int) -> None:
 
 def log_start(url: str, topic: str) -> int:
     with LogReader(open_kafka(parse_url(url), PATIENCE_S).connection, topic, "earliest") as reader:
-        return reader.start_offset(PATIENCE_S)
+        return reader.bounds(PATIENCE_S)[0]
 
 
 @pytest.mark.rule("RB-1", "RB-12", "RB-21", "RB-22", "RB-28")

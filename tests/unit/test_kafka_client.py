@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 import shlex
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -25,6 +27,7 @@ from rebalanser.errors import (
     InvalidState,
     InvalidUrl,
     OutcomeUnknown,
+    RebalanserError,
     RegistryRefused,
     RegistryUnavailable,
     RequestTooLarge,
@@ -48,6 +51,8 @@ from rebalanser_kafka.topics import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from confluent_kafka import Producer
 
 NOWHERE = "127.0.0.1:1"
@@ -349,6 +354,50 @@ def test_a_reader_from_the_beginning_fetches_once_it_has_looked_for_the_partitio
     log = LogReader(Connection.from_address(NOWHERE), "t", "earliest")
     assert [log.poll(0.1), log.poll(0.1)] == [[], []]
     assert client.asked == ["the offsets", f"records from {OFFSET_BEGINNING} on"]
+
+
+class Returning:
+    """A client whose broker has just come back: it knows the partitions of a topic, and leads none yet."""
+
+    def __init__(self, code: int, partitions: Collection[int] | None) -> None:
+        self._code = code
+        self._partitions = partitions
+
+    def get_watermark_offsets(self, _partition: TopicPartition, **_: float) -> tuple[int, int]:
+        raise KafkaException(KafkaError(self._code))
+
+    def list_topics(self, topic: str, *, timeout: float) -> SimpleNamespace:
+        assert 0 < timeout <= 5.0
+        if self._partitions is None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=dict.fromkeys(self._partitions))})
+
+
+@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART])
+@pytest.mark.parametrize(
+    ("partitions", "kind", "words"),
+    [
+        ([0], RegistryUnavailable, "offsets of t failed: its partition 0 has no leader yet"),
+        ([], RegistryRefused, "offsets of t failed: .*nknown"),
+        ([1], RegistryRefused, "offsets of t failed: .*nknown"),
+        (None, RegistryUnavailable, "looking at topic t failed"),
+    ],
+)
+def test_a_partition_without_a_leader_yet_is_told_from_one_that_is_missing(
+    code: int,
+    partitions: Collection[int] | None,
+    kind: type[RebalanserError],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """librdkafka calls both unknown; a daemon that starts just as its broker comes back goes on."""
+    monkeypatch.setattr(reader, "Consumer", lambda _config: Returning(code, partitions))
+    log = LogReader(Connection.from_address(NOWHERE), "t", "latest")
+    with pytest.raises(kind, match=words):
+        log.bounds(5.0)
+    if kind is RegistryUnavailable:
+        assert log.poll(5.0) == []
+        assert re.search(words, log.trouble or "")
 
 
 def test_frames_of_an_error_that_was_raised_again_hold_nothing_once_cleared() -> None:

@@ -34,11 +34,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         def __init__(self, *_: Any, **__: Any) -> None:
             self.position = 0
 
-        def start_offset(self, _timeout_s: float) -> int:
-            return 0
-
-        def end_offset(self, _timeout_s: float) -> int:
-            return 0
+        def bounds(self, _timeout_s: float) -> tuple[int, int]:
+            return 0, 0
 
         def close(self) -> None:
             """Nothing is open."""

@@ -485,11 +485,8 @@ class TopicReader:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def start_offset(self, _timeout_s: float) -> int:
-        return 0
-
-    def end_offset(self, _timeout_s: float) -> int:
-        return len(self._topic.values)
+    def bounds(self, _timeout_s: float) -> tuple[int, int]:
+        return 0, len(self._topic.values)
 
     def poll(self, _timeout_s: float) -> list[LogRecord]:
         offset = self.position
@@ -623,11 +620,8 @@ class _Topic:
     def __exit__(self, *_: object) -> None:
         return
 
-    def start_offset(self, _timeout_s: float) -> int:
-        return 0
-
-    def end_offset(self, _timeout_s: float) -> int:
-        return len(self.records)
+    def bounds(self, _timeout_s: float) -> tuple[int, int]:
+        return 0, len(self.records)
 
     def records_from(self, _connection: object, _topic: str, start: int, *_: object) -> Iterator[LogRecord]:
         self.read.append(start)

@@ -111,10 +111,7 @@ class KafkaLog:
         self._unsafe_reasons = self._weaknesses()
         reader = LogReader(self._connection, self._topic, "earliest", committed_only=False)
         try:
-            start, end = (
-                reader.start_offset(self._connect_timeout_s),
-                reader.end_offset(self._connect_timeout_s),
-            )
+            start, end = reader.bounds(self._connect_timeout_s)
         except BaseException:
             reader.close()
             raise

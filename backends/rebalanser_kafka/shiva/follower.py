@@ -232,7 +232,7 @@ class Follower:
         """Go on at the log's first record, if the next one is gone."""
         position = self._reader.position
         try:
-            first, end = self._reader.start_offset(LOOK_S), self._reader.end_offset(LOOK_S)
+            first, end = self._reader.bounds(LOOK_S)
         except RegistryUnavailable:
             return
         if end < position or first < position:

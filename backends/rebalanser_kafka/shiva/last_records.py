@@ -186,7 +186,7 @@ def end_of(connection: Connection, topic: str, timeout_s: float) -> int:
 def _bounds(connection: Connection, topic: str, timeout_s: float) -> tuple[int, int]:
     """Return the first offset of a topic, and its end."""
     with LogReader(connection, topic, "latest") as reader:
-        return reader.start_offset(timeout_s), reader.end_offset(timeout_s)
+        return reader.bounds(timeout_s)
 
 
 def _records(
