@@ -85,6 +85,27 @@ def run(
             "with --protocol consumer.",
         ),
     ] = 10.0,
+    heartbeat_interval: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat-interval",
+            min=0.001,
+            metavar="SECONDS",
+            show_default="a sixth of the session timeout; at most 1 with --protocol classic",
+            help="Seconds between two signs of life to the group's coordinator; at most a third of the "
+            "session timeout.",
+        ),
+    ] = None,
+    max_poll_interval: Annotated[
+        float,
+        typer.Option(
+            "--max-poll-interval",
+            min=0.1,
+            metavar="SECONDS",
+            help="Time without a poll after which Kafka gives the roles of this process to others, and for "
+            "which others wait until it has handed over; at least the session timeout.",
+        ),
+    ] = 60.0,
     partitions: Annotated[
         int,
         typer.Option(
@@ -117,7 +138,14 @@ def run(
 ) -> None:
     """Take part until Ctrl-C or SIGTERM, and print a line for each role that is induced, lapsed or fenced."""
     face = Face.of(_address(kafka), json, verbose)
-    settings = NeliSettings(mode=mode, protocol=protocol, session_timeout_s=session_timeout, groups=groups)
+    settings = NeliSettings(
+        mode=mode,
+        protocol=protocol,
+        session_timeout_s=session_timeout,
+        heartbeat_interval_s=heartbeat_interval or 0.0,
+        max_poll_interval_s=max_poll_interval,
+        groups=groups,
+    )
     known = _roles(roles, roles_file)
     neli = Neli(
         topic,

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from rebalanser.cli import neli
 from rebalanser.cli.neli import _lines, follow_roles, parse_roles
 from rebalanser.core.neli.roles import Role, number_of
+from rebalanser.core.neli.settings import NeliSettings, check
 from rebalanser.errors import InvalidSettings
 from rebalanser.neli.description import GroupDescription, MemberDescription, PartitionDescription
 
@@ -52,22 +53,40 @@ def test_roles_are_named_in_one_way(command: str, options: list[str]) -> None:
     assert "--roles-file FILE, not both" in str(ended.exception)
 
 
-@pytest.mark.rule("NE-12")
-def test_how_many_groups_share_the_topic_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[NeliSettings]:
+    """The settings with which a member is made, which then does not start."""
+    made: list[NeliSettings] = []
 
     class Stopped(Exception):
         pass
 
-    def refuse(*_arguments: object, **options: object) -> None:
-        made.append(options["settings"].groups)  # type: ignore[attr-defined]
+    def refuse(*_arguments: object, settings: NeliSettings, **_options: object) -> None:
+        made.append(settings)
         raise Stopped
 
     monkeypatch.setattr(neli, "Neli", refuse)
+    return made
+
+
+@pytest.mark.rule("NE-11", "NE-12")
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ([], NeliSettings()),
+        (["--groups", "3"], NeliSettings(groups=3)),
+        (["--heartbeat-interval", "0.5"], NeliSettings(heartbeat_interval_s=0.5)),
+        (
+            ["--session-timeout", "90", "--max-poll-interval", "120"],
+            NeliSettings(session_timeout_s=90.0, max_poll_interval_s=120.0),
+        ),
+    ],
+)
+def test_options_are_settings(made: list[NeliSettings], options: list[str], settings: NeliSettings) -> None:
     arguments = ["run", "roles", "office", "--roles", "a", "--kafka", "127.0.0.1:1"]
-    CliRunner().invoke(neli.app, [*arguments, "--groups", "3"])
-    CliRunner().invoke(neli.app, arguments)
-    assert made == [3, 1]
+    CliRunner().invoke(neli.app, [*arguments, *options])
+    assert made == [settings]
+    check(settings)
 
 
 class Looks(threading.Event):
