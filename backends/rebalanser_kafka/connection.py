@@ -104,7 +104,7 @@ class Connection:
     """librdkafka's settings that producers, consumers and admin clients share; has the password."""
 
     @classmethod
-    def from_url(cls, url: RegistryUrl, timeout_s: float = 10.0) -> Connection:
+    def from_url(cls, url: RegistryUrl | str, timeout_s: float = 10.0) -> Connection:
         """Take the settings from a URL and the environment; nothing is sent.
 
         A request that a silent broker has not answered after ``timeout_s`` seconds is given up, with its
@@ -115,6 +115,7 @@ class Connection:
         Raises:
             InvalidUrl: the cluster's name, an option or the account cannot be used; the message says why.
         """
+        url = parse_url(url) if isinstance(url, str) else url
         if not url.hosts:
             raise InvalidUrl(f"{url} names no broker; write kafka://HOST:PORT/CLUSTER")
         _refuse_options(url)
@@ -138,21 +139,6 @@ class Connection:
             if names_secret(name) or name in {"ssl.key.pem", "sasl.oauthbearer.config"}:
                 hide_secret(value)
         return cls(_cluster_name(url), servers, user, MappingProxyType(config))
-
-    @classmethod
-    def from_address(cls, address: str, cluster: str = DEFAULT_ROOT, timeout_s: float = 10.0) -> Connection:
-        """The same from ``HOST:PORT,…`` and a cluster's name, or from a whole URL without a path.
-
-        Raises:
-            InvalidUrl: as ``from_url``, or the URL names another cluster.
-        """
-        url = parse_url(address if "://" in address else f"kafka://{address}")
-        if url.scheme != "kafka":
-            raise InvalidUrl(f"{url} is no Kafka address; write HOST:PORT,… or kafka://HOST:PORT")
-        if url.path.strip("/") not in {"", cluster}:
-            raise InvalidUrl(f"{url} names another cluster than {cluster!r}; name it once")
-        named = RegistryUrl(url.scheme, url.hosts, f"/{cluster}", url.user, url.password, url.options)
-        return cls.from_url(named, timeout_s)
 
     @property
     def asker(self) -> str:

@@ -19,7 +19,7 @@ BUFFERED_RECORDS: Final = 10_000
 BUFFERED_KBYTES: Final = 65_536
 
 FRAMING_BYTES: Final = 16_384
-"""What librdkafka counts for a record beside key, value and headers is less."""
+"""Upper bound of what librdkafka counts for a record beside key, value and headers."""
 _PURGE_S: Final = 1.0
 
 WRITER_SETTINGS: Final = MappingProxyType(

@@ -36,8 +36,8 @@ from rebalanser.errors import (
 )
 from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
-from rebalanser_kafka.chunks import Assembler, split
 from rebalanser_kafka.connection import Connection, client_config, reach
+from rebalanser_kafka.group.parts import OrderedAssembler, split
 from rebalanser_kafka.log import (
     GroupOffsets,
     LogReader,
@@ -58,7 +58,7 @@ SILENT_S = 0.5
 
 @pytest.fixture
 def connection(kafka_address: str) -> Connection:
-    return Connection.from_address(kafka_address, "conformance")
+    return Connection.from_url(f"kafka://{kafka_address}/conformance")
 
 
 @pytest.fixture
@@ -311,14 +311,14 @@ class TestWriting:
         for part in parts:
             writer.append_and_wait(topic, None, part, timeout_s=PATIENCE_S)
         reader = open_.enter_context(LogReader(connection, topic, "earliest"))
-        assembler = Assembler(max_values=1, max_bytes=4_000_000)
-        got = [assembler.add(record.value or b"") for record in read_to_end(reader)]
+        assembler = OrderedAssembler()
+        got = [assembler.add(record.offset, record.value or b"") for record in read_to_end(reader)]
         assert got == [None] * (len(parts) - 1) + [value]
 
     def test_a_silent_broker_leaves_the_outcome_unknown_in_time_and_closing_does_not_hang(
         self, kafka: KafkaCluster, open_: ExitStack
     ) -> None:
-        connection = Connection.from_address(kafka.bootstrap, "conformance")
+        connection = Connection.from_url(f"kafka://{kafka.bootstrap}/conformance")
         topic = f"log-{uuid.uuid4().hex[:12]}"
         ensure_topics(connection, [TopicSpec(topic)], PATIENCE_S)
         writer = LogWriter(connection)
@@ -560,7 +560,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 def _as(cluster: KafkaCluster, account: str) -> Connection:
     security = "security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN"
-    return Connection.from_address(f"kafka://{account}@{cluster.bootstrap}?{security}", "conformance")
+    return Connection.from_url(f"kafka://{account}@{cluster.bootstrap}/conformance?{security}")
 
 
 def _rule(kind: ResourceType, name: str, operation: AclOperation, verdict: AclPermissionType) -> AclBinding:

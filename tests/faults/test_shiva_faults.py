@@ -201,7 +201,7 @@ class TestLeaders:
     ) -> None:
         """Not even until the next garbage collection: a process that only waits seldom has one."""
         monkeypatch.setattr(leader_module, "RETRY_S", 0.0)
-        connection = Connection.from_address(shiva.kafka, shiva.name)
+        connection = Connection.from_url(shiva.url)
         options = LeaderOptions(round_s=0.2, session_timeout_s=SESSION_TIMEOUT_S)
         gc.collect()
         gc.disable()
@@ -259,7 +259,7 @@ class TestLeaders:
         shiva.running("t/c/other")
         heirs = shiva.known
         forged = replace(late, epoch=replace(late.epoch, number=1_000_000), applications={})
-        with LogWriter(Connection.from_address(shiva.url, shiva.name)) as writer:
+        with LogWriter(Connection.from_url(shiva.url)) as writer:
             for topic in (f"{shiva.name}-command", f"{shiva.name}-assignement"):
                 key = key_of(forged).encode()
                 writer.append_and_wait(topic, key, encode(forged), timeout_s=PATIENCE_S)

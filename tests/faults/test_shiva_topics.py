@@ -78,7 +78,7 @@ def shiva(kafka_address: str, tmp_path: Path) -> Iterator[ShivaCluster]:
 
 
 def connection_of(shiva: ShivaCluster) -> Connection:
-    return Connection.from_address(shiva.url, shiva.name)
+    return Connection.from_url(shiva.url)
 
 
 def make_topic(shiva: ShivaCluster, kind: str, settings: Mapping[str, str], partitions: int = 1) -> None:

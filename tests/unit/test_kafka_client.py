@@ -1,4 +1,4 @@
-"""What the Kafka client layer decides without a broker: URLs, secrets, errors, chunks."""
+"""What the Kafka client layer decides without a broker: URLs, secrets, errors, parts."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from rebalanser.errors import (
     RegistryUnavailable,
     RequestTooLarge,
 )
-from rebalanser.registry.urls import parse_url
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import wait_until
 from rebalanser_kafka import reader, transactions
-from rebalanser_kafka.chunks import HEADER_BYTES, Assembler, BadPart, split
 from rebalanser_kafka.connection import Connection, client_config, reach
 from rebalanser_kafka.failures import Act, UnsupportedBroker, clear_frames, error_of, is_passing, judge
+from rebalanser_kafka.group.parts import HEADER_BYTES, REACH, BadPart, OrderedAssembler, split
 from rebalanser_kafka.log import LogReader, LogWriter, NewRecord, TransactionalWriter
 from rebalanser_kafka.topics import (
     Difference,
@@ -52,10 +51,11 @@ from rebalanser_kafka.topics import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from random import Random
 
     from confluent_kafka import Producer
 
-NOWHERE = "127.0.0.1:1"
+NOWHERE = "kafka://127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
@@ -64,13 +64,11 @@ def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REBALANSER_KAFKA_PASSWORD", raising=False)
 
 
-def connect(url: str) -> Connection:
-    return Connection.from_url(parse_url(url))
-
-
 class TestUrls:
     def test_hosts_cluster_and_options(self) -> None:
-        connection = connect("kafka://h1:9092,[::1]:9093/prod-1?client.rack=r2&broker.address.family=v4")
+        connection = Connection.from_url(
+            "kafka://h1:9092,[::1]:9093/prod-1?client.rack=r2&broker.address.family=v4"
+        )
         assert connection.cluster == "prod-1"
         assert connection.config["bootstrap.servers"] == "h1:9092,[::1]:9093"
         assert connection.config["client.rack"] == "r2"
@@ -78,12 +76,12 @@ class TestUrls:
         assert "sasl.mechanism" not in connection.config
 
     def test_the_cluster_has_a_default_name(self) -> None:
-        assert connect("kafka://h:1").cluster == "rebalanser"
+        assert Connection.from_url("kafka://h:1").cluster == "rebalanser"
 
     @pytest.mark.parametrize("name", ["a/b", "a%20b", "ü", ".", "..", "x" * 129])
     def test_a_name_that_no_topic_may_have_is_refused(self, name: str) -> None:
         with pytest.raises(InvalidUrl, match="cannot name a cluster"):
-            connect(f"kafka://h:1/{name}")
+            Connection.from_url(f"kafka://h:1/{name}")
 
     @pytest.mark.parametrize(
         "option",
@@ -98,58 +96,52 @@ class TestUrls:
     )
     def test_what_safety_rests_on_cannot_be_set(self, option: str) -> None:
         with pytest.raises(InvalidUrl, match="its safety rests on it"):
-            connect(f"kafka://h:1/c?{option}=x")
+            Connection.from_url(f"kafka://h:1/c?{option}=x")
 
     def test_an_unknown_option_is_named(self) -> None:
         with pytest.raises(InvalidUrl, match="unknown option 'retrys'"):
-            connect("kafka://h:1/c?retrys=1")
+            Connection.from_url("kafka://h:1/c?retrys=1")
 
     def test_a_password_among_the_options_is_refused(self) -> None:
         with pytest.raises(InvalidUrl, match="REBALANSER_KAFKA_PASSWORD") as refused:
-            connect("kafka://h:1/c?sasl.password=hush-hush")
+            Connection.from_url("kafka://h:1/c?sasl.password=hush-hush")
         assert "hush-hush" not in str(refused.value)
-
-    def test_an_address_is_a_url_without_a_cluster(self) -> None:
-        assert Connection.from_address("h:1,i:2", "c") == connect("kafka://h:1,i:2/c")
-        assert Connection.from_address("kafka://h:1?client.rack=r", "c").config["client.rack"] == "r"
-        with pytest.raises(InvalidUrl, match="another cluster"):
-            Connection.from_address("kafka://h:1/d", "c")
-        with pytest.raises(InvalidUrl, match="no Kafka address"):
-            Connection.from_address("etcd://h:1", "c")
 
 
 class TestSecurity:
     def test_a_user_means_tls_unless_said_otherwise(self) -> None:
-        config = connect("kafka://ann:s3cr3t@h:1/c").config
+        config = Connection.from_url("kafka://ann:s3cr3t@h:1/c").config
         assert config["security.protocol"] == "SASL_SSL"
         assert config["sasl.mechanism"] == "SCRAM-SHA-512"
         assert (config["sasl.username"], config["sasl.password"]) == ("ann", "s3cr3t")
 
     def test_options_pass_through(self) -> None:
         url = "kafka://ann:s3cr3t@h:1/c?security.protocol=sasl_plaintext&sasl.mechanisms=PLAIN"
-        config = connect(url).config
+        config = Connection.from_url(url).config
         assert (config["security.protocol"], config["sasl.mechanism"]) == ("SASL_PLAINTEXT", "PLAIN")
         assert "sasl.mechanisms" not in config
-        tls = connect("kafka://h:1/c?ssl.ca.location=/ca.pem&ssl.certificate.location=/c.pem").config
+        tls = Connection.from_url(
+            "kafka://h:1/c?ssl.ca.location=/ca.pem&ssl.certificate.location=/c.pem"
+        ).config
         assert (tls["security.protocol"], tls["ssl.ca.location"]) == ("SSL", "/ca.pem")
 
     def test_the_account_may_stand_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("REBALANSER_KAFKA_USER", "bob")
         monkeypatch.setenv("REBALANSER_KAFKA_PASSWORD", "from-outside")
-        config = connect("kafka://h:1/c").config
+        config = Connection.from_url("kafka://h:1/c").config
         assert (config["sasl.username"], config["sasl.password"]) == ("bob", "from-outside")
-        assert connect("kafka://ann:inside@h:1/c").config["sasl.password"] == "inside"
+        assert Connection.from_url("kafka://ann:inside@h:1/c").config["sasl.password"] == "inside"
 
     def test_contradictions_are_refused(self) -> None:
         with pytest.raises(InvalidUrl, match="no password"):
-            connect("kafka://ann@h:1/c")
+            Connection.from_url("kafka://ann@h:1/c")
         with pytest.raises(InvalidUrl, match="asks for none"):
-            connect("kafka://ann:s3cr3t@h:1/c?security.protocol=SSL")
+            Connection.from_url("kafka://ann:s3cr3t@h:1/c?security.protocol=SSL")
         with pytest.raises(InvalidUrl, match="names no user"):
-            connect("kafka://h:1/c?security.protocol=SASL_SSL")
+            Connection.from_url("kafka://h:1/c?security.protocol=SASL_SSL")
 
     def test_no_secret_is_printed(self) -> None:
-        connection = connect("kafka://ann:correct-horse@h:1/c?ssl.key.password=battery-staple")
+        connection = Connection.from_url("kafka://ann:correct-horse@h:1/c?ssl.key.password=battery-staple")
         for text in (str(connection), repr(connection), connection.describe()):
             assert "correct-horse" not in text
             assert "battery-staple" not in text
@@ -161,31 +153,31 @@ class TestSecurity:
 
     def test_a_file_that_is_not_there_is_named(self) -> None:
         with pytest.raises(InvalidUrl, match=r"ssl\.ca\.location"):
-            reach(connect("kafka://h:1/c?ssl.ca.location=/no/such/ca.pem"), 0.1)
+            reach(Connection.from_url("kafka://h:1/c?ssl.ca.location=/no/such/ca.pem"), 0.1)
 
     def test_without_a_cluster_of_ours_none_is_named(self) -> None:
-        connection = replace(connect("kafka://h:1"), cluster="")
+        connection = replace(Connection.from_url("kafka://h:1"), cluster="")
         assert connection.describe() == "kafka://h:1 (PLAINTEXT)"
 
     def test_who_was_refused_is_said(self) -> None:
         refused, other = AccessDenied("no right"), RegistryUnavailable("no answer")
-        named = connect("kafka://ann:s3cr3t@h:1/c").with_asker(refused)
+        named = Connection.from_url("kafka://ann:s3cr3t@h:1/c").with_asker(refused)
         assert (type(named), str(named)) == (AccessDenied, "no right (the user is 'ann')")
-        nobody = connect("kafka://h:1/c")
+        nobody = Connection.from_url("kafka://h:1/c")
         assert nobody.with_asker(other) is other
         with pytest.raises(AccessDenied, match=r"no right \(no user is given\)"), nobody.naming_the_asker():
             raise refused
 
     def test_what_librdkafka_calls_critical_is_a_detail(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.DEBUG, "rebalanser")
-        quiet = client_config(connect("kafka://h:1/c"), {})["logger"]
+        quiet = client_config(Connection.from_url("kafka://h:1/c"), {})["logger"]
         quiet.log(logging.CRITICAL, "%s [%s] %s", "FATAL", "producer-1", "Fatal error: 100% lost")
         assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
             ("DEBUG", "FATAL [producer-1] Fatal error: 100% lost")
         ]
 
     def test_the_callers_settings_win(self) -> None:
-        config = client_config(connect("kafka://h:1/c"), {"client.id": "mine"})
+        config = client_config(Connection.from_url("kafka://h:1/c"), {"client.id": "mine"})
         assert config["client.id"] == "mine"
 
 
@@ -194,11 +186,11 @@ class TestNoBroker:
         with pytest.raises(
             RegistryUnavailable, match=r"tried 127\.0\.0\.1:1 for \d\.\d s \(.*refused"
         ) as failed:
-            reach(Connection.from_address(NOWHERE), 1.0)
+            reach(Connection.from_url(NOWHERE), 1.0)
         assert "kafka://127.0.0.1:1/rebalanser (PLAINTEXT)" in str(failed.value)
 
     def test_an_append_ends_in_its_time_with_an_unknown_outcome(self) -> None:
-        writer = LogWriter(Connection.from_address(NOWHERE))
+        writer = LogWriter(Connection.from_url(NOWHERE))
         with pytest.raises(OutcomeUnknown, match=r"not answered within 0\.1 s"):
             writer.append_and_wait("t", None, b"v", timeout_s=0.1)
         writer.close(0.0)
@@ -206,7 +198,7 @@ class TestNoBroker:
     @pytest.mark.parametrize("delivery_timeout_s", [0.1, 30.0])
     def test_every_append_is_answered_once_by_the_time_of_close(self, delivery_timeout_s: float) -> None:
         answers: list[object] = []
-        writer = LogWriter(Connection.from_address(NOWHERE), delivery_timeout_s=delivery_timeout_s)
+        writer = LogWriter(Connection.from_url(NOWHERE), delivery_timeout_s=delivery_timeout_s)
         for _ in range(20):
             writer.append("t", b"k", b"v", on_done=answers.append)
         writer.close(0.3)
@@ -216,7 +208,7 @@ class TestNoBroker:
             writer.append("t", b"k", b"v")
 
     def test_too_many_waiting_records_are_refused_at_once(self) -> None:
-        writer = LogWriter(Connection.from_address(NOWHERE))
+        writer = LogWriter(Connection.from_url(NOWHERE))
         for _ in range(10_000):
             writer.append("t", None, b"v")
         with pytest.raises(RegistryUnavailable, match=r"10000 records .* nothing was sent"):
@@ -224,7 +216,7 @@ class TestNoBroker:
         writer.close(0.0)
 
     def test_a_record_over_the_limit_is_refused_with_the_numbers(self) -> None:
-        connection = Connection.from_address(NOWHERE)
+        connection = Connection.from_url(NOWHERE)
         writer = LogWriter(connection)
         with pytest.raises(RequestTooLarge, match="1000001 bytes for t; at most 1000000"):
             writer.append("t", b"k", b"v" * 999_998, {"h": b"i"})
@@ -236,19 +228,19 @@ class TestNoBroker:
             transactional.transaction([NewRecord("t", None, b"v")] * 10_001)
 
     def test_a_reader_waits_and_says_why(self) -> None:
-        with LogReader(Connection.from_address(NOWHERE), "t", "earliest") as reader:
+        with LogReader(Connection.from_url(NOWHERE), "t", "earliest") as reader:
             assert "refused" in wait_until(lambda: (reader.poll(0.1) == [] and reader.trouble) or "")
             assert reader.position == 0
             with pytest.raises(RegistryUnavailable, match="offsets of t"):
                 reader.end_offset(0.1)
         with pytest.raises(InvalidState):
             reader.poll(0.0)
-        with LogReader(Connection.from_address(NOWHERE), "t", "latest") as latest:
+        with LogReader(Connection.from_url(NOWHERE), "t", "latest") as latest:
             assert latest.poll(0.1) == []
             assert latest.trouble is not None
 
     def test_a_transaction_needs_init_first(self) -> None:
-        writer = TransactionalWriter(Connection.from_address(NOWHERE), "t", 0.3)
+        writer = TransactionalWriter(Connection.from_url(NOWHERE), "t", 0.3)
         with pytest.raises(InvalidState, match=r"needs init\(\) first"):
             writer.transaction([NewRecord("t", None, b"v")])
         with pytest.raises(RegistryUnavailable, match="taking over t"):
@@ -292,7 +284,7 @@ def test_a_transaction_that_no_broker_answers_ends_by_its_limit_with_its_abort(
     clock = FakeClock()
     monkeypatch.setattr(transactions.time, "monotonic", clock.now)
     monkeypatch.setattr(transactions, "settle", lambda _producer: None)
-    writer = TransactionalWriter(Connection.from_address(NOWHERE), "t", 10.0)
+    writer = TransactionalWriter(Connection.from_url(NOWHERE), "t", 10.0)
     writer._producer = cast("Producer", Wedged(clock))
     began = clock.now()
     with pytest.raises(RegistryUnavailable, match="did not acknowledge every record in time"):
@@ -340,7 +332,7 @@ def test_a_writer_asks_for_its_transactional_id_once_it_has_looked_for_a_broker(
     """librdkafka waits half a second where none is connected yet, while nobody leads."""
     client = Beginning(away)
     monkeypatch.setattr(transactions, "Producer", lambda _config: client)
-    TransactionalWriter(Connection.from_address(NOWHERE), "t", 10.0).init()
+    TransactionalWriter(Connection.from_url(NOWHERE), "t", 10.0).init()
     assert client.asked == ["a connection", "the transactional id"]
 
 
@@ -351,7 +343,7 @@ def test_a_reader_from_the_beginning_fetches_once_it_has_looked_for_the_partitio
     """librdkafka waits half a second where the leader is not known yet."""
     client = Beginning(away)
     monkeypatch.setattr(reader, "Consumer", lambda _config: client)
-    log = LogReader(Connection.from_address(NOWHERE), "t", "earliest")
+    log = LogReader(Connection.from_url(NOWHERE), "t", "earliest")
     assert [log.poll(0.1), log.poll(0.1)] == [[], []]
     assert client.asked == ["the offsets", f"records from {OFFSET_BEGINNING} on"]
 
@@ -392,7 +384,7 @@ def test_a_partition_without_a_leader_yet_is_told_from_one_that_is_missing(
 ) -> None:
     """librdkafka calls both unknown; a daemon that starts just as its broker comes back goes on."""
     monkeypatch.setattr(reader, "Consumer", lambda _config: Returning(code, partitions))
-    log = LogReader(Connection.from_address(NOWHERE), "t", "latest")
+    log = LogReader(Connection.from_url(NOWHERE), "t", "latest")
     with pytest.raises(kind, match=words):
         log.bounds(5.0)
     if kind is RegistryUnavailable:
@@ -539,7 +531,7 @@ class TestTopics:
         assert remedy(of_u, "a:1").endswith("--topic u --add-config retention.ms=5")
 
     def test_a_refusal_names_each_topic_once(self) -> None:
-        connection = Connection.from_address("127.0.0.1:1", "c")
+        connection = Connection.from_url("kafka://127.0.0.1:1/c")
         refuse(connection, [])
         with pytest.raises(InvalidSettings) as refused:
             refuse(connection, [Difference("t", "a", "1", "2"), Difference("t", "b", "1", "2")])
@@ -549,62 +541,50 @@ class TestTopics:
         )
 
 
-class TestChunks:
-    @given(st.binary(max_size=2_000), st.integers(HEADER_BYTES + 1, 600), st.randoms(use_true_random=False))
-    def test_parts_in_any_order_with_repeats_give_the_value_once(
-        self, value: bytes, limit: int, random
-    ) -> None:  # type: ignore[no-untyped-def]
-        parts = split(value, limit)
-        assert all(len(part) <= limit for part in parts)
-        sent = parts[:-1] + random.choices(parts[:-1], k=3) if len(parts) > 1 else []
-        random.shuffle(sent)
-        assembler = Assembler(max_values=2, max_bytes=10_000)
-        assert [assembler.add(part) for part in sent] == [None] * len(sent)
-        assert assembler.add(parts[-1]) == value
-        assert (assembler.unfinished, assembler.held_bytes) == (0, 0)
-
+class TestParts:
     @given(
-        st.lists(st.binary(min_size=1, max_size=400), min_size=2, max_size=6, unique=True),
+        st.lists(st.binary(max_size=400), min_size=1, max_size=6, unique=True),
+        st.integers(HEADER_BYTES + 1, 600),
         st.randoms(use_true_random=False),
     )
-    def test_mixed_parts_of_several_values_are_never_confused(self, values: list[bytes], random) -> None:  # type: ignore[no-untyped-def]
-        mixed = [part for value in values for part in split(value, HEADER_BYTES + 37)]
-        random.shuffle(mixed)
-        assembler = Assembler(max_values=len(values), max_bytes=10_000)
-        whole = [value for part in mixed if (value := assembler.add(part)) is not None]
+    def test_values_are_put_together_from_parts_in_order_between_those_of_others(
+        self, values: list[bytes], limit: int, random: Random
+    ) -> None:
+        rest = [split(value, limit) for value in values]
+        assert all(len(part) <= limit for parts in rest for part in parts)
+        assembler, whole, offset = OrderedAssembler(), [], 0
+        while left := [parts for parts in rest if parts]:
+            value = assembler.add(offset, random.choice(left).pop(0))
+            whole += [] if value is None else [value]
+            offset = min(offset + 1, REACH - 1)
         assert sorted(whole) == sorted(values)
+        assert assembler.oldest_needed(offset) == offset
 
     @given(st.binary(min_size=50, max_size=300), st.data())
-    def test_a_changed_byte_never_gives_a_value(self, value: bytes, data: st.DataObject) -> None:
+    def test_a_changed_byte_never_gives_another_value(self, value: bytes, data: st.DataObject) -> None:
         parts = split(value, HEADER_BYTES + 40)
         which = data.draw(st.integers(0, len(parts) - 1))
         where = data.draw(st.integers(0, len(parts[which]) - 1))
         flipped = bytearray(parts[which])
         flipped[where] ^= data.draw(st.integers(1, 255))
         parts[which] = bytes(flipped)
-        assembler = Assembler(max_values=4, max_bytes=10_000)
-        for part in parts:
+        assembler = OrderedAssembler()
+        for offset, part in enumerate(parts):
             try:
-                assert assembler.add(part) is None
-            except (BadPart, RequestTooLarge):
+                assert assembler.add(offset, part) in {None, value}
+            except BadPart:
                 continue
 
-    def test_what_is_held_is_bounded_and_the_oldest_goes_first(self) -> None:
-        values = [bytes([n]) * 100 for n in range(4)]
-        parts = [split(value, HEADER_BYTES + 60) for value in values]
-        assembler = Assembler(max_values=3, max_bytes=150)
-        for first, _ in parts:
-            assert assembler.add(first) is None
-            assert assembler.held_bytes <= 150
-        assert assembler.unfinished == 2
-        assert assembler.add(parts[0][1]) is None
-        assert assembler.add(parts[3][1]) == values[3]
-
-    def test_a_value_over_the_bound_is_refused_with_the_numbers(self) -> None:
-        assembler = Assembler(max_values=3, max_bytes=99)
-        with pytest.raises(RequestTooLarge, match="100 bytes in parts; at most 99"):
-            assembler.add(split(b"x" * 100, HEADER_BYTES + 60)[0])
-        assert assembler.unfinished == 0
+    def test_a_value_out_of_reach_is_dropped(self) -> None:
+        first, last = split(b"x" * 100, HEADER_BYTES + 60)
+        assembler = OrderedAssembler()
+        assert assembler.add(5, first) is None
+        assert assembler.oldest_needed(6) == 5
+        assert assembler.oldest_needed(5 + REACH) == 5 + REACH
+        with pytest.raises(BadPart, match="part 1 of 2 does not follow"):
+            assembler.add(5 + REACH, last)
+        assert assembler.add(2 * REACH, first) is None
+        assert assembler.add(3 * REACH - 1, last) == b"x" * 100
 
     def test_limits_that_make_no_sense_are_refused(self) -> None:
         with pytest.raises(InvalidSettings, match="no room"):
@@ -612,15 +592,15 @@ class TestChunks:
         with pytest.raises(RequestTooLarge, match="1048577 parts"):
             split(b"x" * (2**20 + 1), HEADER_BYTES + 1)
         with pytest.raises(BadPart):
-            Assembler(1, 10).add(b"no part")
+            OrderedAssembler().add(0, b"no part")
 
-    def test_a_lying_header_is_found_out(self) -> None:
-        honest = split(b"a" * 100, HEADER_BYTES + 60)
-        other = split(b"b" * 100, HEADER_BYTES + 60)
+    def test_a_header_of_another_value_is_found_out(self) -> None:
+        first, _ = split(b"a" * 100, HEADER_BYTES + 60)
+        _, other = split(b"b" * 100, HEADER_BYTES + 60)
         digest = hashlib.sha256(b"a" * 100).digest()
-        lying = other[1][: HEADER_BYTES - 32] + digest + other[1][HEADER_BYTES:]
-        assembler = Assembler(max_values=3, max_bytes=1_000)
-        assembler.add(honest[0])
+        lying = other[: HEADER_BYTES - 32] + digest + other[HEADER_BYTES:]
+        assembler = OrderedAssembler()
+        assembler.add(0, first)
         with pytest.raises(BadPart, match="sha256"):
-            assembler.add(lying)
-        assert (assembler.unfinished, assembler.held_bytes) == (0, 0)
+            assembler.add(1, lying)
+        assert assembler.oldest_needed(2) == 2

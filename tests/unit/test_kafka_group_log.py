@@ -52,6 +52,6 @@ def test_a_new_topic_that_a_broker_has_not_heard_of_is_waited_for(
     looks: list[tuple[bool, bool]], first: tuple[bool, bool]
 ) -> None:
     looks += [first, (True, True)]
-    with closing(group_log.KafkaLog(Connection.from_address("127.0.0.1:9", "c"), TOPIC, 1.0, 20.0)) as log:
+    with closing(group_log.KafkaLog(Connection.from_url("kafka://127.0.0.1:9/c"), TOPIC, 1.0, 20.0)) as log:
         assert log.begin() == (0, 0)
         assert len(log.unsafe_reasons) == 1

@@ -18,7 +18,7 @@ from rebalanser_kafka import topics
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.neli import topic
 
-CONNECTION = Connection.from_address("127.0.0.1:9", "c")
+CONNECTION = Connection.from_url("kafka://127.0.0.1:9/c")
 TOPIC = "c-topic"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 

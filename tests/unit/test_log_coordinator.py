@@ -446,7 +446,7 @@ class TestRunningApplications:
         monkeypatch.setattr(applications_module, "last_document", lambda *_: (chain, 7))
         monkeypatch.setattr(applications_module, "LogReader", lambda *_: _Polled(polls))
         told: list[Applications] = []
-        running = RunningApplications(Connection.from_address("127.0.0.1:1", "c"))
+        running = RunningApplications(Connection.from_url("kafka://127.0.0.1:1/c"))
         running.follow(lambda: bool(polls), told.append, 1.0)
         assert told == [
             Applications((1, 1), frozenset()),

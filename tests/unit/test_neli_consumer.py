@@ -52,7 +52,7 @@ class Stage:
         self.time = 100.0
         self.answers: list[CommitAnswered] = []
         candidacy = Candidacy("roles", "office", settings=NeliSettings(session_timeout_s=2.0))
-        connection = Connection.from_address("127.0.0.1:1")
+        connection = Connection.from_url("kafka://127.0.0.1:1")
         self.consumer = GroupConsumer(connection, candidacy, "me", self, self)
 
     @property

@@ -19,7 +19,7 @@ from rebalanser_kafka.shiva.follower import COMMIT_AGAIN_S, COMMIT_S, Batch, Fol
 if TYPE_CHECKING:
     from rebalanser_kafka.log import LogRecord
 
-CONNECTION = Connection.from_address("127.0.0.1:1", "c")
+CONNECTION = Connection.from_url("kafka://127.0.0.1:1/c")
 
 
 @pytest.mark.parametrize("error", [AccessDenied("not for you"), RuntimeError("a fault")])

@@ -72,6 +72,8 @@ NEXT = AssignmentDocument(Epoch(5, 2), "l", 41, 30.0)
 PING = Ping(5, "l", 1, Epoch(5, 1), 30.0)
 APP = ApplicationId("t", "c", "a")
 
+CONNECTION = Connection.from_url("kafka://127.0.0.1:1/c")
+
 
 class Writer:
     """Writes to a list; like the real one it takes no more after an outcome that is not known."""
@@ -119,7 +121,7 @@ class Machine:
 
 def term_of(machine: Machine, writer: Writer, options: LeaderOptions | None = None) -> Term:
     term = Term(
-        Connection.from_address("127.0.0.1:1", "c"),
+        CONNECTION,
         TopicNames().of("c"),
         "l",
         options or LeaderOptions(),
@@ -276,9 +278,7 @@ def test_candidates_hear_within_half_a_second_that_the_leader_was_lost_or_has_le
 ) -> None:
     monkeypatch.setattr(leading, "Consumer", Consumer)
     options = LeaderOptions(session_timeout_s=session_timeout_s)
-    leader = LeaderCandidate(
-        Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", options, timeout_s=1.0
-    )
+    leader = LeaderCandidate(CONNECTION, TopicNames().of("c"), "l", options, timeout_s=1.0)
     config = cast("Consumer", leader._consumer).config
     assert config["session.timeout.ms"] == session_timeout_s * 1000
     assert config["heartbeat.interval.ms"] == heartbeat_ms
@@ -302,7 +302,11 @@ def test_a_leader_whose_thread_hangs_gives_the_partition_back(monkeypatch: pytes
     monkeypatch.setattr(leading, "Consumer", Consumer)
     monkeypatch.setattr(leading, "Term", lambda *_: term)
     leader = LeaderCandidate(
-        Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0
+        CONNECTION,
+        TopicNames().of("c"),
+        "l",
+        LeaderOptions(),
+        timeout_s=1.0,
     )
     leader.begin()
     with pytest.raises(InternalError, match="stood still for more than 60 s: another leader takes over"):
@@ -337,7 +341,11 @@ def test_a_candidate_that_is_not_admitted_to_the_group_joins_anew(monkeypatch: p
     monkeypatch.setattr(leading, "Consumer", Forgotten)
     monkeypatch.setattr(leading, "Term", lambda *_: term)
     leader = LeaderCandidate(
-        Connection.from_address("127.0.0.1:1", "c"), TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0
+        CONNECTION,
+        TopicNames().of("c"),
+        "l",
+        LeaderOptions(),
+        timeout_s=1.0,
     )
     term.begin = leader.stop
     leader.begin()

@@ -53,7 +53,7 @@ from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva import decoding as reading
 from rebalanser_kafka.shiva import last_records
 from rebalanser_kafka.shiva.decoding import (
-    FRAMING_BYTES,
+    RECORD_OVERHEAD_BYTES,
     ReplayedCommands,
     command_event,
     control_record,
@@ -194,7 +194,7 @@ records = st.one_of(
     pongs,
 )
 
-CONNECTION = Connection.from_address("127.0.0.1:1", "c")
+CONNECTION = Connection.from_url("kafka://127.0.0.1:1/c")
 START = StartCommand(ApplicationId("t", "c", "a"), "1", Archive("0" * 64, 3, 1), Mode.AVAILABLE)
 
 
@@ -348,7 +348,7 @@ def test_the_bytes_of_a_part_are_not_looked_at() -> None:
     event = command_event(read(str(key).encode(), b"\x00{"))
     assert isinstance(event, PartRead)
     assert event.number == 3
-    assert event.at.size_bytes == len(str(key)) + 2 + FRAMING_BYTES
+    assert event.at.size_bytes == len(str(key)) + 2 + RECORD_OVERHEAD_BYTES
     tombstone = command_event(read(str(key).encode(), None))
     assert isinstance(tombstone, PartRead)
     assert tombstone.at.size_bytes == 0

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable, UnusableStore
-from rebalanser_kafka.chunks import BadPart
-from rebalanser_kafka.group.parts import OrderedAssembler
+from rebalanser_kafka.group.parts import BadPart, OrderedAssembler
 from rebalanser_kafka.group.records import Request, Snapshot, Unreadable, decode, is_request
 from rebalanser_kafka.group.replica import Replica, Result
 

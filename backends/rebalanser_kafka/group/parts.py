@@ -1,25 +1,86 @@
-"""Requests over the message limit, as several records that take effect at the last one.
+"""Values over the message limit, as several records that take effect at the last one.
 
-The parts of a value (``rebalanser_kafka.chunks``) are in order in the log, between records of others. All of
-them must be among the last ``REACH`` records. A value whose first part is further back is dropped, by each
-replica at the same record, wherever it began to read the log, and whatever the parts of other values are.
+Each part has the length and the sha256 of its value, the number of parts and its own number. The parts of a
+value are in order in the log, between records of others. All of them must be among the last ``REACH``
+records. A value whose first part is further back is dropped, by each replica at the same record, wherever it
+began to read the log, and whatever the parts of other values are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from rebalanser_kafka.chunks import BadPart, read_part, split
+from rebalanser.errors import InvalidSettings, RequestTooLarge
 
+_HEADER: Final = struct.Struct(">4sIIQ32s")
+_MAGIC: Final = b"RBc1"
+HEADER_BYTES: Final = _HEADER.size
+MAX_PARTS: Final = 2**20
 REACH: Final = 1000
-"""Records between the first part of a value and its last, at most."""
+"""Maximum records from the first part of a value to its last."""
+
+
+class BadPart(ValueError):
+    """The bytes are no part of a value, or contradict the parts of the same value seen before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a value."""
+
+    index: int
+    count: int
+    value_bytes: int
+    sha256: bytes
+    body: bytes
 
 
 def in_parts(value: bytes, max_bytes: int) -> list[bytes]:
-    """The value itself where it fits into a record, else its parts."""
+    """Return the value itself if it fits into a record, else its parts."""
     return [value] if len(value) <= max_bytes else split(value, max_bytes)
+
+
+def split(value: bytes, limit_bytes: int) -> list[bytes]:
+    """Split a value into parts of at most ``limit_bytes`` bytes each, header included; at least one part.
+
+    Raises:
+        InvalidSettings: the limit leaves no room beside a part's header.
+        RequestTooLarge: the value would need more than 2**20 parts.
+    """
+    room_bytes = limit_bytes - HEADER_BYTES
+    if room_bytes < 1:
+        raise InvalidSettings(
+            f"parts of {limit_bytes} bytes leave no room beside their header of {HEADER_BYTES}"
+        )
+    count = max(1, -(-len(value) // room_bytes))
+    if count > MAX_PARTS:
+        raise RequestTooLarge(
+            f"{len(value)} bytes in parts of {limit_bytes} are {count} parts; at most {MAX_PARTS} are allowed"
+        )
+    digest = hashlib.sha256(value).digest()
+    return [
+        _HEADER.pack(_MAGIC, index, count, len(value), digest)
+        + value[index * room_bytes : (index + 1) * room_bytes]
+        for index in range(count)
+    ]
+
+
+def read_part(raw: bytes) -> Part:
+    """Parse a part made by ``split``.
+
+    Raises:
+        BadPart: these bytes are no part.
+    """
+    if len(raw) < HEADER_BYTES or not raw.startswith(_MAGIC):
+        raise BadPart(f"{len(raw)} bytes that do not begin as a part does")
+    _, index, count, value_bytes, digest = _HEADER.unpack_from(raw)
+    body = raw[HEADER_BYTES:]
+    if not 0 < count <= MAX_PARTS or index >= count or len(body) > value_bytes:
+        raise BadPart(f"part {index} of {count} with {len(body)} of {value_bytes} bytes makes no sense")
+    return Part(index, count, value_bytes, digest, body)
 
 
 @dataclass(slots=True)
@@ -35,7 +96,7 @@ class OrderedAssembler:
         self._unfinished: dict[bytes, _Unfinished] = {}
 
     def add(self, offset: int, raw: bytes) -> bytes | None:
-        """What the part at ``offset`` makes whole, None while there is more to come.
+        """Add the part at ``offset``; return the value if this was its last part, else None.
 
         Raises:
             BadPart: it is no part, or does not follow the one before.
@@ -59,6 +120,6 @@ class OrderedAssembler:
         return whole
 
     def oldest_needed(self, following: int) -> int:
-        """The offset from which on records are needed to go on, ``following`` being the next one."""
+        """Return the first offset that unfinished values still need; ``following`` if there are none."""
         live = [each.first for each in self._unfinished.values() if each.first > following - REACH]
         return min(live, default=following)

@@ -45,7 +45,7 @@ from rebalanser_kafka.shiva.wire import (
     peek_epoch,
 )
 
-FRAMING_BYTES = 160
+RECORD_OVERHEAD_BYTES = 160
 """Bytes of a record beside key and value if it is alone in a transaction: the headers of its batch and its
 own, and the batch with the commit marker. Retention by size counts them too (SH-15)."""
 _SHOWN_BYTES = 200
@@ -56,7 +56,7 @@ OutputT = TypeVar("OutputT", OutputRequest, OutputAnswer)
 
 def standing(record: LogRecord) -> Standing:
     """Return a record's offset and its share of the topic's size."""
-    return Standing(record.offset, record.timestamp_ms, record.size_bytes + FRAMING_BYTES)
+    return Standing(record.offset, record.timestamp_ms, record.size_bytes + RECORD_OVERHEAD_BYTES)
 
 
 def command_event(record: LogRecord) -> CommandEvent | None:
