@@ -1,6 +1,6 @@
 """Who leads which role: ``Neli`` and ``AsyncNeli``, and the contract of the log beneath them."""
 
-from rebalanser.core.neli.roles import Role
+from rebalanser.core.neli.roles import Role, hash_slot
 from rebalanser.core.neli.settings import Mode, NeliSettings
 from rebalanser.neli.async_facade import AsyncNeli
 from rebalanser.neli.contract import Candidacy, open_elections
@@ -15,5 +15,6 @@ __all__ = [
     "Neli",
     "NeliSettings",
     "Role",
+    "hash_slot",
     "open_elections",
 ]

@@ -14,10 +14,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from rebalanser.core.neli.messages import Fact, FactKind
-from rebalanser.core.neli.roles import Role, slot_of
+from rebalanser.core.neli.roles import Role
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import Fenced, InvalidSettings, InvalidState, InvalidUrl, RegistryRefused
-from rebalanser.neli import AsyncNeli, Candidacy, Neli, open_elections
+from rebalanser.neli import AsyncNeli, Candidacy, Neli, hash_slot, open_elections
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 SETTINGS = NeliSettings(session_timeout_s=2.0, max_poll_interval_s=10.0)
@@ -272,7 +272,7 @@ def test_slots_stay_with_their_leader_when_a_third_process_joins(join: Joining) 
     after = owners(first, second, third)
     moved = {slot for slot in slots if after[slot] is not before[slot]}
     assert moved == set(third.neli.roles_held()), "nothing moves but to the new one"
-    assert after[slot_of("customer-7", 24)] in (first, second, third)
+    assert after[hash_slot("customer-7", 24)] in (first, second, third)
 
 
 @pytest.mark.rule("NE-15")

@@ -15,8 +15,8 @@ Roles: TypeAlias = Iterable[Role] | Mapping[Role, int]
 """Roles as a host application names them; a mapping says the number of each."""
 
 
-def _stable_hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+def _stable_hash(key: bytes) -> int:
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
 
 
 def number_of(role: Role) -> int:
@@ -25,19 +25,20 @@ def number_of(role: Role) -> int:
     It depends on nothing but the role, never on its place in a list: two processes that know different
     lists, as in a roll-out, agree on every role that both know.
     """
-    return role if isinstance(role, int) else _stable_hash(role)
+    return role if isinstance(role, int) else _stable_hash(role.encode())
 
 
-def slot_of(key: str | bytes, slots: int) -> int:
-    """The hash slot of a key, from 0 to ``slots`` - 1, for roles that are slots (NE-14).
+def hash_slot(key: str | bytes, slots: int) -> int:
+    """Return the hash slot of a key, from 0 to ``slots`` - 1, for roles that are hash slots (NE-14).
+
+    Text and its UTF-8 bytes have the same slot, in every process and version.
 
     Raises:
-        InvalidSettings: there is no slot.
+        InvalidSettings: ``slots`` is less than 1.
     """
     if slots < 1:
         raise InvalidSettings(f"{slots} hash slots: there must be at least one")
-    text = key if isinstance(key, str) else key.decode("latin-1")
-    return _stable_hash(text) % slots
+    return _stable_hash(key.encode() if isinstance(key, str) else key) % slots
 
 
 def numbered(roles: Roles) -> dict[Role, int]:
