@@ -722,7 +722,10 @@ def retry(
     topics: TopicsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start failed applications anew from their files in the cluster, on any worker that can take them."""
+    """Start failed applications anew from their files in the cluster, on any worker that can take them.
+
+    One that is named and unknown is an error; of others, what has vanished meanwhile is left out.
+    """
     face = Face.of(_url(registry, kafka, cluster), json)
     patterns = [ApplicationPattern.parse(each) for each in applications or ("*",)]
     wanted = [pattern.exact for pattern in patterns if pattern.exact is not None]
@@ -747,10 +750,11 @@ def retry(
         *(f"{name} has not failed" for name in sound),
         *(() if chosen else ("no application has failed",)),
     )
-    if commanded.left_out:
-        first, *others = commanded.left_out.values()
-        _print_left_out(others)
-        raise first
+    left_out = commanded.left_out
+    errors = [reason for name, reason in left_out.items() if name in wanted or not commanded.commands]
+    _print_left_out(reason for reason in left_out.values() if reason not in errors[:1])
+    if errors:
+        raise errors[0]
 
 
 @app.command()

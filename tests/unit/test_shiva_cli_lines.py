@@ -508,6 +508,22 @@ class TestMany:
             {"application": str(name), "reason": f"no application {name}"} for name in names
         ]
 
+    @pytest.mark.parametrize("named", [False, True])
+    def test_a_retry_by_pattern_goes_on_without_what_has_vanished_meanwhile(
+        self, cluster: mock.Mock, named: bool
+    ) -> None:
+        failed, other = map(ApplicationId.parse, ("a/b/2", "a/b/4"))
+        document = cluster.read.return_value
+        entries = {**document.applications, other: document.applications[failed]}
+        cluster.read.return_value = replace(document, applications=entries)
+        gone = UnknownApplication("no application a/b/2")
+        cluster.restart_all.side_effect = lambda _items: Commanded({other: "c0"}, {failed: gone})
+        done = invoke("retry", *(("a/b", "a/b/2") if named else ("a/b",)))
+        assert done.stdout == "a/b/4: retry commanded\n"
+        assert (done.exit_code == 0, done.stderr) == (not named, "" if named else f"left out: {gone}\n")
+        cluster.restart_all.side_effect = lambda _items: Commanded({}, {failed: gone})
+        assert invoke("retry", "a/b").exception is gone
+
     def test_one_application_is_stopped_without_a_question(self, cluster: mock.Mock) -> None:
         assert invoke("stop", "a/b/1").exit_code == 0
         assert cluster.stop.call_args.args == (ApplicationId.parse("a/b/1"),)
