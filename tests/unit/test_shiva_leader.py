@@ -1276,6 +1276,19 @@ class TestRequests:
         )
         assert full.entry(C).failed_on == {"w2": "broken"}
 
+    @pytest.mark.rule("SH-12", "SH-26")
+    @pytest.mark.parametrize("cordon", list(Cordon))
+    def test_what_has_no_room_beside_a_closed_worker_waits_for_room_and_says_so(
+        self, full: Rig, cordon: Cordon
+    ) -> None:
+        full.pong("w2", cpu=1000)
+        full.cordon("w2", cordon)
+        full.start(C, cpu=300)
+        full.settle()
+        which = "worker" if cordon is Cordon.DRAINED else "worker that may take it"
+        reason = f"no {which} has 0.3 cpu free: w1, the largest, has 1 cpu"
+        assert (full.state(C), full.entry(C).reason) == (ApplicationState.WAITING, reason)
+
     def test_a_leader_of_an_earlier_version_has_left_requests_out_of_its_document(self, full: Rig) -> None:
         document = full.document
         forgetful = {app: replace(entry, requests=None) for app, entry in document.applications.items()}
