@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.group import Fact, FactKind, Report
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger, log_fact, prepare
 from rebalanser.runtime.narration import Narrator, trouble_of
 from rebalanser.settings import Settings

@@ -22,13 +22,13 @@ from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
 from rebalanser.cli.outputs import Outputs
+from rebalanser.core.clock import GrowingDelay
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guarded import Exited, GuardedProcesses, Outcome, Started
 from rebalanser.runtime.guardian import Job
 from rebalanser.runtime.owned import Owned
-from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.settings import Settings
 
 STOP_SHARE: Final = 0.8

@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 from typing import Final, Self
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.neli.messages import Fact, FactKind
 from rebalanser.folders import PRIVATE
 from rebalanser.history import Event, HistorySink, Journal, Protocol, author_here, open_sinks
 from rebalanser.neli.contract import Candidacy
-from rebalanser.runtime.clock import Clock, SystemClock
+from rebalanser.runtime.clock import SystemClock
 
 DIR_VARIABLE: Final = "REBALANSER_HISTORY_DIR"
 MODE_VARIABLE: Final = "REBALANSER_HISTORY_FILE_MODE"

@@ -7,19 +7,9 @@ the time of a suspend where the system has such a clock.
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol
+from typing import Final
 
 _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-class Clock(Protocol):
-    """Source of time for the runtime; tests pass a fake one."""
-
-    def now(self) -> float:
-        """Seconds since some fixed instant, also while the host is suspended; never goes back."""
-
-    def wall(self) -> float:
-        """Seconds since 1970 as the host believes; may jump. For people and records only."""
 
 
 class SystemClock:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.group import (
     CallStart,
     CallStop,
@@ -20,7 +21,6 @@ from rebalanser.core.group import (
     Release,
     ResourceSpec,
 )
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import log_aside
 from rebalanser.runtime.owned import Detail, Owned, Tenure
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.group import (
     Accept,
     Answered,
@@ -45,7 +46,6 @@ from rebalanser.core.group import (
 )
 from rebalanser.errors import InternalError, InvalidState, RebalanserError
 from rebalanser.registry import Coordinator
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.command_thread import CommandThread
 from rebalanser.runtime.handlers import HandlerRunner, Handlers
 from rebalanser.runtime.inbox import Inbox

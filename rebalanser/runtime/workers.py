@@ -14,14 +14,11 @@ from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
+from rebalanser.core.clock import RESTART_INITIAL_S, GrowingDelay
 from rebalanser.core.group import FactKind
 from rebalanser.runtime.logs import get_logger, log_aside
 from rebalanser.runtime.owned import Owned
 
-RESTART_INITIAL_S = 0.5
-RESTART_MAX_S = 30.0
-RESTART_RESET_S = 10.0
-"""Minimum length of a run, in seconds, that resets the delay to the initial one."""
 RELEASED_PAUSE_S = 5.0
 """Minimum seconds before a worker is called again that has released its resource: another node takes it."""
 
@@ -45,25 +42,6 @@ def _is_of_worker(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         return task is None or not task.cancelling()
     return isinstance(error, Exception)
-
-
-class GrowingDelay:
-    """Seconds before the next run: ``initial_s``, doubled with each short run in a row, up to ``max_s``."""
-
-    def __init__(self, initial_s: float = RESTART_INITIAL_S, max_s: float = RESTART_MAX_S) -> None:
-        self._initial_s = initial_s
-        self._max_s = max_s
-        self._short_runs = 0
-
-    def after(self, lasted_s: float) -> float:
-        """Return the delay, in seconds, after a run that lasted ``lasted_s``."""
-        self._short_runs = 1 if lasted_s >= RESTART_RESET_S else self._short_runs + 1
-        delay_s = self._initial_s
-        for _ in range(1, self._short_runs):
-            if delay_s >= self._max_s:
-                break
-            delay_s = min(self._max_s, 2 * delay_s)
-        return delay_s
 
 
 class _Calls:

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 from rebalanser import forks
+from rebalanser.core.clock import Clock
 from rebalanser.errors import Forked, InternalError, InvalidState, RegistryUnavailable, RetryLater
 from rebalanser.history import Event, Journal, Protocol, SkuldKind, author_here, open_sinks
 from rebalanser.history.sinks import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
-from rebalanser.runtime.clock import Clock
 from rebalanser.settings import Settings
 from rebalanser.tasks import rules
 from rebalanser.tasks.ancestry import Ancestry

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from rebalanser.core.clock import Clock, GrowingDelay
 from rebalanser.errors import (
     InvalidArgument,
     InvalidTask,
@@ -30,9 +31,7 @@ from rebalanser.errors import (
     RetryLater,
     UnusableFolder,
 )
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
-from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.execution.outcomes import summary_of
 
 SHORTEST_PAUSE_S: Final = 0.05

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from rebalanser import folders, forks
+from rebalanser.core.clock import Clock
 from rebalanser.errors import InvalidArgument, RetryLater, UnknownQueue, UnknownTask
 from rebalanser.group import default_label
 from rebalanser.history.journal import boot
 from rebalanser.registry.keys import check_name
 from rebalanser.registry.urls import RegistryUrl, url_or_default
-from rebalanser.runtime.clock import Clock, SystemClock
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 from rebalanser.tasks import pauses, waiting

@@ -22,8 +22,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
+from rebalanser.core.clock import Clock
 from rebalanser.errors import InvalidTask, TaskExists
-from rebalanser.runtime.clock import Clock
 from rebalanser.tasks.functions import MAX_SECONDS, is_seconds
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.model import TaskId

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from rebalanser.admin import Admin
+from rebalanser.core.clock import Clock
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
 from rebalanser.group import Group
 from rebalanser.registry.contract import Settles
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.running import run_until_stopped
 from rebalanser.tasks import pauses
 from rebalanser.tasks.context import load_engine

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
+from rebalanser.core.clock import Clock
 from rebalanser.errors import InvalidArgument, NotSettled, TaskFailed
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Beginning, Context
 from rebalanser.tasks.engine import Change, Lost

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rebalanser import forks
+from rebalanser.core.clock import Clock
 from rebalanser.errors import Forked, InvalidUrl, OutcomeUnknown, RegistryUnavailable
 from rebalanser.registry.contract import (
     Capabilities,
@@ -40,7 +41,7 @@ from rebalanser.registry.contract import (
     WatchEvent,
 )
 from rebalanser.registry.store import ChangeHistory, KeyValueStore, Lease
-from rebalanser.runtime.clock import Clock, SystemClock
+from rebalanser.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,7 +20,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from rebalanser.runtime.clock import Clock, SystemClock
+from rebalanser.core.clock import Clock
+from rebalanser.runtime.clock import SystemClock
 
 
 class Sight(StrEnum):

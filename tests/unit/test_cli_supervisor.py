@@ -17,13 +17,13 @@ from rebalanser.cli.supervisor import (
     Supervisor,
     filled_in,
 )
+from rebalanser.core.clock import RESTART_INITIAL_S, RESTART_MAX_S, RESTART_RESET_S, GrowingDelay
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.guarded import Exited, Outcome, Started
 from rebalanser.runtime.owned import Owned, StopRequest, Tenure
-from rebalanser.runtime.workers import RESTART_INITIAL_S, RESTART_MAX_S, RESTART_RESET_S, GrowingDelay
 from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 

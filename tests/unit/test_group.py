@@ -31,6 +31,7 @@ import pytest
 from rebalanser import Admin, AsyncGroup, Group, Settings, leader, observing
 from rebalanser import group as group_module
 from rebalanser.cli.lines import plain
+from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.group import FactKind, Mode, OnOverrun
 from rebalanser.core.group.messages import Failed
 from rebalanser.errors import (
@@ -63,7 +64,6 @@ from rebalanser.registry.contract import Get, Grant, Granted, Transaction
 from rebalanser.registry.keys import MAX_NAME_BYTES
 from rebalanser.runtime import workers
 from rebalanser.runtime.node_runner import MAX_RELEASED_BYTES
-from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.testing import MEMORY_CAPABILITIES, MemoryRegistry, open_memory
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -74,7 +74,7 @@ WALLS: dict[str, set[str]] = {
     | LEAVES
     | {"rebalanser.folders", "rebalanser.registry"},
     "rebalanser.audit": {"rebalanser.errors", "rebalanser.history", "rebalanser.redaction"},
-    "rebalanser.runtime": LEAVES | {"rebalanser.core.group", "rebalanser.registry"},
+    "rebalanser.runtime": LEAVES | {"rebalanser.core", "rebalanser.core.group", "rebalanser.registry"},
     "rebalanser.settings": CORE | {"rebalanser.folders"},
     "rebalanser.state": CORE,
     "rebalanser.observing": LIBRARY,

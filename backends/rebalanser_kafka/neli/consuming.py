@@ -9,11 +9,11 @@ from typing import Final, Protocol
 
 from confluent_kafka import OFFSET_END, OFFSET_STORED, Consumer, KafkaError, Message, TopicPartition
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.neli.messages import Commit, CommitAnswered, HeartbeatRead, LastCommit, Partition
 from rebalanser.core.neli.records import HEADER, Stamp
 from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
 from rebalanser.neli.contract import Candidacy
-from rebalanser.runtime.clock import Clock
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, error_of
 from rebalanser_kafka.records import to_record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.shiva.messages import Fact, FactKind
 from rebalanser.core.shiva.types import Mode
 from rebalanser.history import (
@@ -17,7 +18,6 @@ from rebalanser.history import (
     author_here,
 )
 from rebalanser.history.records import Value
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 
 CLOSE_TIMEOUT_S: Final = 2.0

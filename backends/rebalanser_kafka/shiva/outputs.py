@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from rebalanser.core.clock import Clock
 from rebalanser.core.shiva.records import OutputAnswer, OutputRequest
 from rebalanser.core.shiva.types import WorkerId
 from rebalanser.errors import FixConfiguration
-from rebalanser.runtime.clock import Clock, SystemClock
+from rebalanser.runtime.clock import SystemClock
 from rebalanser.shiva.outputs import newest_lines, tail
 
 MAX_LINES: Final = 10_000

@@ -36,9 +36,9 @@ from typing import (
 )
 
 from rebalanser import forks
+from rebalanser.core.clock import Clock
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
 from rebalanser.runtime.running import run_in_loop_until_stopped
 from rebalanser.tasks import waiting

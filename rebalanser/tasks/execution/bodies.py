@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
+from rebalanser.core.clock import Clock
 from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge, RetryLater
 from rebalanser.history import SkuldKind
-from rebalanser.runtime.clock import Clock
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import metrics, rules
 from rebalanser.tasks.execution.middleware import FailureReports, Middleware

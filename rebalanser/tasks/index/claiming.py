@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from rebalanser.runtime.clock import Clock
+from rebalanser.core.clock import Clock
 from rebalanser.tasks import rules
 from rebalanser.tasks.clocks import ClockSkewDetector, SkewedClock
 from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart

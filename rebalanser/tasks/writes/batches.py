@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, TypeVar
 
+from rebalanser.core.clock import GrowingDelay
 from rebalanser.errors import InvalidTask, OutcomeUnknown, RebalanserError, RegistryUnavailable
-from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.engine import Answer, Enqueue, EnqueueAll, Exists, Unknown, Write, enqueued
 from rebalanser.tasks.functions import concerning
 from rebalanser.tasks.loops import ErrorKind, kind_of

@@ -10,6 +10,7 @@ from random import Random
 from typing import TypeAlias
 
 from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.clock import Clock
 from rebalanser.core.group.messages import Fact, FactKind, Handler
 from rebalanser.core.group.node import Node, NodeOptions
 from rebalanser.core.group.states import Membership, Role
@@ -29,7 +30,6 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.script import Answer
 from rebalanser.registry.translation import Translation
-from rebalanser.runtime.clock import Clock
 from rebalanser.testing.memory import MemoryStore
 from simulation.group.duties import Promptness
 from simulation.group.faults import FaultKind

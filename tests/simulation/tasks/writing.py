@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from rebalanser.core.clock import GrowingDelay
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable, RequestTooLarge
-from rebalanser.runtime.workers import GrowingDelay
 from rebalanser.tasks.engine import Enqueue, EnqueueAll, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.tasks.model import TaskId
