@@ -27,13 +27,13 @@ from rebalanser.cli.tasks_options import (
     opened,
 )
 from rebalanser.cli.times import parse_seconds
+from rebalanser.core.tasks.ids import is_task_id
+from rebalanser.core.tasks.model import AfterFailure, EnqueueAnswer
 from rebalanser.errors import InvalidTask
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
-from rebalanser.tasks.ids import is_task_id
-from rebalanser.tasks.model import AfterFailure, EnqueueAnswer
 from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
 from rebalanser.tasks.queue import Queue

@@ -27,8 +27,8 @@ from rebalanser.cli.tasks_options import (
     opened,
 )
 from rebalanser.cli.times import parse_span
+from rebalanser.core.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.errors import UnknownTask
-from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.queue import Queue
 
 CLOSED: Final = frozenset(Status) - OPEN

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from rebalanser.core.tasks.ids import created_at, is_task_id
+from rebalanser.core.tasks.model import AfterFailure, Status
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.ids import created_at, is_task_id
-from rebalanser.tasks.model import AfterFailure, Status
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.status import QueueStatus
 

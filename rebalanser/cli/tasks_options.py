@@ -14,10 +14,10 @@ from typer.models import OptionInfo
 
 from rebalanser.cli.face import Face
 from rebalanser.cli.times import parse_span
+from rebalanser.core.tasks.model import Status, Stored
 from rebalanser.errors import UnknownQueue
 from rebalanser.registry.urls import REGISTRY_VARIABLE
 from rebalanser.settings import Settings
-from rebalanser.tasks.model import Status, Stored
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.retention import Retention
 

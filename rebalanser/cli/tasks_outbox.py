@@ -13,9 +13,9 @@ import typer
 from rebalanser.cli.face import Face, JsonOption
 from rebalanser.cli.lines import counted
 from rebalanser.cli.tasks_lines import printable
+from rebalanser.core.tasks.ids import created_at, is_task_id
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.documents import SpoolDocument, SpooledDocument
-from rebalanser.tasks.ids import created_at, is_task_id
 from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 
 TIMEOUT_S: Final = 10.0

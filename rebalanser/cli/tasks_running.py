@@ -31,6 +31,7 @@ from rebalanser.cli.tasks_options import (
     retained,
 )
 from rebalanser.cli.times import parse_seconds
+from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
 from rebalanser.redaction import redact
 from rebalanser.runtime.clock import SystemClock
@@ -38,7 +39,6 @@ from rebalanser.runtime.logs import configure_cli_logging
 from rebalanser.tasks.aio.queue import AsyncQueue, AsyncQueues
 from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measurable, QueueCollector
-from rebalanser.tasks.model import EnqueueAnswer, Enqueued
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.queue import BodyPlace, Queue, Queues
 

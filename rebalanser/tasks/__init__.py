@@ -5,19 +5,19 @@ state is one conditional write: "if the state is still the one that I read, repl
 checks the condition, so a change computed from an old state is refused. This alone makes claims safe. The
 index, the clocks and the owners of partitions make them fast and fair.
 
-1. *Rules* (``tasks.rules``), pure: a state and a request give the next state, or a refusal
+1. *Rules* (``core.tasks.rules``), pure: a state and a request give the next state, or a refusal
    with its reason. All transitions are there.
 2. *Engine* (``tasks.engine``), the contract of a store: conditional writes in batches, each
    with an outcome of its own; reads that see every write answered before; a watch that wakes. SQLite has
    tables of its own; every registry of keys and values is an engine too
    (``tasks.key_value``).
-3. *Owner* (``index.owner``), pure: what one partition holds, in memory. Partitions are
+3. *Owner* (``core.tasks.owner``), pure: what one partition holds, in memory. Partitions are
    resources of a group, so each has one owner (SK-13), which reads its open tasks once, follows the changes,
    and hands out the best one without a look at the rest. Its claims carry its *epoch*, the fencing token of
    the partition: taking over writes the epoch into the store, and from then on no claim of an earlier owner
    is written there.
    An owner claims for its own process, and ready tasks beyond its room for idle workers of others. These
-   publish *free slots* (``index.free_slots``); the claim's write uses the slot (SK-20).
+   publish *free slots* (``core.tasks.slots``); the claim's write uses the slot (SK-20).
 4. *Claims.* A claim is numbered one higher than the one before (SK-6) and lasts until its time. Clocks of two
    hosts are never compared (SK-18): the owner counts a claim's time on its own monotonic clock from
    when it wrote or read the claim's last renewal, or exactly, where both ran on one boot of one host; a
@@ -46,12 +46,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.aio.claim import AsyncClaim
     from rebalanser.tasks.aio.queue import AsyncCall, AsyncQueue, AsyncQueues, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
     from rebalanser.tasks.execution.middleware import Middleware
     from rebalanser.tasks.execution.outcomes import GiveUp, Retry
-    from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status
     from rebalanser.tasks.pauses import Pause, Pauses
     from rebalanser.tasks.producer import Call, TaskFunction
     from rebalanser.tasks.queue import Queue, Queues
@@ -81,25 +81,25 @@ __all__ = [
 
 _HOMES: Final = MappingProxyType(
     {
-        "AsyncCall": "aio.queue",
-        "AsyncClaim": "aio.claim",
-        "AsyncQueue": "aio.queue",
-        "AsyncQueues": "aio.queue",
-        "AsyncTaskFunction": "aio.queue",
-        "Call": "producer",
-        "Claim": "claim",
-        "EnqueueAnswer": "model",
-        "Enqueued": "model",
-        "GiveUp": "execution.outcomes",
-        "Middleware": "execution.middleware",
-        "Pause": "pauses",
-        "Pauses": "pauses",
-        "Queue": "queue",
-        "Queues": "queue",
-        "Retention": "retention",
-        "Retry": "execution.outcomes",
-        "Status": "model",
-        "TaskFunction": "producer",
+        "AsyncCall": "tasks.aio.queue",
+        "AsyncClaim": "tasks.aio.claim",
+        "AsyncQueue": "tasks.aio.queue",
+        "AsyncQueues": "tasks.aio.queue",
+        "AsyncTaskFunction": "tasks.aio.queue",
+        "Call": "tasks.producer",
+        "Claim": "tasks.claim",
+        "EnqueueAnswer": "core.tasks.model",
+        "Enqueued": "core.tasks.model",
+        "GiveUp": "tasks.execution.outcomes",
+        "Middleware": "tasks.execution.middleware",
+        "Pause": "tasks.pauses",
+        "Pauses": "tasks.pauses",
+        "Queue": "tasks.queue",
+        "Queues": "tasks.queue",
+        "Retention": "tasks.retention",
+        "Retry": "tasks.execution.outcomes",
+        "Status": "core.tasks.model",
+        "TaskFunction": "tasks.producer",
     }
 )
 
@@ -107,5 +107,5 @@ _HOMES: Final = MappingProxyType(
 def __getattr__(name: str) -> Any:
     """Load a public name at its first use: the engines need the nouns only."""
     if name in _HOMES:
-        return getattr(importlib.import_module(f"rebalanser.tasks.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"rebalanser.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

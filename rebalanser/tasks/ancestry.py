@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
+from rebalanser.core.tasks.model import CLOSED_UNDONE, Head, Status, Stored, TaskId
+from rebalanser.core.tasks.rules import settles
 from rebalanser.errors import DependencyCycle
-from rebalanser.tasks.model import CLOSED_UNDONE, Head, Status, Stored, TaskId
-from rebalanser.tasks.rules import settles
 
 MAX_ANCESTORS: Final = 10_000
 """Maximum number of ancestors that are searched for a cycle."""

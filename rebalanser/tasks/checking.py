@@ -13,10 +13,10 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
+from rebalanser.core.tasks.ids import is_task_id, partition_of_task
+from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, Stored, TaskId, Update
 from rebalanser.errors import InternalError
 from rebalanser.tasks.engine import Engine
-from rebalanser.tasks.ids import is_task_id, partition_of_task
-from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, AfterFailure, Status, Stored, TaskId, Update
 
 PAGE: Final = 500
 LOG_PAGE: Final = 1000

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from rebalanser.core.tasks.model import TaskId, Update
 from rebalanser.errors import InvalidArgument, RequestTooLarge
-from rebalanser.tasks.model import TaskId, Update
 
 if TYPE_CHECKING:
     import sqlite3

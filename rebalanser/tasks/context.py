@@ -14,30 +14,20 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 from rebalanser import forks
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import State, Stored, TaskId, Term, Update
+from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
+from rebalanser.core.tasks.store import Change, ChangeFilter, Conflict, Lost, Move
 from rebalanser.errors import Forked, InternalError, InvalidState, RegistryUnavailable, RetryLater
 from rebalanser.history import Event, Journal, Protocol, SkuldKind, author_here, open_sinks
 from rebalanser.history.sinks import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.settings import Settings
-from rebalanser.tasks import rules
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
-from rebalanser.tasks.engine import (
-    Change,
-    ChangeFilter,
-    ClaimsFromIndex,
-    Conflict,
-    Engine,
-    Lost,
-    Move,
-    MovesInTransactions,
-    Sink,
-    Watch,
-)
+from rebalanser.tasks.engine import ClaimsFromIndex, Engine, MovesInTransactions, Sink, Watch
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.model import State, Stored, TaskId, Term, Update
-from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.pending import PendingWrite, WriteFuture
 

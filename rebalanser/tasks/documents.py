@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from rebalanser.core.tasks.model import AfterFailure, ClaimState, Room, Status, Stored, Task, Update
 from rebalanser.errors import InvalidTask
-from rebalanser.tasks.model import AfterFailure, ClaimState, Room, Status, Stored, Task, Update
 from rebalanser.tasks.results import sources_in, without_sources
 
 

@@ -31,12 +31,19 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json
 
+from rebalanser.core.tasks.model import (
+    HIGHEST_PRIORITY,
+    ID_DIGITS,
+    LOWEST_PRIORITY,
+    AfterFailure,
+    TaskId,
+    rate_of,
+)
 from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask, RequestTooLarge
 from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.model import HIGHEST_PRIORITY, ID_DIGITS, LOWEST_PRIORITY, AfterFailure, TaskId, rate_of
 from rebalanser.tasks.results import (
     FilledPayload,
     contains,

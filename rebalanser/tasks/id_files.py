@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from rebalanser import forks
+from rebalanser.core.tasks.ids import MAX_PROCESS, Generator
+from rebalanser.core.tasks.model import TaskId
 from rebalanser.errors import UnusableFolder
 from rebalanser.folders import sync_folder
-from rebalanser.tasks.ids import MAX_PROCESS, Generator
-from rebalanser.tasks.model import TaskId
 
 RESERVE_MS: Final = 2_000
 """Milliseconds that a mark is ahead: at most one fsync in this time. A crash skips at most as much."""

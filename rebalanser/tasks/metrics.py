@@ -27,15 +27,15 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rebalanser.core.tasks.model import Status
+from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.errors import MissingExtra
 from rebalanser.tasks.loops import Trouble
-from rebalanser.tasks.model import Status
-from rebalanser.tasks.rules import Reason, Refused
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from rebalanser.tasks.model import Stored
+    from rebalanser.core.tasks.model import Stored
 
 BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 """Upper bounds of the buckets of run times, in seconds."""

@@ -23,10 +23,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks.model import TaskId
 from rebalanser.errors import InvalidTask, TaskExists
 from rebalanser.tasks.functions import MAX_SECONDS, is_seconds
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
-from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.writes.script import ResultT, run_script
 
 if TYPE_CHECKING:

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from rebalanser.core.tasks.ids import created_at, partition_of_task
+from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
+from rebalanser.core.tasks.store import Duplicate, Enqueue, enqueued
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.engine import Duplicate, Enqueue, enqueued
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
@@ -36,8 +38,6 @@ from rebalanser.tasks.functions import (
     task_name,
     task_options,
 )
-from rebalanser.tasks.ids import created_at, partition_of_task
-from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.pauses import Pauses

@@ -14,6 +14,8 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from rebalanser.admin import Admin
 from rebalanser.core.clock import Clock
 from rebalanser.core.group import Fact, FactKind
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import TaskId
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
 from rebalanser.group import Group
 from rebalanser.registry.contract import Settles
@@ -26,11 +28,9 @@ from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.execution.inline import InlineWorker
 from rebalanser.tasks.execution.worker import SharedConcurrency, TaskWorker
 from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_count, is_seconds
-from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import Measurement
-from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.open_queue import IN_MEMORY, named_in_memory
 from rebalanser.tasks.operator import Operator
 from rebalanser.tasks.pauses import Pause

@@ -20,8 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeAlias, Typ
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
+from rebalanser.core.tasks.model import (
+    ID_DIGITS,
+    AfterFailure,
+    Enqueued,
+    Head,
+    Result,
+    Status,
+    Stored,
+    TaskId,
+)
 from rebalanser.errors import InvalidTask
-from rebalanser.tasks.model import ID_DIGITS, AfterFailure, Enqueued, Head, Result, Status, Stored, TaskId
 
 if TYPE_CHECKING:
     from rebalanser.tasks.functions import EnqueueOptions, TaskBody

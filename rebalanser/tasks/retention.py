@@ -41,15 +41,15 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rebalanser.core.tasks.ids import created_at
+from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
+from rebalanser.core.tasks.store import Applied, Collect, QueueNote
 from rebalanser.errors import InvalidArgument, QuotaExceeded, RequestTooLarge, UnusableFolder
 from rebalanser.folders import make_file
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Applied, Collect, QueueNote
 from rebalanser.tasks.functions import is_seconds
-from rebalanser.tasks.ids import created_at
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, Status, Stored, TaskId
 
 _log = get_logger()
 StoredAt: TypeAlias = tuple[int, int]

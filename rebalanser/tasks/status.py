@@ -16,9 +16,9 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rebalanser.core.tasks.model import Status
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.loops import ErrorKind, Loop, Trouble
-from rebalanser.tasks.model import Status
 from rebalanser.tasks.pauses import Pauses
 
 LOOK_S: Final = 1.0

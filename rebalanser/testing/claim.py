@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
+from rebalanser.core.tasks.model import ID_DIGITS, Update
 from rebalanser.errors import Fenced
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
 from rebalanser.tasks.claim import LOG_PAGE, Claim, ClaimFacts, check_content
-from rebalanser.tasks.model import ID_DIGITS, Update
 
 if TYPE_CHECKING:
     import sqlite3

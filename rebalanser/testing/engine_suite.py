@@ -27,18 +27,33 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from rebalanser.errors import InvalidName, RegistryUnavailable, RequestTooLarge, UnusableStore
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import (
+    HIGHEST_PRIORITY,
+    ID_DIGITS,
+    LOWEST_PRIORITY,
+    OPEN,
+    AfterFailure,
+    ClaimState,
+    Head,
+    State,
+    Status,
+    Stored,
+    Task,
+    TaskId,
+    Term,
+    Update,
+    rate_of,
+)
+from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Change,
     ClaimAnswer,
     ClaimQuery,
-    ClaimsFromIndex,
     Collect,
     Conflict,
     Duplicate,
-    Engine,
     Enqueue,
     EnqueueAll,
     Epoch,
@@ -56,24 +71,8 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.ids import partition_of_id
-from rebalanser.tasks.model import (
-    HIGHEST_PRIORITY,
-    ID_DIGITS,
-    LOWEST_PRIORITY,
-    OPEN,
-    AfterFailure,
-    ClaimState,
-    Head,
-    State,
-    Status,
-    Stored,
-    Task,
-    TaskId,
-    Term,
-    Update,
-    rate_of,
-)
+from rebalanser.errors import InvalidName, RegistryUnavailable, RequestTooLarge, UnusableStore
+from rebalanser.tasks.engine import ClaimsFromIndex, Engine
 from rebalanser.testing.waiting import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rebalanser import Settings
+from rebalanser.core.tasks.model import Head
 from rebalanser.errors import (
     Fenced,
     InvalidHandlers,
@@ -30,7 +31,6 @@ from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, 
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.outcomes import BodyOutcome
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
-from rebalanser.tasks.model import Head
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)

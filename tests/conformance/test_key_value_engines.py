@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.errors import LeaseNotFound
-from rebalanser.registry.urls import parse_url
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.model import ClaimState, RateMark, State, Status, Stored
+from rebalanser.core.tasks.slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import (
     Applied,
     Conflict,
     Epoch,
@@ -20,13 +20,13 @@ from rebalanser.tasks.engine import (
     Paused,
     RateMoved,
     RateStart,
-    SharesSlots,
     SlotGone,
     TakeOver,
 )
-from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.errors import LeaseNotFound
+from rebalanser.registry.urls import parse_url
+from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.key_value import KeyValueEngine, values
-from rebalanser.tasks.model import ClaimState, RateMark, State, Status, Stored
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.engine_suite import (
     OTHER_QUEUE,

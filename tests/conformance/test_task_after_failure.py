@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rebalanser import Settings
+from rebalanser.core.tasks.model import AfterFailure, State, TaskId
 from rebalanser.errors import TaskFailed
 from rebalanser.tasks import Claim, Queue, Status
 from rebalanser.tasks.checking import Check
-from rebalanser.tasks.model import AfterFailure, State, TaskId
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)

@@ -19,6 +19,20 @@ from pydantic import AfterValidator
 
 from rebalanser import Settings
 from rebalanser.core.group import Fact, FactKind
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import OPEN, Head, State, Stored, TaskId
+from rebalanser.core.tasks.store import (
+    Answer,
+    Applied,
+    ClaimAnswer,
+    ClaimQuery,
+    Enqueue,
+    Epoch,
+    Move,
+    TakeOver,
+    Write,
+)
 from rebalanser.errors import (
     InternalError,
     InvalidArgument,
@@ -30,28 +44,15 @@ from rebalanser.errors import (
     TaskFailed,
     UnusableStore,
 )
-from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status, rules
+from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import (
-    Answer,
-    Applied,
-    ClaimAnswer,
-    ClaimQuery,
-    ClaimsFromIndex,
-    Enqueue,
-    Epoch,
-    Move,
-    TakeOver,
-    Write,
-)
+from rebalanser.tasks.engine import ClaimsFromIndex
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.worker import FIRST_THREADS
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.model import OPEN, Head, State, Stored, TaskId
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from rebalanser_sqlite.tasks import claims

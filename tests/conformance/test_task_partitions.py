@@ -16,22 +16,23 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser.admin import Admin
+from rebalanser.core.tasks import slots as free_slots
+from rebalanser.core.tasks.model import AfterFailure, State, Status, TaskId
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.slots import FreeSlot, Room, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import Answer, Applied, Change, Lost, Page, Write
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import Claim, Queue
-from rebalanser.tasks.engine import Answer, Applied, Change, ClaimsFromIndex, Lost, Page, SharesSlots, Write
+from rebalanser.tasks.engine import ClaimsFromIndex, SharesSlots
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.index import free_slots
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import FreeSlot, Room, SlotNews, UsedSlot
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.index.slot_offers import SlotOffers
-from rebalanser.tasks.model import AfterFailure, State, Status, TaskId
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

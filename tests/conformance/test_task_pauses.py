@@ -16,6 +16,8 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser import Settings
+from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.slots import FreeSlot, Room
 from rebalanser.errors import (
     InvalidArgument,
     InvalidName,
@@ -29,9 +31,7 @@ from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.index.free_slots import FreeSlot, Room
 from rebalanser.tasks.index.partitions import Partitions
-from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.pauses import MAX_CHARACTERS
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 from rebalanser.testing.clock import FakeClock

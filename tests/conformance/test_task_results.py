@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from rebalanser import Settings
+from rebalanser.core.tasks.model import Task, TaskId
+from rebalanser.core.tasks.store import EnqueueAll
 from rebalanser.errors import (
     DependencyCycle,
     InvalidTask,
@@ -20,9 +22,7 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.checking import Check
-from rebalanser.tasks.engine import EnqueueAll
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.model import Task, TaskId
 from rebalanser.tasks.results import MAX_RESULTS_BYTES, MAX_TOGETHER
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -9,6 +9,11 @@ from threading import Event
 
 import pytest
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.ids import lowest_id_at
+from rebalanser.core.tasks.model import AfterFailure, State, Stored, TaskId, Term
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import Answer, Applied, Collect, Move, Write
 from rebalanser.errors import (
     InvalidArgument,
     QuotaExceeded,
@@ -16,11 +21,8 @@ from rebalanser.errors import (
     RequestTooLarge,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncQueue, Queue, Retention, Status, rules
-from rebalanser.tasks.engine import Answer, Applied, Collect, Move, Write
+from rebalanser.tasks import AsyncQueue, Queue, Retention, Status
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.ids import lowest_id_at
-from rebalanser.tasks.model import AfterFailure, State, Stored, TaskId, Term
 from rebalanser.tasks.retention import (
     DELAY_RATIO,
     LEASE_S,
@@ -32,7 +34,6 @@ from rebalanser.tasks.retention import (
     RetentionRecord,
     Sweeper,
 )
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

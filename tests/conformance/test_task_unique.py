@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.tasks.model import TaskId
 from rebalanser.errors import InvalidTask, UnknownTask
 from rebalanser.tasks import Claim, EnqueueAnswer, Queue, Status
-from rebalanser.tasks.model import TaskId
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -21,12 +21,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from rebalanser.core.tasks.model import ID_DIGITS, Enqueued
 from rebalanser.errors import InvalidTask
 from rebalanser.registry.contract import Outcome, Transaction
 from rebalanser.tasks import Queue
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.key_value.steps import EngineCall
-from rebalanser.tasks.model import ID_DIGITS, Enqueued
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUEUE = "mail"

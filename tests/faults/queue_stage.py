@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from rebalanser.core.tasks.store import Enqueue
 from rebalanser.tasks import Queue, Status
-from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from rebalanser.tasks.engine import Collect, Enqueue, EnqueueAll, Epoch, Move, TakeOver, Write
-from rebalanser.tasks.ids import partition_of_id
-from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
+from rebalanser.core.tasks.store import Collect, Enqueue, EnqueueAll, Epoch, Move, TakeOver, Write
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import store
 from rebalanser_sqlite.tasks import SqliteEngine

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rebalanser.core.tasks.model import Head, Task
+from rebalanser.core.tasks.store import Applied, Enqueue
 from rebalanser.errors import QuotaExceeded
-from rebalanser.tasks.engine import Applied, Enqueue
-from rebalanser.tasks.model import Head, Task
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
 from rebalanser_sqlite.tasks.schema import STATUSES
@@ -26,8 +26,8 @@ from rebalanser_sqlite.tasks.schema import STATUSES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rebalanser.tasks.engine import Lost
-    from rebalanser.tasks.model import Stored
+    from rebalanser.core.tasks.model import Stored
+    from rebalanser.core.tasks.store import Lost
 
 SCRIPT = Path(__file__).with_name("task_writer.py")
 QUEUE = "mail"
@@ -37,7 +37,7 @@ import json, resource, sys
 from pathlib import Path
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.tasks.engine import *
-from rebalanser.tasks.model import *
+from rebalanser.core.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
 engine = SqliteEngine(Path(sys.argv[1]))
@@ -63,7 +63,7 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from rebalanser.tasks.engine import *
-from rebalanser.tasks.model import *
+from rebalanser.core.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
 engine, name = SqliteEngine(Path(sys.argv[1])), sys.argv[2]
@@ -87,7 +87,7 @@ SILENT = """
 import sys
 from pathlib import Path
 from rebalanser.tasks.engine import *
-from rebalanser.tasks.model import *
+from rebalanser.core.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import store
 from rebalanser_sqlite.tasks import SqliteEngine

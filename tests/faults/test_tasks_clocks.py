@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.tasks.clocks import MAX_SKEW_S
 from rebalanser.tasks import Status
-from rebalanser.tasks.clocks import MAX_SKEW_S
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.queue_process import CLAIM_TTL_S
 from tests.faults.queue_stage import Stage

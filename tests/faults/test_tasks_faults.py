@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from rebalanser.admin import Admin
+from rebalanser.core.tasks.model import Status
+from rebalanser.core.tasks.slots import FreeSlot
 from rebalanser.tasks import Call, Queue
 from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.functions import NO_OPTIONS
-from rebalanser.tasks.index.free_slots import FreeSlot
-from rebalanser.tasks.model import Status
 from rebalanser.tasks.queue import group_name
 from rebalanser.testing.pausing import pause
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until

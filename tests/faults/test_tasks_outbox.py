@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.tasks.model import ClaimState, EnqueueAnswer, State, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.store import Applied, Collect, Move
 from rebalanser.tasks import Queue
-from rebalanser.tasks.engine import Applied, Collect, Move
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.model import ClaimState, EnqueueAnswer, State, Status, Stored, TaskId, Term
 from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
@@ -33,7 +33,7 @@ import resource, sys
 from pathlib import Path
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.engine import Enqueue
-from rebalanser.tasks.model import Head, Task
+from rebalanser.core.tasks.model import Head, Task
 from rebalanser.tasks.outbox.spool import Spool, SpoolName
 def task(number):
     return Enqueue(Task(Head(f"{number:040x}", "mail", "send"), bytes(2000)), 0)

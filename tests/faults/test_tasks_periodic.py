@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.tasks.ids import created_at
 from rebalanser.tasks import Status
-from rebalanser.tasks.ids import created_at
 from rebalanser.testing.waiting import wait_until
 from tests.faults.queue_stage import Stage
 

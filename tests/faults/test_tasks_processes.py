@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.model import Status
 from rebalanser.errors import TaskFailed
 from rebalanser.tasks import Call, Queue
 from rebalanser.tasks.functions import NO_OPTIONS, EnqueueOptions
-from rebalanser.tasks.model import Status
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from tests.faults.bodies_process import queue_of
 

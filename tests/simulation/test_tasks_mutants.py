@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks import clocks, rules
-from rebalanser.tasks.clocks import ForeignTerms
-from rebalanser.tasks.engine import Tally
+from rebalanser.core.tasks import clocks, dependencies, rules
+from rebalanser.core.tasks import owner as owner_module
+from rebalanser.core.tasks.clocks import ForeignTerms
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
+from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.ready_index import ClaimableTasks, RateState
+from rebalanser.core.tasks.rules import Reason, Refused
+from rebalanser.core.tasks.slots import Arrival, OwnSlots, UsedSlot
+from rebalanser.core.tasks.store import Tally
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution.claim_source import IndexRequests
 from rebalanser.tasks.execution.decisions import ClaimLife, Execution
 from rebalanser.tasks.http.dispensing import Dispensing
-from rebalanser.tasks.ids import partition_of_id
-from rebalanser.tasks.index import claiming, dependencies
-from rebalanser.tasks.index import owner as owner_module
+from rebalanser.tasks.index import claiming
 from rebalanser.tasks.index.claiming import OwnedIndex, PartitionClaims, PendingClaim
-from rebalanser.tasks.index.free_slots import Arrival, OwnSlots, UsedSlot
-from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.partitions import PausableClaims
-from rebalanser.tasks.index.ready_index import ClaimableTasks, RateState
 from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.loops import LoopFailures
-from rebalanser.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import Ticking
 from rebalanser.tasks.retention import Components, Marks, Retention
-from rebalanser.tasks.rules import Reason, Refused
 from rebalanser.tasks.writes.batches import Batches, Settlement
 from rebalanser.tasks.writes.pending import PendingMove
 from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, scan

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
+from rebalanser.core.tasks.rules import Refused
+from rebalanser.core.tasks.store import Enqueue
 from rebalanser.errors import RebalanserError
-from rebalanser.tasks import rules
-from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.execution.decisions import Try
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
-from rebalanser.tasks.rules import Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from simulation.group import Trace
 from simulation.kernel.stories import Words, files_in, play, read, write_anew

@@ -11,6 +11,23 @@ from functools import partial
 
 import pytest
 
+from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
+from rebalanser.core.tasks.slots import FreeSlot, UsedSlot
+from rebalanser.core.tasks.store import (
+    Answer,
+    Applied,
+    Collect,
+    Conflict,
+    Duplicate,
+    Enqueue,
+    EnqueueAll,
+    Epoch,
+    Exists,
+    Move,
+    TakeOver,
+    Unknown,
+    Write,
+)
 from rebalanser.errors import (
     OutcomeUnknown,
     QuotaExceeded,
@@ -29,25 +46,8 @@ from rebalanser.registry.contract import (
     Transaction,
     Watch,
 )
-from rebalanser.tasks.engine import (
-    Answer,
-    Applied,
-    Collect,
-    Conflict,
-    Duplicate,
-    Enqueue,
-    EnqueueAll,
-    Epoch,
-    Exists,
-    Move,
-    TakeOver,
-    Unknown,
-    Write,
-)
-from rebalanser.tasks.index.free_slots import FreeSlot, UsedSlot
 from rebalanser.tasks.key_value import KeyValueEngine, open_engine
 from rebalanser.tasks.key_value.values import dump_head, dump_state, dump_task, load_task
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
+from rebalanser.core.tasks.store import Applied, Enqueue, Exists, Forwarded, Skip, Taken
 from rebalanser.errors import OutcomeUnknown, QuotaExceeded, RegistryUnavailable
 from rebalanser.registry.contract import Transaction
-from rebalanser.tasks.engine import Applied, Enqueue, Exists, Forwarded, Skip, Taken
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from tests.unit.test_key_value_engine import (
     MANY,

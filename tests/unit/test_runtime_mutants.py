@@ -28,6 +28,8 @@ from rebalanser.core.group.messages import Noticed
 from rebalanser.core.group.node import Node
 from rebalanser.core.group.rebalancing import Rebalancing
 from rebalanser.core.group.types import PlanBasis
+from rebalanser.core.tasks import ready_index
+from rebalanser.core.tasks.ready_index import ClaimableTasks
 from rebalanser.group import Group
 from rebalanser.history import Journal
 from rebalanser.observing import Observer
@@ -40,9 +42,7 @@ from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.tasks import producer, results, retention
 from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.execution.worker import SharedConcurrency
-from rebalanser.tasks.index import ready_index
 from rebalanser.tasks.index.partitions import PausableClaims
-from rebalanser.tasks.index.ready_index import ClaimableTasks
 from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep

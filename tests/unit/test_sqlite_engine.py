@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser import forks
-from rebalanser.errors import (
-    InvalidState,
-    OutcomeUnknown,
-    QuotaExceeded,
-    RegistryUnavailable,
-    RequestTooLarge,
-    UnusableStore,
+from rebalanser.core.tasks.model import (
+    ID_DIGITS,
+    AfterFailure,
+    ClaimState,
+    Head,
+    State,
+    Status,
+    Stored,
+    Task,
+    Term,
+    Update,
 )
-from rebalanser.registry.contract import Put, Transaction
-from rebalanser.registry.urls import parse_url
-from rebalanser.tasks import Claim, Queue
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.store import (
     Applied,
     ClaimAnswer,
     ClaimQuery,
@@ -43,18 +44,17 @@ from rebalanser.tasks.engine import (
     Taken,
     Unknown,
 )
-from rebalanser.tasks.model import (
-    ID_DIGITS,
-    AfterFailure,
-    ClaimState,
-    Head,
-    State,
-    Status,
-    Stored,
-    Task,
-    Term,
-    Update,
+from rebalanser.errors import (
+    InvalidState,
+    OutcomeUnknown,
+    QuotaExceeded,
+    RegistryUnavailable,
+    RequestTooLarge,
+    UnusableStore,
 )
+from rebalanser.registry.contract import Put, Transaction
+from rebalanser.registry.urls import parse_url
+from rebalanser.tasks import Claim, Queue
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import SqliteRegistry, history, place, store
 from rebalanser_sqlite.tasks import (
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from rebalanser.tasks.engine import Answer, Write
+    from rebalanser.core.tasks.store import Answer, Write
 
 QUEUE = "mail"
 CLAIM = ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), 1)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from rebalanser.core.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 from rebalanser.errors import DependencyCycle
 from rebalanser.tasks import ancestry as module
 from rebalanser.tasks.ancestry import Ancestry, with_blockers
-from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
 
 
 class Store:

@@ -10,6 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from rebalanser.core.tasks.model import Head, Task
+from rebalanser.core.tasks.store import Applied, Enqueue
 from rebalanser.errors import (
     InternalError,
     InvalidState,
@@ -20,9 +22,7 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks.engine import Applied, Enqueue
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
-from rebalanser.tasks.model import Head, Task
 from rebalanser.tasks.writes.batcher import WriteBatcher
 from rebalanser.tasks.writes.batches import FirstError, Settlement
 from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite, WriteFuture
@@ -30,8 +30,9 @@ from rebalanser.tasks.writes.script import Apply, Sleep
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from rebalanser.tasks.engine import Answer, Engine, Write
-    from rebalanser.tasks.model import Stored, TaskId
+    from rebalanser.core.tasks.model import Stored, TaskId
+    from rebalanser.core.tasks.store import Answer, Write
+    from rebalanser.tasks.engine import Engine
 
 
 class Asked(PendingWrite[str]):

@@ -21,6 +21,7 @@ import pytest
 from pydantic import AfterValidator
 from pydantic_core import from_json
 
+from rebalanser.core.tasks.model import Head, Update
 from rebalanser.errors import (
     Fenced,
     InvalidArgument,
@@ -48,7 +49,6 @@ from rebalanser.tasks.execution.outcomes import (
 )
 from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.model import Head, Update
 from rebalanser.tasks.processes import caller, child
 from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
 from rebalanser.tasks.processes.child import (

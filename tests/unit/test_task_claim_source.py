@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.clocks import READ_PAUSE_S, ForeignTerms
+from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
 from rebalanser.errors import OutcomeUnknown
-from rebalanser.tasks.clocks import READ_PAUSE_S, ForeignTerms
-from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery, ClaimsFromIndex
+from rebalanser.tasks.engine import ClaimsFromIndex
 from rebalanser.tasks.execution.claim_source import IndexClaims
 from rebalanser.tasks.index.claiming import MAX_CLAIMS
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.clock import FakeClock
 
 BOOT = "a boot"

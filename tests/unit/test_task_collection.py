@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.tasks.model import OPEN, Head, State, Status, Stored
+from rebalanser.core.tasks.model import OPEN, Head, State, Status, Stored
 from rebalanser.tasks.retention import Components
 
 TASKS = [f"{number:040x}" for number in range(12)]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rebalanser.core.tasks.model import Update
 from rebalanser.tasks.documents import Content, UpdateDocument
-from rebalanser.tasks.model import Update
 
 
 def told_of(content: bytes) -> Any:

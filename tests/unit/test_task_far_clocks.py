@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from rebalanser.tasks.clocks import (
+from rebalanser.core.tasks.clocks import (
     MAX_HOSTS,
     MAX_SKEW_S,
     MAX_SPREAD_S,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rebalanser.tasks.engine import Applied, Conflict, Epoch, SlotGone
-from rebalanser.tasks.index.claiming import PartitionClaims, PendingClaim, claimant_of, keeps_slot
-from rebalanser.tasks.index.free_slots import (
+from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.rules import Reason, Refused
+from rebalanser.core.tasks.slots import (
     AHEAD_FOR_S,
     FRESH_RATIO,
     MAX_OFFERED,
@@ -28,9 +29,8 @@ from rebalanser.tasks.index.free_slots import (
     UsedSlot,
     is_fresh,
 )
-from rebalanser.tasks.index.owner import Owner
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.tasks.rules import Reason, Refused
+from rebalanser.core.tasks.store import Applied, Conflict, Epoch, SlotGone
+from rebalanser.tasks.index.claiming import PartitionClaims, PendingClaim, claimant_of, keeps_slot
 
 HERE, THERE = "process-here", "process-there"
 SEND, SWEEP, BOTH = frozenset({"send"}), frozenset({"sweep"}), frozenset({"send", "sweep"})

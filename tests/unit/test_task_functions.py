@@ -23,6 +23,7 @@ from mypy import api
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretStr, ValidationError
 from pydantic_core import from_json
 
+from rebalanser.core.tasks.model import AfterFailure, Head, State, Status, Stored
 from rebalanser.errors import (
     DependencyCycle,
     InvalidArgument,
@@ -62,7 +63,6 @@ from rebalanser.tasks.functions import (
     task_options,
 )
 from rebalanser.tasks.http.messages import Failure, NewTask
-from rebalanser.tasks.model import AfterFailure, Head, State, Status, Stored
 from rebalanser.tasks.results import FilledPayload, fill_results, sources_in, with_sources, without_sources
 from rebalanser.tasks.waiting import value_of
 from rebalanser.testing import FakeClock

@@ -15,10 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rebalanser.core.tasks.ids import (
+    MAX_HOST,
+    MAX_PROCESS,
+    Generator,
+    created_at,
+    is_task_id,
+    partition_of_id,
+)
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks import id_files
 from rebalanser.tasks.id_files import RESERVE_MS, IdSource, host_bits, take_slot
-from rebalanser.tasks.ids import MAX_HOST, MAX_PROCESS, Generator, created_at, is_task_id, partition_of_id
 from rebalanser.testing.waiting import PATIENCE_S
 
 KNOWN_CRC = 0x9186B227
@@ -73,7 +80,7 @@ def test_ids_strictly_grow_whatever_the_wall_clock_does(shown: list[int], floor:
 
 @pytest.mark.rule("SK-1")
 def test_a_full_counter_goes_on_in_the_next_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebalanser.tasks.ids._MAX_COUNTER", 1)
+    monkeypatch.setattr("rebalanser.core.tasks.ids._MAX_COUNTER", 1)
     flakes = Generator(Wall(5), 1, 2)
     assert [each[12:24] for each in (flakes.next(), flakes.next(), flakes.next())] == [
         "000500000000",

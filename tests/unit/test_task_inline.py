@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.ids import created_at
 from rebalanser.errors import (
     Fenced,
     InvalidArgument,
@@ -28,7 +29,6 @@ from rebalanser.errors import (
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Queue, Retry, Status
 from rebalanser.tasks.claim import LOG_PAGE
 from rebalanser.tasks.execution.inline import SHORTEST_STEP_S
-from rebalanser.tasks.ids import created_at
 from rebalanser.testing import FakeClaim, FakeClock
 from rebalanser.testing.claim import MAX_BYTES
 from rebalanser.testing.memory import _SHARED

@@ -17,11 +17,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rebalanser.cli.tasks_running import metrics_served
+from rebalanser.core.tasks.ids import ready_since
+from rebalanser.core.tasks.ready_index import ReadyTasks
 from rebalanser.errors import InvalidSettings, QuotaExceeded, RegistryUnavailable
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.ids import ready_since
-from rebalanser.tasks.index.ready_index import ReadyTasks
 from rebalanser.tasks.metrics import (
     BUCKETS_S,
     MAX_NAMES,

@@ -20,6 +20,19 @@ from typing import TypeAlias
 import pytest
 
 from rebalanser.cli import main
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import (
+    ClaimState,
+    EnqueueAnswer,
+    Enqueued,
+    Head,
+    State,
+    Status,
+    Task,
+    TaskId,
+    Term,
+)
+from rebalanser.core.tasks.store import Answer, Collect, Duplicate, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.errors import (
     InvalidState,
     InvalidTask,
@@ -35,21 +48,8 @@ from rebalanser.errors import (
 )
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import AsyncQueue, Claim, Queue, TaskFunction
-from rebalanser.tasks.engine import Answer, Collect, Duplicate, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.ids import partition_of_id
 from rebalanser.tasks.loops import ErrorKind
-from rebalanser.tasks.model import (
-    ClaimState,
-    EnqueueAnswer,
-    Enqueued,
-    Head,
-    State,
-    Status,
-    Task,
-    TaskId,
-    Term,
-)
 from rebalanser.tasks.outbox.outbox import Forwarding, WaitingCallers, engine_name
 from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
 from rebalanser.tasks.results import sources_in

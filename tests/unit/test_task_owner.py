@@ -11,17 +11,11 @@ from typing import Any
 
 import pytest
 
-from rebalanser.errors import RequestTooLarge
-from rebalanser.tasks import rules
-from rebalanser.tasks.clocks import Timers
-from rebalanser.tasks.engine import Applied, Conflict, Epoch, RateStart
-from rebalanser.tasks.index import dependencies
-from rebalanser.tasks.index import owner as owner_module
-from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, PartitionClaims, PendingClaim, pending_claim
-from rebalanser.tasks.index.dependencies import Dependencies
-from rebalanser.tasks.index.owner import Owner
-from rebalanser.tasks.index.ready_index import ReadyTasks
-from rebalanser.tasks.model import (
+from rebalanser.core.tasks import dependencies, rules
+from rebalanser.core.tasks import owner as owner_module
+from rebalanser.core.tasks.clocks import Timers
+from rebalanser.core.tasks.dependencies import Dependencies
+from rebalanser.core.tasks.model import (
     OPEN,
     AfterFailure,
     ClaimState,
@@ -33,8 +27,13 @@ from rebalanser.tasks.model import (
     TaskId,
     Term,
 )
+from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.ready_index import ReadyTasks
+from rebalanser.core.tasks.rules import FailedDependency, Reason, Refused
+from rebalanser.core.tasks.store import Applied, Conflict, Epoch, RateStart
+from rebalanser.errors import RequestTooLarge
+from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, PartitionClaims, PendingClaim, pending_claim
 from rebalanser.tasks.retention import Components
-from rebalanser.tasks.rules import FailedDependency, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 
 TTL_S, BUFFER_S = 10.0, 1.0

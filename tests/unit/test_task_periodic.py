@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from rebalanser.core.tasks.ids import is_task_id
 from rebalanser.errors import InvalidTask, QuotaExceeded, RegistryUnavailable, TaskExists
-from rebalanser.tasks.ids import is_task_id
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from rebalanser.tasks.index.owner import Owner
-from rebalanser.tasks.index.ready_index import ReadyByName
-from rebalanser.tasks.model import Head, State, Stored
+from rebalanser.core.tasks.model import Head, State, Stored
+from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.ready_index import ReadyByName
 
 NAMES = ("a", "b", "c")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.tasks import rules
-from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Term
-from rebalanser.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import AfterFailure, ClaimState, Head, State, Status, Term
+from rebalanser.core.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 
 HEAD = Head("0" * 40, "q", "f", retries=2)
 TERM = Term(10.0, "boot", 110.0)

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.model import Head, State, Status, Stored
+from rebalanser.core.tasks.store import Change, ChangeFilter, Lost
 from rebalanser.errors import NotSettled, RegistryUnavailable
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncQueue, Claim, Queue, waiting
 from rebalanser.tasks.context import QueueOpener, SharedWatch
-from rebalanser.tasks.engine import Change, ChangeFilter, Lost
 from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.model import Head, State, Status, Stored
 from rebalanser.tasks.waiting import REPORT_S, SLACK_S, CompletionNotifier, WaitingBodies, waiting_for
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

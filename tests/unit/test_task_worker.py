@@ -13,12 +13,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import Applied, Change, Lost
 from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks import rules
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.engine import Applied, Change, Lost
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution import worker
 from rebalanser.tasks.execution.bodies import Bodies, ThreadCaller
@@ -39,10 +41,8 @@ from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import FilledPayload
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until

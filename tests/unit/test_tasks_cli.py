@@ -23,16 +23,28 @@ import typer
 from rebalanser.cli import main
 from rebalanser.cli.tasks_options import retained
 from rebalanser.cli.tasks_running import SELDOM, collect_seldom
-from rebalanser.tasks import AsyncQueues, Queue, Queues, rules
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.ids import created_at, partition_of_task
+from rebalanser.core.tasks.model import (
+    AfterFailure,
+    ClaimState,
+    Head,
+    State,
+    Status,
+    Stored,
+    Task,
+    Term,
+    Update,
+)
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import Applied, Enqueue, Move, Page
+from rebalanser.tasks import AsyncQueues, Queue, Queues
 from rebalanser.tasks.checking import Check, StoreFault
-from rebalanser.tasks.engine import Applied, Engine, Enqueue, Move, Page
+from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
-from rebalanser.tasks.ids import created_at, partition_of_task
-from rebalanser.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, Task, Term, Update
 from rebalanser.tasks.retention import Retention, Sweeper
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 

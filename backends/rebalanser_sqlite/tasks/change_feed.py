@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.tasks.engine import Lost, StatusFilter
+from rebalanser.core.tasks.store import Lost, StatusFilter
 from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.reading import Snapshot
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from rebalanser.tasks.engine import ChangeFilter, Sink
-    from rebalanser.tasks.model import Status, Stored
+    from rebalanser.core.tasks.model import Status, Stored
+    from rebalanser.core.tasks.store import ChangeFilter
+    from rebalanser.tasks.engine import Sink
     from rebalanser_sqlite.tasks.rows import Row
 
 CHANGES_PER_READ = 500

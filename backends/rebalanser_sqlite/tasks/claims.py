@@ -9,10 +9,10 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.clocks import full_at
+from rebalanser.core.tasks.model import MAX_FILL_S, Head, LimitId, RateMark, State, Status, Stored, rate_of
 from rebalanser.errors import InternalError
-from rebalanser.tasks import rules
-from rebalanser.tasks.clocks import full_at
-from rebalanser.tasks.model import MAX_FILL_S, Head, LimitId, RateMark, State, Status, Stored, rate_of
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
     MARK,
@@ -30,7 +30,7 @@ from rebalanser_sqlite.tasks.writing import MOVE, Writing
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from rebalanser.tasks.engine import ClaimQuery
+    from rebalanser.core.tasks.store import ClaimQuery
     from rebalanser_sqlite.tasks.reading import Running
 
 MADE_READY: Final = 500

@@ -14,9 +14,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+from rebalanser.core.tasks.model import OPEN
+from rebalanser.core.tasks.store import Answer, Applied, Collect, Conflict
 from rebalanser.errors import OutcomeUnknown, RebalanserError
-from rebalanser.tasks.engine import Answer, Applied, Collect, Conflict
-from rebalanser.tasks.model import OPEN
 from rebalanser_sqlite.tasks.rows import id_bytes
 from rebalanser_sqlite.tasks.schema import STATUSES
 from rebalanser_sqlite.tasks.writing import STEP, Writing
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
-    from rebalanser.tasks.model import TaskId
+    from rebalanser.core.tasks.model import TaskId
 
 _UNDER_WAY = "SELECT number, decided FROM skuld_collections"
 _BEGIN = "INSERT INTO skuld_collections (number, decided) VALUES (?, 0)"

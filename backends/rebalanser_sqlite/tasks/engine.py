@@ -10,24 +10,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rebalanser.errors import OutcomeUnknown
-from rebalanser.registry.keys import check_name
-from rebalanser.tasks.clocks import ForeignTerms
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.clocks import ForeignTerms
+from rebalanser.core.tasks.store import (
     Answer,
     ChangeFilter,
     ClaimAnswer,
-    ClaimsFromIndex,
     Collect,
-    Engine,
-    EngineCapabilities,
     Move,
-    MovesInTransactions,
     Page,
     QueueNote,
+    Write,
+)
+from rebalanser.errors import OutcomeUnknown
+from rebalanser.registry.keys import check_name
+from rebalanser.tasks.engine import (
+    ClaimsFromIndex,
+    Engine,
+    EngineCapabilities,
+    MovesInTransactions,
     Sink,
     Watch,
-    Write,
 )
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
@@ -46,17 +48,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from rebalanser.core.tasks.model import ClaimState, LimitId, RateMark, Status, Stored, TaskId, Update
+    from rebalanser.core.tasks.store import ClaimQuery
     from rebalanser.registry.urls import RegistryUrl
-    from rebalanser.tasks.engine import ClaimQuery
-    from rebalanser.tasks.model import (
-        ClaimState,
-        LimitId,
-        RateMark,
-        Status,
-        Stored,
-        TaskId,
-        Update,
-    )
 
 CAPABILITIES = EngineCapabilities(
     max_payload_bytes=16 << 20,

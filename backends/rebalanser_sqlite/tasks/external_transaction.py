@@ -13,7 +13,7 @@ from rebalanser_sqlite.tasks.writing import Writing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rebalanser.tasks.engine import Answer, Move
+    from rebalanser.core.tasks.store import Answer, Move
 
 _DATABASES = "PRAGMA database_list"
 _SYNCHRONOUS = "PRAGMA synchronous"

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from rebalanser.core.tasks.store import Answer, Collect, Enqueue, EnqueueAll, Move, Write
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge
-from rebalanser.tasks.engine import Answer, Collect, EngineCapabilities, Enqueue, EnqueueAll, Move, Write
+from rebalanser.tasks.engine import EngineCapabilities
 from rebalanser_sqlite import history
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.writing import Writing

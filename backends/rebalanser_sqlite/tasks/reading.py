@@ -12,10 +12,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from rebalanser.errors import RegistryUnavailable, UnusableStore
-from rebalanser.tasks.engine import Page, QueueNote
-from rebalanser.tasks.ids import is_task_id, ready_since
-from rebalanser.tasks.model import (
+from rebalanser.core.tasks.ids import is_task_id, ready_since
+from rebalanser.core.tasks.model import (
     ID_DIGITS,
     ClaimState,
     LimitId,
@@ -26,6 +24,8 @@ from rebalanser.tasks.model import (
     Term,
     Update,
 )
+from rebalanser.core.tasks.store import Page, QueueNote
+from rebalanser.errors import RegistryUnavailable, UnusableStore
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rebalanser.tasks.engine import Change
-from rebalanser.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.store import Change
 from rebalanser_sqlite.tasks.schema import CHOICES, CLAIMED, HELD, STATUSES, WAITING
 
 if TYPE_CHECKING:

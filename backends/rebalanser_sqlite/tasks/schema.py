@@ -35,8 +35,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from rebalanser.core.tasks.model import AfterFailure, Status
 from rebalanser.errors import UnusableStore
-from rebalanser.tasks.model import AfterFailure, Status
 
 if TYPE_CHECKING:
     import sqlite3
@@ -225,7 +225,7 @@ CREATE INDEX skuld_rates_waiting ON skuld_rates (queue, waits_clock, waits_until
     WHERE waits_until IS NOT NULL;
 CREATE INDEX skuld_rates_old ON skuld_rates (wall);
 """
-"""The marks of rate limits (``rebalanser.tasks.model.RateMark``)."""
+"""The marks of rate limits (``rebalanser.core.tasks.model.RateMark``)."""
 INDEXES: Final = f"""
 CREATE UNIQUE INDEX skuld_tasks_by_id ON skuld_tasks (queue, id);
 CREATE INDEX skuld_tasks_ready ON skuld_tasks (queue, name, priority DESC, id) WHERE ready = 1;

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeAlias
 
-from rebalanser.errors import InvalidState
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.model import OPEN, AfterFailure, Status
+from rebalanser.core.tasks.rules import FailedDependency, fails, is_duplicate, settles
+from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Collect,
@@ -27,8 +28,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.model import OPEN, AfterFailure, Status
-from rebalanser.tasks.rules import FailedDependency, fails, is_duplicate, settles
+from rebalanser.errors import InvalidState
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
     counts_since,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Container, Iterable, Sequence
 
-    from rebalanser.tasks.model import Head, TaskId
+    from rebalanser.core.tasks.model import Head, TaskId
 
     Known: TypeAlias = tuple[int, dict[str, int]]
 

@@ -10,10 +10,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
+from rebalanser.core.tasks.model import Update
 from rebalanser.errors import InvalidState
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.claim import LOG_PAGE, Claim
-from rebalanser.tasks.model import Update
 
 if TYPE_CHECKING:
     import sqlite3

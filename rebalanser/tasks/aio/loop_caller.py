@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from rebalanser.core.tasks.clocks import Timers
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.aio.claim import AsyncClaim, Threads
-from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.execution.bodies import Job, ThreadCaller, cut_of
 from rebalanser.tasks.execution.outcomes import BodyOutcome, Cut, raised
 from rebalanser.tasks.functions import TaskBody

@@ -37,6 +37,7 @@ from typing import (
 
 from rebalanser import forks
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks.model import Enqueued, Room, Stored, TaskId
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
@@ -67,7 +68,6 @@ from rebalanser.tasks.functions import (
 )
 from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
-from rebalanser.tasks.model import Enqueued, Room, Stored, TaskId
 from rebalanser.tasks.open_queue import IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_mixed, require_concurrency, require_grace

@@ -13,10 +13,13 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import Head, Status, Stored
+from rebalanser.core.tasks.rules import Decision, Reason, Refused
 from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge, RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks import metrics, rules
+from rebalanser.tasks import metrics
 from rebalanser.tasks.execution.middleware import FailureReports, Middleware
 from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
@@ -34,8 +37,6 @@ from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions, is_number
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind_of
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.model import Head, Status, Stored
-from rebalanser.tasks.rules import Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import WriteFuture
 
 

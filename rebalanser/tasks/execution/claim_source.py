@@ -18,15 +18,16 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from rebalanser.core.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
+from rebalanser.core.tasks.model import TaskId, Term
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.slots import Rooms
+from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery, ClaimsFromIndex, Watch
+from rebalanser.tasks.engine import ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
-from rebalanser.tasks.index.free_slots import Rooms
-from rebalanser.tasks.model import TaskId, Term
 from rebalanser.tasks.pauses import QUEUE, Pause
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.script import ResultT, run_script
 
 _log = get_logger()

@@ -6,9 +6,9 @@ import queue
 from collections.abc import Sequence
 from typing import Final
 
+from rebalanser.core.tasks.model import Head
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.loops import ErrorPolicy, Loop
-from rebalanser.tasks.model import Head
 
 MAX_REPORTS: Final = 1000
 """Maximum number of failures that wait to be reported; further ones are dropped."""

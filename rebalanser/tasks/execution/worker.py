@@ -36,10 +36,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from rebalanser.core.tasks.model import Stored
+from rebalanser.core.tasks.slots import Room
+from rebalanser.core.tasks.store import Change, Lost, StatusFilter
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Lost, StatusFilter, Watch
+from rebalanser.tasks.engine import Watch
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.decisions import (
@@ -66,9 +69,7 @@ from rebalanser.tasks.execution.decisions import (
 )
 from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import Room
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.model import Stored
 from rebalanser.tasks.waiting import WaitingBodies
 from rebalanser.tasks.writes.script import ResultT, run_script
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rebalanser.core.tasks.model import Head, Status, Stored, Update
+from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.claim import Claim, ClaimFacts
 from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import claim_outcome
-from rebalanser.tasks.model import Head, Status, Stored, Update
 from rebalanser.tasks.results import FilledPayload, fill_results
-from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove, WriteFuture
 
 if TYPE_CHECKING:

@@ -23,18 +23,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.clocks import Timers
+from rebalanser.core.tasks.model import State, Status, Stored, TaskId, Term, Update
+from rebalanser.core.tasks.rules import ClaimKey, Reason, Refused
+from rebalanser.core.tasks.store import Change, Lost
 from rebalanser.errors import Fenced, RetryLater
 from rebalanser.history import SkuldKind
-from rebalanser.tasks import rules
-from rebalanser.tasks.clocks import Timers
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Lost, Watch
+from rebalanser.tasks.engine import Watch
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.metrics import claim_outcome
-from rebalanser.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.rules import ClaimKey, Reason, Refused
 from rebalanser.tasks.writes.pending import Decide, PendingMove
 
 HISTORY_DELAY_S: Final = 1.0

@@ -9,9 +9,9 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any
 
+from rebalanser.core.tasks import rules
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks import rules
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.decisions import FetchPayloads

@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.slots import Names, Room, Rooms
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError, RetryLater
 from rebalanser.tasks.execution.decisions import FetchPayloads
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import Names, Room, Rooms
-from rebalanser.tasks.model import TaskId
 from rebalanser.tasks.results import MAX_RESULTS_BYTES
 from rebalanser.tasks.writes.script import ResultT
 

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
+from rebalanser.core.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.documents import Content
 from rebalanser.tasks.functions import (
     MAX_AFTER,
@@ -31,7 +32,6 @@ from rebalanser.tasks.functions import (
     Retries,
     Seconds,
 )
-from rebalanser.tasks.model import AfterFailure, EnqueueAnswer, Status
 from rebalanser.tasks.pauses import Pause, PauseText
 
 MAX_BATCH: Final = 1000

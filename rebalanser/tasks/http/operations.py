@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from rebalanser.core.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
+from rebalanser.core.tasks.store import Enqueue
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.engine import Enqueue
 from rebalanser.tasks.functions import EnqueueOptions, concerning
 from rebalanser.tasks.http.messages import ChangedCounts, NewTask, Selection
 from rebalanser.tasks.http.problems import INVALID, ProblemRaised
-from rebalanser.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.tasks.operator import MAX_ROOMS
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.results import with_sources

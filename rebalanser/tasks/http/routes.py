@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Status, Stored
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import MAX_SECONDS, Id
@@ -49,7 +50,6 @@ from rebalanser.tasks.http.messages import (
 )
 from rebalanser.tasks.http.problems import Problem
 from rebalanser.tasks.metrics import QueueCollector
-from rebalanser.tasks.model import EnqueueAnswer, Enqueued, Status, Stored
 from rebalanser.tasks.pauses import Pause, Pauses
 from rebalanser.tasks.queue import Queue
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rebalanser.core.clock import Clock
-from rebalanser.tasks import rules
-from rebalanser.tasks.clocks import ClockSkewDetector, SkewedClock
-from rebalanser.tasks.engine import Answer, Applied, Change, Epoch, Page, RateStart
-from rebalanser.tasks.index.dependencies import Completions
-from rebalanser.tasks.index.free_slots import FreeSlot, Names
-from rebalanser.tasks.index.owner import Owner
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.clocks import ClockSkewDetector, SkewedClock
+from rebalanser.core.tasks.dependencies import Completions
+from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
+from rebalanser.core.tasks.slots import FreeSlot, Names
+from rebalanser.core.tasks.store import Answer, Applied, Change, Epoch, Page, RateStart
 from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import (
     Await,

@@ -11,17 +11,18 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from rebalanser.core.group import Fact, FactKind
+from rebalanser.core.tasks.model import OPEN, Stored, TaskId
+from rebalanser.core.tasks.slots import Rooms
+from rebalanser.core.tasks.store import Change, Epoch, Lost, TakeOver
 from rebalanser.errors import InternalError
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Change, Epoch, Lost, SharesSlots, TakeOver, Watch
+from rebalanser.tasks.engine import SharesSlots, Watch
 from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
 from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
-from rebalanser.tasks.index.free_slots import Rooms
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.model import OPEN, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE, Pause
 from rebalanser.tasks.writes.pending import PendingTakeOver, await_all
 from rebalanser.tasks.writes.script import (
@@ -137,7 +138,7 @@ class Partitions(ClaimSource):
     and ``give_up`` are OnStart and OnStop of the group; the others are for the one thread that claims.
 
     If the engine shares slots, other processes claim tasks for this one, and this one for them (SK-20): see
-    ``index.free_slots``.
+    ``core.tasks.slots``.
     """
 
     def __init__(

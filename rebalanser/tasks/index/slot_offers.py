@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from rebalanser.errors import InternalError, LeaseNotFound, OutcomeUnknown, RebalanserError
-from rebalanser.tasks import rules
-from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Lost, SharesSlots, Watch
-from rebalanser.tasks.index.free_slots import (
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import Status, Stored, TaskId, Term
+from rebalanser.core.tasks.rules import ClaimKey, Decision
+from rebalanser.core.tasks.slots import (
     Arrival,
     FreeSlot,
     FreeSlots,
@@ -30,9 +29,11 @@ from rebalanser.tasks.index.free_slots import (
     UsedSlot,
     is_fresh,
 )
+from rebalanser.core.tasks.store import Lost
+from rebalanser.errors import InternalError, LeaseNotFound, OutcomeUnknown, RebalanserError
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import SharesSlots, Watch
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.model import Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import ClaimKey, Decision
 from rebalanser.tasks.writes.pending import PendingMove, await_all
 from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, run_script
 

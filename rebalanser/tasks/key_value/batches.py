@@ -21,6 +21,7 @@ from typing import Final
 
 import tenacity
 
+from rebalanser.core.tasks.store import Answer, Applied
 from rebalanser.errors import InternalError, OutcomeUnknown, RebalanserError, RegistryUnavailable
 from rebalanser.registry.contract import (
     Delete,
@@ -34,7 +35,6 @@ from rebalanser.registry.contract import (
     Stat,
     Transaction,
 )
-from rebalanser.tasks.engine import Answer, Applied
 from rebalanser.tasks.key_value.collection import settle
 from rebalanser.tasks.key_value.enqueues import EnqueueStep, EntryOfOutbox
 from rebalanser.tasks.key_value.steps import (

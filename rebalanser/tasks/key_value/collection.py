@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias, TypeVar
 
+from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.store import Answer, Applied, Collect, Conflict
 from rebalanser.errors import OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
@@ -24,7 +26,6 @@ from rebalanser.registry.contract import (
     Transaction,
     Unchanged,
 )
-from rebalanser.tasks.engine import Answer, Applied, Collect, Conflict
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     EngineCall,
@@ -48,7 +49,6 @@ from rebalanser.tasks.key_value.values import (
     marked,
     unmarked,
 )
-from rebalanser.tasks.model import TaskId
 
 TASKS_AT_ONCE: Final = 50
 """Maximum number of tasks that one transaction marks, deletes or restores."""

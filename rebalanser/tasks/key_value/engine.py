@@ -6,6 +6,23 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from rebalanser.core.tasks.ids import is_task_id
+from rebalanser.core.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
+from rebalanser.core.tasks.slots import FreeSlot, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import (
+    Answer,
+    Applied,
+    ChangeFilter,
+    Collect,
+    Enqueue,
+    EnqueueAll,
+    Move,
+    Page,
+    QueueNote,
+    Skip,
+    TakeOver,
+    Write,
+)
 from rebalanser.errors import InternalError, InvalidState, LeaseNotFound, OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
@@ -28,28 +45,7 @@ from rebalanser.registry.contract import (
     Unchanged,
 )
 from rebalanser.registry.urls import RegistryUrl, open_registry, parse_url
-from rebalanser.tasks.engine import (
-    Answer,
-    Applied,
-    ChangeFilter,
-    Collect,
-    Engine,
-    EngineCapabilities,
-    Enqueue,
-    EnqueueAll,
-    Move,
-    Page,
-    QueueNote,
-    SharesSlots,
-    Sink,
-    Skip,
-    SlotSink,
-    TakeOver,
-    Watch,
-    Write,
-)
-from rebalanser.tasks.ids import is_task_id
-from rebalanser.tasks.index.free_slots import FreeSlot, SlotNews, UsedSlot
+from rebalanser.tasks.engine import Engine, EngineCapabilities, SharesSlots, Sink, SlotSink, Watch
 from rebalanser.tasks.key_value import reading
 from rebalanser.tasks.key_value.batches import outbox_batches
 from rebalanser.tasks.key_value.collection import CollectStep
@@ -59,7 +55,6 @@ from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
 from rebalanser.tasks.key_value.reading import SlotChangeSink, StateSink
 from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, size_limits_of
 from rebalanser.tasks.key_value.values import dump_definition, dump_free_slot, load_definition, load_rate
-from rebalanser.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
 
 COLLECTION_OVERHEAD: Final = 2
 """Operations of the transaction in which a collection is nested: itself, and the witness."""

@@ -27,19 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rebalanser.errors import RequestTooLarge
-from rebalanser.registry.contract import (
-    Absent,
-    Created,
-    Get,
-    Guard,
-    KeyValue,
-    Outcome,
-    Put,
-    Transaction,
-    Unchanged,
-)
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.model import Head, TaskId
+from rebalanser.core.tasks.rules import is_duplicate
+from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Conflict,
@@ -51,6 +41,18 @@ from rebalanser.tasks.engine import (
     Taken,
     Tally,
     Unknown,
+)
+from rebalanser.errors import RequestTooLarge
+from rebalanser.registry.contract import (
+    Absent,
+    Created,
+    Get,
+    Guard,
+    KeyValue,
+    Outcome,
+    Put,
+    Transaction,
+    Unchanged,
 )
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
@@ -82,8 +84,6 @@ from rebalanser.tasks.key_value.values import (
     load_task,
     status_of,
 )
-from rebalanser.tasks.model import Head, TaskId
-from rebalanser.tasks.rules import is_duplicate
 
 TASKS_AT_ONCE: Final = 50
 

@@ -34,9 +34,9 @@ import hashlib
 from typing import Final
 from urllib.parse import quote, unquote
 
+from rebalanser.core.tasks.model import LimitId, TaskId
 from rebalanser.registry.contract import Absent, Get
 from rebalanser.registry.keys import check_name
-from rebalanser.tasks.model import LimitId, TaskId
 
 NUMBER_DIGITS: Final = 10
 """Digits of padded numbers of claims and updates, so that keys sort by number."""

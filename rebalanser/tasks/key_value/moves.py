@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rebalanser.core.tasks.store import Answer, Applied, Conflict, Move, Paused, RateMoved, SlotGone, TakeOver
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import Absent, Get, Guard, KeyValue, Outcome, Put, Transaction, Unchanged
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Move, Paused, RateMoved, SlotGone, TakeOver
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import (
     Epochs,

@@ -9,16 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
+from rebalanser.core.tasks import ids
+from rebalanser.core.tasks.model import LimitId, Status, Stored, TaskId, Update
+from rebalanser.core.tasks.rules import settles
+from rebalanser.core.tasks.slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import Change, ChangeFilter, Lost, Page
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import Changed, Get, HistoryLost, KeyValue, Range, Result, WatchEvent
-from rebalanser.tasks import ids
-from rebalanser.tasks.engine import Change, ChangeFilter, Lost, Page, Sink, SlotSink
-from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.tasks.engine import Sink, SlotSink
 from rebalanser.tasks.key_value.keys import QueueKeys
 from rebalanser.tasks.key_value.steps import EngineCall
 from rebalanser.tasks.key_value.values import is_marked, load_place, load_slot, load_task, status_of
-from rebalanser.tasks.model import LimitId, Status, Stored, TaskId, Update
-from rebalanser.tasks.rules import settles
 
 NewsT = TypeVar("NewsT")
 

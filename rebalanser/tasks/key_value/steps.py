@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
+from rebalanser.core.tasks.store import Answer, Epoch
 from rebalanser.errors import InternalError, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.registry.contract import (
     Capabilities,
@@ -29,7 +30,6 @@ from rebalanser.registry.contract import (
     Transaction,
     Unchanged,
 )
-from rebalanser.tasks.engine import Answer, Epoch
 from rebalanser.tasks.key_value.keys import QueueKeys
 
 KEYS_BYTES: Final = 16_384

@@ -14,11 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
-from rebalanser.errors import UnusableStore
-from rebalanser.registry.contract import KeyValue
-from rebalanser.tasks.engine import Tally
-from rebalanser.tasks.index.free_slots import FreeSlot, UsedSlot
-from rebalanser.tasks.model import (
+from rebalanser.core.tasks.model import (
     AfterFailure,
     ClaimState,
     Head,
@@ -29,6 +25,10 @@ from rebalanser.tasks.model import (
     TaskId,
     Term,
 )
+from rebalanser.core.tasks.slots import FreeSlot, UsedSlot
+from rebalanser.core.tasks.store import Tally
+from rebalanser.errors import UnusableStore
+from rebalanser.registry.contract import KeyValue
 
 SCHEMA_VERSION: Final = 1
 SHORT_PAYLOAD_BYTES: Final = 8192

@@ -37,6 +37,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from rebalanser.core.tasks.ids import partition_of_task
+from rebalanser.core.tasks.model import EnqueueAnswer, Head, Task, TaskId
+from rebalanser.core.tasks.store import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
 from rebalanser.errors import (
     DependencyCycle,
     InternalError,
@@ -53,10 +56,7 @@ from rebalanser.folders import make_folder
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import OpenedQueue, QueueOpener
-from rebalanser.tasks.engine import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
-from rebalanser.tasks.ids import partition_of_task
 from rebalanser.tasks.loops import ErrorPolicy, Loop
-from rebalanser.tasks.model import EnqueueAnswer, Head, Task, TaskId
 from rebalanser.tasks.outbox.spool import (
     DUPLICATE,
     Spool,

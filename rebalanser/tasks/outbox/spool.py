@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from rebalanser import forks
+from rebalanser.core.tasks.model import Head, State, Task, TaskId
+from rebalanser.core.tasks.store import Enqueue, Forwarded
 from rebalanser.errors import (
     OutcomeUnknown,
     RebalanserError,
@@ -29,8 +31,6 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.folders import make_file, sync_folder
-from rebalanser.tasks.engine import Enqueue, Forwarded
-from rebalanser.tasks.model import Head, State, Task, TaskId
 
 VERSION: Final = 1
 SUFFIX: Final = ".spool"

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+from rebalanser.core.tasks.store import Answer, Enqueue
 from rebalanser.errors import Forked, InternalError, InvalidState
-from rebalanser.tasks.engine import Answer, Engine, Enqueue
+from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
 from rebalanser.tasks.writes.batches import Batches, FirstError, Settlement, fail_all
 from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite, WriteFuture

@@ -17,11 +17,11 @@ from itertools import chain
 from typing import Any, Final, TypeVar
 
 from rebalanser.core.clock import GrowingDelay
+from rebalanser.core.tasks.model import Stored, TaskId
+from rebalanser.core.tasks.store import Answer, Enqueue, EnqueueAll, Exists, Unknown, Write, enqueued
 from rebalanser.errors import InvalidTask, OutcomeUnknown, RebalanserError, RegistryUnavailable
-from rebalanser.tasks.engine import Answer, Enqueue, EnqueueAll, Exists, Unknown, Write, enqueued
 from rebalanser.tasks.functions import concerning
 from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.model import Stored, TaskId
 from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite
 from rebalanser.tasks.writes.script import (
     Apply,

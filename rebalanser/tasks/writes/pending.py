@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from rebalanser.errors import InternalError, RegistryUnavailable
-from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.model import State, Status, Stored, TaskId, Update
+from rebalanser.core.tasks.rules import Decision, Reason, Refused
+from rebalanser.core.tasks.slots import FreeSlot
+from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Conflict,
@@ -27,12 +28,11 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.index.free_slots import FreeSlot
-from rebalanser.tasks.model import State, Status, Stored, TaskId, Update
-from rebalanser.tasks.rules import Decision, Reason, Refused
+from rebalanser.errors import InternalError, RegistryUnavailable
+from rebalanser.runtime.logs import get_logger
 
 Decide: TypeAlias = Callable[[Stored], Decision]
-"""A rule of ``tasks.rules`` with all that it needs but the task."""
+"""A rule of ``core.tasks.rules`` with all that it needs but the task."""
 ResultT = TypeVar("ResultT")
 _log = get_logger()
 

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from rebalanser.tasks.engine import Write
-from rebalanser.tasks.model import LimitId, TaskId
+from rebalanser.core.tasks.model import LimitId, TaskId
+from rebalanser.core.tasks.store import Write
 from rebalanser.tasks.writes.pending import PendingWrite
 
 RequestT = TypeVar("RequestT")

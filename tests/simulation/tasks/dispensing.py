@@ -11,8 +11,10 @@ from concurrent.futures import InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import Stored, Term
+from rebalanser.core.tasks.rules import Decision
 from rebalanser.errors import InvalidTask, RetryLater
-from rebalanser.tasks import rules
 from rebalanser.tasks.execution.decisions import FetchPayloads
 from rebalanser.tasks.http.dispensing import (
     AnswerClient,
@@ -32,8 +34,6 @@ from rebalanser.tasks.http.dispensing import (
     WaitingClient,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.model import Stored, Term
-from rebalanser.tasks.rules import Decision
 from rebalanser.tasks.writes.pending import PendingMove
 from simulation.kernel.reports import Violation
 from simulation.tasks.executing import ClaimingProcess, Signal, judge_time, source_of

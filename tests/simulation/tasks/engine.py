@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.model import OPEN, Head, LimitId, RateMark, State, Stored, TaskId, Update
+from rebalanser.core.tasks.rules import ClaimKey, is_duplicate
+from rebalanser.core.tasks.slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Collect,
@@ -30,10 +33,7 @@ from rebalanser.tasks.engine import (
     Unknown,
     Write,
 )
-from rebalanser.tasks.index.free_slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
-from rebalanser.tasks.model import OPEN, Head, LimitId, RateMark, State, Stored, TaskId, Update
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
-from rebalanser.tasks.rules import ClaimKey, is_duplicate
 from simulation.tasks.oracle import Oracle
 from simulation.tasks.scenario import MAX_CONTENT_BYTES
 

@@ -10,6 +10,11 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import ClaimState, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
+from rebalanser.core.tasks.slots import FreeSlot, Room, Rooms, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import Change, Lost
 from rebalanser.errors import (
     InternalError,
     LeaseNotFound,
@@ -17,8 +22,6 @@ from rebalanser.errors import (
     RebalanserError,
     RequestTooLarge,
 )
-from rebalanser.tasks import rules
-from rebalanser.tasks.engine import Change, Lost
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution.decisions import (
     Abandon,
@@ -41,7 +44,6 @@ from rebalanser.tasks.execution.decisions import (
     WorkRequest,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import FreeSlot, Room, Rooms, SlotNews, UsedSlot
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import (
     EndLease,
@@ -56,8 +58,6 @@ from rebalanser.tasks.index.slot_offers import (
     WithdrawSlots,
 )
 from rebalanser.tasks.loops import LoopFailures
-from rebalanser.tasks.model import ClaimState, Status, Stored, TaskId, Term
-from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.tasks.writes.script import Await, ReadTasks, Submit
 from simulation.kernel.reports import Violation

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from rebalanser.tasks import rules
-from rebalanser.tasks.clocks import ForeignTerms, full_at
-from rebalanser.tasks.engine import ClaimAnswer, ClaimQuery
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.clocks import ForeignTerms, full_at
+from rebalanser.core.tasks.model import ClaimState, Head, LimitId, RateMark, Status, Stored, TaskId, rate_of
+from rebalanser.core.tasks.rules import FailedDependency, Refused
+from rebalanser.core.tasks.slots import Rooms
+from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
 from rebalanser.tasks.execution.claim_source import ClaimBest, IndexRequest, IndexRequests, ReadQueuePause
-from rebalanser.tasks.index.free_slots import Rooms
-from rebalanser.tasks.model import ClaimState, Head, LimitId, RateMark, Status, Stored, TaskId, rate_of
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
-from rebalanser.tasks.rules import FailedDependency, Refused
 from simulation.kernel.reports import Violation
 from simulation.tasks.owning import QUEUE
 from simulation.tasks.process import Script

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import Write
 from rebalanser.errors import (
     OutcomeUnknown,
     QuotaExceeded,
@@ -15,9 +18,6 @@ from rebalanser.errors import (
     RequestTooLarge,
     UnusableStore,
 )
-from rebalanser.tasks.engine import Write
-from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.rules import ClaimKey
 from simulation.kernel.trace import text
 from simulation.tasks.process import Process, Resume, Wish
 from simulation.tasks.scenario import OF_REQUESTS, Fault

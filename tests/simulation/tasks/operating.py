@@ -6,10 +6,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import Status, Stored, TaskId
+from rebalanser.core.tasks.store import Collect
 from rebalanser.errors import RebalanserError
-from rebalanser.tasks import rules
-from rebalanser.tasks.engine import Collect
-from rebalanser.tasks.model import Status, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.retention import Components, Mark, Marks

@@ -14,10 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rebalanser.errors import OutcomeUnknown
-from rebalanser.tasks.engine import Epoch, Forwarded, Move, Write
-from rebalanser.tasks.ids import created_at
-from rebalanser.tasks.model import (
+from rebalanser.core.tasks.ids import created_at
+from rebalanser.core.tasks.model import (
     CLOSED_UNDONE,
     OPEN,
     AfterFailure,
@@ -31,7 +29,9 @@ from rebalanser.tasks.model import (
     Update,
     rate_of,
 )
-from rebalanser.tasks.rules import ClaimKey
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import Epoch, Forwarded, Move, Write
+from rebalanser.errors import OutcomeUnknown
 from simulation.kernel.reports import Violation
 from simulation.tasks.scenario import DRIFT_RATIO, RETENTION
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.core.tasks.model import Status, Stored, TaskId, Term
+from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.slots import SlotNews
+from rebalanser.core.tasks.store import Change, Epoch, Lost, Page, TakeOver
 from rebalanser.errors import InternalError, RebalanserError
-from rebalanser.tasks.engine import Change, Epoch, Lost, Page, TakeOver
 from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
-from rebalanser.tasks.index.free_slots import SlotNews
-from rebalanser.tasks.index.owner import Owner
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
 from rebalanser.tasks.index.slot_offers import (
     FollowSlots,
@@ -20,7 +21,6 @@ from rebalanser.tasks.index.slot_offers import (
     SlotRequest,
     WakeClaimant,
 )
-from rebalanser.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.tasks.writes.pending import PendingTakeOver
 from rebalanser.tasks.writes.script import (
     Await,

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.errors import InternalError, RebalanserError, UnknownTask
-from rebalanser.tasks.engine import (
+from rebalanser.core.tasks.ids import Generator, partition_of_id, partition_of_task
+from rebalanser.core.tasks.model import AfterFailure, Head, State, Task, TaskId
+from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Conflict,
@@ -25,8 +26,7 @@ from rebalanser.tasks.engine import (
     Tally,
     Unknown,
 )
-from rebalanser.tasks.ids import Generator, partition_of_id, partition_of_task
-from rebalanser.tasks.model import AfterFailure, Head, State, Task, TaskId
+from rebalanser.errors import InternalError, RebalanserError, UnknownTask
 from rebalanser.tasks.writes.batches import enqueue_together
 from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit
 from simulation.kernel.reports import Violation

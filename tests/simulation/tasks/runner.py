@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
+from rebalanser.core.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
 from simulation.kernel.reports import MIN_SEEDS_TO_JUDGE, RunReport, Violation, command_to_replay
 from simulation.kernel.trace import Trace, Write
 from simulation.tasks.scenario import ANYTHING, OF_REQUESTS, PROFILES, Fault, Profile

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from rebalanser.core.tasks.ids import partition_of_id
+from rebalanser.core.tasks.model import Head, State, Task, TaskId
+from rebalanser.core.tasks.store import Enqueue, enqueued
 from rebalanser.errors import RebalanserError
-from rebalanser.tasks.engine import Enqueue, enqueued
-from rebalanser.tasks.ids import partition_of_id
-from rebalanser.tasks.model import Head, State, Task, TaskId
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import (
     EnqueueTick,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.model import Status, Stored, TaskId, Term, Update
+from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
+from rebalanser.core.tasks.slots import SETTLE_S, FreeSlot, OwnSlots, Room, SlotNews, UsedSlot, is_fresh
 from rebalanser.errors import RebalanserError, RequestTooLarge
-from rebalanser.tasks import rules
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.free_slots import SETTLE_S, FreeSlot, OwnSlots, Room, SlotNews, UsedSlot, is_fresh
-from rebalanser.tasks.model import Status, Stored, TaskId, Term, Update
-from rebalanser.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.tasks.writes.pending import PendingMove
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import LOST, Unanswered, once

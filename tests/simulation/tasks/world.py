@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
-from rebalanser.tasks.model import OPEN, Status, Stored, TaskId
+from rebalanser.core.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.pauses import Pause
 from simulation.kernel.scheduler import Scheduler

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.core.clock import GrowingDelay
+from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.store import Enqueue, EnqueueAll, Move, TakeOver, Write
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable, RequestTooLarge
-from rebalanser.tasks.engine import Enqueue, EnqueueAll, Move, TakeOver, Write
 from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
-from rebalanser.tasks.model import TaskId
-from rebalanser.tasks.rules import ClaimKey
 from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
 from rebalanser.tasks.writes.pending import PendingTakeOver, PendingWrite
 from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, RequestT, Sleep

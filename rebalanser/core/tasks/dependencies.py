@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from rebalanser.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
-from rebalanser.tasks.rules import fails, settles
+from rebalanser.core.tasks.model import CLOSED_UNDONE, AfterFailure, Status, TaskId
+from rebalanser.core.tasks.rules import fails, settles
 
 MAX_COMPLETIONS: Final = 65_536
 """Maximum number of completions remembered for later tasks; others are read again."""

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Final, TypeAlias
 
-from rebalanser.tasks.clocks import Timers, full_at
-from rebalanser.tasks.engine import RateStart
-from rebalanser.tasks.model import Head, LimitId, Rate, RateMark, TaskId, rate_of
+from rebalanser.core.tasks.clocks import Timers, full_at
+from rebalanser.core.tasks.model import Head, LimitId, Rate, RateMark, TaskId, rate_of
+from rebalanser.core.tasks.store import RateStart
 
 _MIN_GARBAGE: Final = 64
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from rebalanser.tasks.ids import created_at
-from rebalanser.tasks.model import (
+from rebalanser.core.tasks.ids import created_at
+from rebalanser.core.tasks.model import (
     CLOSED_UNDONE,
     OPEN,
     AfterFailure,

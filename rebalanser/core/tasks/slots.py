@@ -33,7 +33,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from rebalanser.tasks.model import TaskId
+from rebalanser.core.tasks.model import TaskId
 
 MAX_OFFERED: Final = 32
 """Maximum slots that one worker has in the store; each set of functions has one at least."""

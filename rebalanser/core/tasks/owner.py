@@ -35,12 +35,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Container
 from typing import Final
 
-from rebalanser.tasks.clocks import Timers, is_same_term, over_at
-from rebalanser.tasks.engine import RateStart
-from rebalanser.tasks.ids import ready_since
-from rebalanser.tasks.index.dependencies import Completions, Dependencies
-from rebalanser.tasks.index.ready_index import ClaimableTasks, Rank
-from rebalanser.tasks.model import (
+from rebalanser.core.tasks.clocks import Timers, is_same_term, over_at
+from rebalanser.core.tasks.dependencies import Completions, Dependencies
+from rebalanser.core.tasks.ids import ready_since
+from rebalanser.core.tasks.model import (
     OPEN,
     AfterFailure,
     ClaimState,
@@ -52,7 +50,9 @@ from rebalanser.tasks.model import (
     Stored,
     TaskId,
 )
-from rebalanser.tasks.rules import FailedDependency, fails
+from rebalanser.core.tasks.ready_index import ClaimableTasks, Rank
+from rebalanser.core.tasks.rules import FailedDependency, fails
+from rebalanser.core.tasks.store import RateStart
 
 _NEW: Final = State()
 MAX_CLOSED: Final = 65_536

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from rebalanser.tasks.ids import created_at, is_task_id
-from rebalanser.tasks.model import ClaimState, Head, RateMark, TaskId, rate_of
+from rebalanser.core.tasks.ids import created_at, is_task_id
+from rebalanser.core.tasks.model import ClaimState, Head, RateMark, TaskId, rate_of
 
 _MIN_GARBAGE: Final = 64
 

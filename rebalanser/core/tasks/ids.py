@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from rebalanser.tasks.model import ID_DIGITS, Head, LimitId, TaskId
+from rebalanser.core.tasks.model import ID_DIGITS, Head, LimitId, TaskId
 
 MAX_HOST: Final = 2**48 - 1
 MAX_PROCESS: Final = 2**16 - 1

@@ -1,0 +1,1 @@
+"""Skuld's decisions. ``rebalanser.tasks`` explains how they fit together, and carries them out."""
