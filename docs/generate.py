@@ -20,6 +20,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ from simulation.kernel.mutants import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+RULES = DOCS / "rules.md"
 PICTURE = DOCS / "live-table.svg"
 """Written and never verified: each version of the library that draws it draws it a little differently."""
 RULE = re.compile(r"^- \*\*((?:RB|SH|NE|AU|SK)-\d+)\*\* (.+)$", re.MULTILINE)
@@ -98,17 +101,17 @@ class Mark:
 
 def claimed_rules() -> dict[str, str]:
     """The rules that this release claims to keep, with their texts."""
-    return dict(RULE.findall((DOCS / "rules.md").read_text().partition(NOT_YET_CLAIMED)[0]))
+    return dict(RULE.findall(RULES.read_text().partition(NOT_YET_CLAIMED)[0]))
 
 
 def unclaimed_rules() -> dict[str, str]:
     """The rules that are still to come."""
-    return dict(RULE.findall((DOCS / "rules.md").read_text().partition(NOT_YET_CLAIMED)[2]))
+    return dict(RULE.findall(RULES.read_text().partition(NOT_YET_CLAIMED)[2]))
 
 
 def lessons() -> dict[str, str]:
     """The numbered lessons."""
-    return dict(LESSON.findall((DOCS / "lessons.md").read_text()))
+    return dict(LESSON.findall((REFERENCE / "lessons.md").read_text()))
 
 
 def _calls(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
@@ -148,7 +151,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([line(titles), line("---" for _ in titles), *(line(row) for row in rows)])
 
 
-def _held_by(kind: str, keys: Iterable[str]) -> str:
+def _held_by(kind: str, keys: Iterable[str], root: str) -> str:
     tests: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for mark in marks():
         if mark.kind == kind:
@@ -159,7 +162,8 @@ def _held_by(kind: str, keys: Iterable[str]) -> str:
             [
                 key,
                 "<br>".join(
-                    f"[{file.removeprefix('tests/')}](../{file}): " + ", ".join(f"`{name}`" for name in names)
+                    f"[{file.removeprefix('tests/')}]({root}/{file}): "
+                    + ", ".join(f"`{name}`" for name in names)
                     for file, names in tests[key].items()
                 ),
             ]
@@ -170,7 +174,7 @@ def _held_by(kind: str, keys: Iterable[str]) -> str:
 
 def rule_tests() -> str:
     """Which tests hold each claimed rule."""
-    return _held_by("rule", claimed_rules())
+    return _held_by("rule", claimed_rules(), "..")
 
 
 @functools.cache
@@ -223,7 +227,7 @@ def runtime_mutants() -> str:
 
 def _link_to_test(test: str) -> str:
     file, _, name = test.partition("::")
-    return f"[{file.removeprefix('tests/')}](../{file}): `{name.partition('[')[0].replace('::', '.')}`"
+    return f"[{file.removeprefix('tests/')}](../../{file}): `{name.partition('[')[0].replace('::', '.')}`"
 
 
 def shiva_mutants() -> str:
@@ -243,7 +247,7 @@ def task_mutants() -> str:
 
 def lesson_tests() -> str:
     """Which tests hold each lesson."""
-    return _held_by("lesson", lessons())
+    return _held_by("lesson", lessons(), "../..")
 
 
 def _diagram(
@@ -654,14 +658,21 @@ def _usage(parameter: Any) -> str:
     return f"{names} {parameter.metavar or parameter.name.upper().strip('_')}"
 
 
-def commands() -> str:
-    """Every command with its arguments and options."""
+PARTS_WITH_COMMANDS = ("neli", "shiva", "tasks")
+"""Groups of commands that have a page of their own."""
+
+
+def _commands_of(part: str) -> str:
+    """Every command of a part, or of none of them, with its arguments and options."""
     sections = []
     for path, command in _commands_below(command_tree(), "rebalanser"):
+        group = path.split()[1]
+        if (group if group in PARTS_WITH_COMMANDS else "groups") != part:
+            continue
         shown = [each for each in command.params if not each.hidden and each.name != "help"]
         arguments = [_usage(each) for each in shown if isinstance(each, TyperArgument)]
         rows = [[f"`{_usage(each)}`", _code_quotes(" ".join((each.help or "").split()))] for each in shown]
-        title = f"### `{' '.join([path, *arguments])}`"
+        title = f"## `{' '.join([path, *arguments])}`"
         sections += [title, _code_quotes(_first_sentences(command.help)), _table(["", "Meaning"], rows)]
     return "\n\n".join(sections)
 
@@ -756,7 +767,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "settings": settings_table,
     "timings": worked_timings,
     "etcd-faults": etcd_faults,
-    "commands": commands,
+    **{f"commands-{part}": partial(_commands_of, part) for part in ("groups", *PARTS_WITH_COMMANDS)},
     "exit-codes": exit_codes,
     "errors": error_tree,
     "shiva-application": shiva_application,

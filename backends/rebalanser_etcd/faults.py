@@ -1,6 +1,6 @@
 """Faults of released etcd versions, with their harm here and the countermeasures.
 
-From etcd's changelogs of 3.4 to 3.7; docs/deployment.md has them as a table.
+From etcd's changelogs of 3.4 to 3.7; docs/how-to/etcd.md has them as a table.
 """
 
 from __future__ import annotations

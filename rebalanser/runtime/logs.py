@@ -67,7 +67,7 @@ _DETAILED: Final = {
     FactKind.LOAD_REPORTED,
 }
 _SENTENCES: Final = {
-    FactKind.UNREADABLE: "keys of the group can't be read; docs/deployment.md says how to delete them"
+    FactKind.UNREADABLE: "keys of the group can't be read; docs/how-to/monitoring.md says how to delete them"
 }
 """Texts of kinds whose name alone does not say what to do."""
 

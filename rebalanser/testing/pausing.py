@@ -1,7 +1,7 @@
 """Pausing a process (SIGSTOP), and not those who share a SQLite file with it.
 
 SQLite's lock does not end as a lease does: a process that is stopped within a commit holds up everybody
-(docs/deployment.md). On a busy machine that happens often.
+(docs/how-to/deployment.md). On a busy machine that happens often.
 """
 
 from __future__ import annotations

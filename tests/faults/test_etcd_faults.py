@@ -1061,7 +1061,7 @@ def test_tokens_only_grow_over_a_restore_as_the_guide_says(
 
     The snapshot has the lease of a node that has left since.
     """
-    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "etcd.md").read_text()
     told = re.search(r"`etcdutl (snapshot restore FILE [^`]*)`", guide)
     assert told is not None
     with EtcdCluster(data_folder=tmp_path / "etcd") as etcd:

@@ -367,7 +367,7 @@ def test_a_wrong_address_is_told_within_a_few_seconds() -> None:
 
 
 def test_the_documentation_names_the_settings_of_the_topic() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "kafka.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kafka.md").read_text()
     for name, value in SETTINGS.items():
         assert f"| `{name}` | `{value}` |" in text
     assert f"with {PARTITIONS} partitions" in text

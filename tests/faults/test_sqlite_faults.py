@@ -317,7 +317,7 @@ def tokens_of_a_node(path: Path, meanwhile: Callable[[], object] = lambda: None)
 @pytest.mark.parametrize("as_told", [True, False])
 def test_tokens_only_grow_over_a_restore_as_the_guide_says(tmp_path: Path, as_told: bool) -> None:
     """They go back if only the file is put back. The backup has the lease of a node that has left since."""
-    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "sqlite.md").read_text()
     told = re.search(r'`sqlite3 orders.db "(UPDATE meta [^"]*)"`', guide)
     assert told is not None
     path, backup = tmp_path / "orders.db", tmp_path / "backup.db"

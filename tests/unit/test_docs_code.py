@@ -60,13 +60,13 @@ def test_kinds_are_spelled_right() -> None:
     }
 
 
-@pytest.mark.parametrize("page", _having(""), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", _having(""), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_code_compiles(page: Path) -> None:
     for block in _blocks(page):
         compile(block, str(page), "exec")
 
 
-@pytest.mark.parametrize("page", _having("run"), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", _having("run"), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("REBALANSER_")]:
@@ -79,7 +79,7 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def write_application(framework: str, folder: Path) -> dict[str, str]:
     """Write the files of an application to a folder; the environment that it runs in."""
-    for block in _blocks(ROOT / "docs" / "web-applications.md", framework):
+    for block in _blocks(ROOT / "docs" / "how-to" / "web-applications.md", framework):
         name = block.split(maxsplit=2)[1]
         file = folder / name
         if file.parent != folder:
@@ -112,7 +112,7 @@ def test_gunicorn_may_load_the_application_before_it_forks(tmp_path: Path) -> No
     def call(*words: str) -> list[str]:
         return [sys.executable, "-W", "error", *words]
 
-    page = (ROOT / "docs" / "web-applications.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "web-applications.md").read_text()
     commands = re.findall(r"^\$ python (-m django (?!test).*)$", page, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
@@ -140,7 +140,7 @@ def test_gunicorn_may_load_the_application_before_it_forks(tmp_path: Path) -> No
 
 
 def test_what_workers_of_the_tasks_quickstart_import_enqueues_nothing() -> None:
-    definitions = _blocks(ROOT / "docs" / "tasks.md", "run")[0]
+    definitions = _blocks(ROOT / "docs" / "quickstart" / "tasks.md", "run")[0]
     assert "@tasks.task" in definitions
     assert "enqueue" not in definitions
 

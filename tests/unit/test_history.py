@@ -240,7 +240,7 @@ def test_every_field_is_described() -> None:
 
 
 def test_the_reference_in_the_documentation_is_what_the_code_says() -> None:
-    page = (DOCS / "history.md").read_text()
+    page = (DOCS / "reference" / "history.md").read_text()
     begin, end = "<!-- history: begin -->\n", "\n<!-- history: end -->"
     shown = page.partition(begin)[2].partition(end)[0]
     assert shown == describe(), "put what rebalanser.history.describe() returns between the markers"

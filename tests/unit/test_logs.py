@@ -117,7 +117,7 @@ def test_keys_that_can_not_be_read_are_counted(caplog: pytest.LogCaptureFixture)
     log_fact(Fact(FactKind.UNREADABLE, "w-1", value=3, detail={"why": "'k' is foreign"}), "orders")
     (line,) = caplog.records
     assert line.getMessage() == (
-        "keys of the group can't be read; docs/deployment.md says how to delete them "
+        "keys of the group can't be read; docs/how-to/monitoring.md says how to delete them "
         """action=unreadable group=orders node=w-1 why="'k' is foreign" term=0 version=0 keys=3"""
     )
 
