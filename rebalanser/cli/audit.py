@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ValidationError
 
+from rebalanser.cli.arguments import parse_time
 from rebalanser.cli.audit_stream import Following, refuse, summary
-from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.lines import counted
+from rebalanser.cli.options import JsonOption, RegistryOption
+from rebalanser.cli.output import Face, counted
 from rebalanser.cli.spark_progress import steps
-from rebalanser.cli.times import parse_time
 from rebalanser.cli.weighing import MOST_SHOWN, Weighing, apply, asked, by_group
 from rebalanser.errors import UnusableOutput
 from rebalanser.redaction import redact

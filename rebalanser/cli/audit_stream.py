@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from rebalanser.cli.lines import counted
+from rebalanser.cli.output import counted
 from rebalanser.redaction import redact
 from rebalanser.runtime.running import run_until_stopped
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rebalanser.audit.streaming import Stream, Told, Totals
     from rebalanser.audit.verdict import Conclusion
-    from rebalanser.cli.face import Face
+    from rebalanser.cli.output import Face
     from rebalanser.cli.spark_progress import Steps
 
 LOOK_S: Final = 0.2

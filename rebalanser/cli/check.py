@@ -16,8 +16,9 @@ from typing import Annotated, Final
 import typer
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.lines import counted, headline
+from rebalanser.cli.lines import headline
+from rebalanser.cli.options import JsonOption, RegistryOption
+from rebalanser.cli.output import Face, counted
 from rebalanser.core.group import OnOverrun
 from rebalanser.errors import InternalError, InvalidSettings, RebalanserError, UnknownGroup
 from rebalanser.redaction import redact

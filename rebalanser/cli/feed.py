@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, VerboseOption
+from rebalanser.cli.options import GroupArgument, JsonOption, VerboseOption
+from rebalanser.cli.output import Face
 from rebalanser.feed import ResourceFeed
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import REGISTRY_VARIABLE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rebalanser.cli.face import Face, JsonOption, RegistryOption
+from rebalanser.cli.options import JsonOption, RegistryOption
+from rebalanser.cli.output import Face
 
 
 def groups(registry: RegistryOption = None, json: JsonOption = False) -> None:

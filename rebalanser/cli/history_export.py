@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.cli.history_sources import SUFFIX
-from rebalanser.cli.lines import counted
+from rebalanser.cli.output import counted
 from rebalanser.errors import UnusableOutput
 from rebalanser.history import Record
 

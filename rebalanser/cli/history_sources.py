@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol, TypeAlias
 
-from rebalanser.cli.lines import counted
+from rebalanser.cli.output import counted
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import Record, Unreadable, UnreadableReason, read_line
 from rebalanser.history.reading import MAX_LINE_BYTES

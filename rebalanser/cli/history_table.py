@@ -8,9 +8,9 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
+from rebalanser.cli.arguments import shown_time
 from rebalanser.cli.history_stats import HistoryStats, NodeStats
-from rebalanser.cli.lines import counted
-from rebalanser.cli.times import shown_time
+from rebalanser.cli.output import counted
 from rebalanser.history import Record
 from rebalanser.redaction import redact
 

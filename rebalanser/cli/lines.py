@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from rebalanser.cli.output import counted, printable
 from rebalanser.runtime.narration import shown_names
 from rebalanser.state import GroupState, NodeState, ResourceState
 
@@ -27,7 +28,7 @@ def waits(state: GroupState) -> Iterator[str]:
         elif resource.reason is not None:
             unowned.setdefault(resource.reason, []).append(resource.resource)
     for reason, names in unowned.items():
-        yield f"nobody owns {shown_names(names)}: {_printable(reason)}"
+        yield f"nobody owns {shown_names(names)}: {printable(reason)}"
 
 
 def headline(state: GroupState) -> str:
@@ -44,11 +45,6 @@ def owned(state: GroupState) -> str:
     return f"{state.owned:,} of {counted(state.owned + state.unowned, 'resource')} owned"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun, such as ``1 node`` or ``10,000 nodes``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def node_line(node: NodeState) -> str:
     """Return a node in one line."""
     role = "leader, " if node.leader else ""
@@ -63,13 +59,8 @@ def resource_line(resource: ResourceState) -> str:
         parts.append(f"weight {resource.weight:g}")
     if resource.pin is not None:
         parts.append(f"pinned to {resource.pin}")
-    parts += [f"{name}={_printable(value)}" for name, value in resource.attributes.items()]
+    parts += [f"{name}={printable(value)}" for name, value in resource.attributes.items()]
     return f"{resource.resource}: {', '.join(parts)}"
-
-
-def _printable(value: str) -> str:
-    """Return an attribute or error without control characters, which a terminal would obey."""
-    return value if value.isprintable() else repr(value)
 
 
 def plain(state: GroupState, limit: int | None = None) -> list[str]:
@@ -115,11 +106,11 @@ def first_waits(state: GroupState) -> list[str]:
     drained labels that no live node has (nodes that come with them will own nothing), and the waits.
     """
     absent = absent_drains(state)
-    lines = [f"  {_printable(state.trouble)}"] if state.trouble else []
+    lines = [f"  {printable(state.trouble)}"] if state.trouble else []
     if state.unreadable:
         others = f" (and {len(state.unreadable) - 1:,} more)" if len(state.unreadable) > 1 else ""
-        lines.append(f"  left alone: {_printable(state.unreadable[min(state.unreadable)])}{others}")
-    lines += [f"  lately on {label}: {_printable(text)}" for label, text in state.troubles.items()][
+        lines.append(f"  left alone: {printable(state.unreadable[min(state.unreadable)])}{others}")
+    lines += [f"  lately on {label}: {printable(text)}" for label, text in state.troubles.items()][
         :MOST_WAITS
     ]
     released = (node for node in state.nodes if node.released)

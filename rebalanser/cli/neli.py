@@ -13,16 +13,15 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, JsonOption, VerboseOption
-from rebalanser.cli.kafka_options import KafkaOption
-from rebalanser.cli.recording import HistoryOption, HistoryTopicOption
+from rebalanser.cli.options import HistoryOption, HistoryTopicOption, JsonOption, KafkaOption, VerboseOption
+from rebalanser.cli.output import Face
 from rebalanser.core.neli.roles import Role, numbered
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
 from rebalanser.errors import InvalidSettings, InvalidUrl
 from rebalanser.neli import Candidacy, GroupDescription, Neli, open_elections
 from rebalanser.neli.contract import PARTITIONS
 from rebalanser.neli.description import PartitionDescription
-from rebalanser.neli.facade import KAFKA_VARIABLE
+from rebalanser.registry.urls import KAFKA_VARIABLE
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, LimitOption, RegistryOption, complete_node
-from rebalanser.cli.lines import absent_drains, counted, node_line
+from rebalanser.cli.lines import absent_drains, node_line
+from rebalanser.cli.options import GroupArgument, JsonOption, LimitOption, RegistryOption, complete_node
+from rebalanser.cli.output import Face, counted
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="List nodes, drain one, or end that."

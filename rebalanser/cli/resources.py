@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from rebalanser.admin import UNCHANGED
-from rebalanser.cli.face import (
-    Face,
+from rebalanser.cli.arguments import read_attributes, read_names
+from rebalanser.cli.lines import resource_line
+from rebalanser.cli.options import (
     GroupArgument,
     JsonOption,
     LimitOption,
@@ -18,8 +19,7 @@ from rebalanser.cli.face import (
     complete_node,
     complete_resource,
 )
-from rebalanser.cli.lines import counted, resource_line
-from rebalanser.cli.names import read_attributes, read_names
+from rebalanser.cli.output import Face, counted
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Add, remove and list the resources of a group."

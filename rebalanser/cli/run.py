@@ -11,8 +11,9 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption, VerboseOption
-from rebalanser.cli.names import read_names
+from rebalanser.cli.arguments import read_names
+from rebalanser.cli.options import GroupArgument, JsonOption, RegistryOption, VerboseOption
+from rebalanser.cli.output import Face
 from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.supervisor import Restart, Supervisor, mistyped
 from rebalanser.core.group import Fact, FactKind

@@ -20,10 +20,8 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from rebalanser.cli.face import Face, JsonOption, VerboseOption
-from rebalanser.cli.kafka_options import KafkaOption
-from rebalanser.cli.lines import counted
-from rebalanser.cli.recording import HistoryOption, HistoryTopicOption, recorded
+from rebalanser.cli.options import HistoryOption, HistoryTopicOption, JsonOption, KafkaOption, VerboseOption
+from rebalanser.cli.output import Face, counted
 from rebalanser.cli.shiva_table import application_line, plain, render
 from rebalanser.core.allocation import MAX_AMOUNT, Capacity, thousandths
 from rebalanser.core.shiva.options import LeaderOptions
@@ -40,7 +38,7 @@ from rebalanser.core.shiva.types import (
 )
 from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import InvalidSettings, InvalidUrl, UnknownApplication
-from rebalanser.history import HistorySink
+from rebalanser.history import HistorySink, open_sinks
 from rebalanser.registry.urls import known_schemes
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.running import stopping_on_signals
@@ -65,6 +63,8 @@ SHOWN: Final = 5
 """Applications that a question names."""
 LOOK_S: Final = 0.2
 """Seconds between looks for a leader or worker that has ended."""
+HISTORY_CLOSE_S: Final = 2.0
+"""Maximum seconds for the last records of a history."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -292,11 +292,30 @@ def _default_id(given: str | None) -> str:
     return check_part(socket.gethostname() if given is None else given, "id")
 
 
+@contextlib.contextmanager
+def _recorded(folder: Path | None, topic: str | None, group: str, label: str) -> Iterator[HistorySink | None]:
+    """Open the history sink for ``label`` of ``group``, and close it at the end; None without a target.
+
+    Raises:
+        InvalidUrl: ``topic`` is not a URL.
+        UnknownScheme: no installed package has topics of that scheme.
+    """
+    if folder is None and topic is None:
+        yield None
+        return
+    settings = Settings()
+    sink = open_sinks(folder, topic, group, label, settings.history_max_bytes, settings.history_file_mode)
+    try:
+        yield sink
+    finally:
+        sink.close(HISTORY_CLOSE_S)
+
+
 def _recorder(
     face: Face, folder: Path | None, topic: str | None, name: str
 ) -> Callable[[str], contextlib.AbstractContextManager[HistorySink | None]]:
     """Return a function that opens the history of a role: leader and worker each have their own."""
-    return lambda role: recorded(folder, topic, _name(face.url), f"{role}-{name}", Settings())
+    return lambda role: _recorded(folder, topic, _name(face.url), f"{role}-{name}")
 
 
 def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rebalanser.cli.lines import counted
+from rebalanser.cli.output import counted
 from rebalanser.core.shiva.types import ApplicationState, Mode
 from rebalanser.shiva.status import UNKNOWN, ApplicationStatus, ClusterStatus, WorkerStatus
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, LimitOption, RegistryOption
 from rebalanser.cli.lines import first_nodes, plain
+from rebalanser.cli.options import GroupArgument, JsonOption, LimitOption, RegistryOption
+from rebalanser.cli.output import Face
 
 
 def status(

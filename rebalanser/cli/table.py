@@ -18,7 +18,6 @@ from rich.text import Text
 from rebalanser.cli.lines import (
     condition,
     condition_of,
-    counted,
     first_lines,
     first_nodes,
     first_waits,
@@ -26,6 +25,7 @@ from rebalanser.cli.lines import (
     owned,
     resource_line,
 )
+from rebalanser.cli.output import counted
 from rebalanser.cli.view import Heartbeats, Move, Page, Picture, View, concerned_by, move_line
 from rebalanser.state import GroupState, NodeState, ResourceState
 

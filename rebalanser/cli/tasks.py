@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from rebalanser.cli import tasks_changing, tasks_outbox, tasks_running
-from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.lines import counted
+from rebalanser.cli.arguments import parse_seconds
+from rebalanser.cli.options import JsonOption, RegistryOption
+from rebalanser.cli.output import Face, counted
 from rebalanser.cli.tasks_lines import shown, status_lines, task_line, update_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
@@ -26,7 +27,6 @@ from rebalanser.cli.tasks_options import (
     TaskArgument,
     opened,
 )
-from rebalanser.cli.times import parse_seconds
 from rebalanser.core.tasks.ids import is_task_id
 from rebalanser.core.tasks.model import AfterFailure, EnqueueAnswer
 from rebalanser.errors import InvalidTask

@@ -13,9 +13,10 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, JsonOption, RegistryOption
-from rebalanser.cli.lines import counted
-from rebalanser.cli.tasks_lines import pause_line, printable
+from rebalanser.cli.arguments import parse_span
+from rebalanser.cli.options import JsonOption, RegistryOption
+from rebalanser.cli.output import Face, counted, printable
+from rebalanser.cli.tasks_lines import pause_line
 from rebalanser.cli.tasks_options import (
     NameOption,
     OlderThanOption,
@@ -26,7 +27,6 @@ from rebalanser.cli.tasks_options import (
     YesOption,
     opened,
 )
-from rebalanser.cli.times import parse_span
 from rebalanser.core.tasks.model import OPEN, Status, Stored, TaskId
 from rebalanser.errors import UnknownTask
 from rebalanser.tasks.queue import Queue

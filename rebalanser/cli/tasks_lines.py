@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from rebalanser.cli.output import printable
 from rebalanser.core.tasks.ids import created_at, is_task_id
 from rebalanser.core.tasks.model import AfterFailure, Status
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
@@ -150,11 +151,6 @@ def _age(seconds: float) -> str:
         if seconds >= unit_s:
             return f"{int(seconds // unit_s)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def printable(text: str) -> str:
-    """Return a stored text without control characters, which a terminal would obey."""
-    return text if text.isprintable() else repr(text)
 
 
 def _time(seconds: float) -> str:

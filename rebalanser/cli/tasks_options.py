@@ -12,8 +12,8 @@ from typing import Annotated, Final
 import typer
 from typer.models import OptionInfo
 
-from rebalanser.cli.face import Face
-from rebalanser.cli.times import parse_span
+from rebalanser.cli.arguments import parse_span
+from rebalanser.cli.output import Face
 from rebalanser.core.tasks.model import Status, Stored
 from rebalanser.errors import UnknownQueue
 from rebalanser.registry.urls import REGISTRY_VARIABLE

@@ -10,9 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.face import Face, JsonOption
-from rebalanser.cli.lines import counted
-from rebalanser.cli.tasks_lines import printable
+from rebalanser.cli.options import JsonOption
+from rebalanser.cli.output import Face, counted, printable
 from rebalanser.core.tasks.ids import created_at, is_task_id
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.documents import SpoolDocument, SpooledDocument

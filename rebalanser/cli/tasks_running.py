@@ -17,8 +17,9 @@ from zoneinfo import ZoneInfo
 import typer
 from pydantic import ValidationError
 
-from rebalanser.cli.face import Face, JsonOption, RegistryOption, VerboseOption
-from rebalanser.cli.lines import counted
+from rebalanser.cli.arguments import parse_seconds
+from rebalanser.cli.options import JsonOption, RegistryOption, VerboseOption
+from rebalanser.cli.output import Face, counted
 from rebalanser.cli.tasks_lines import pause_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
@@ -30,7 +31,6 @@ from rebalanser.cli.tasks_options import (
     opened,
     retained,
 )
-from rebalanser.cli.times import parse_seconds
 from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, MissingExtra
 from rebalanser.redaction import redact

@@ -18,7 +18,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from rebalanser.cli.face import Face, GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.options import GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.output import Face
 from rebalanser.cli.view import Heartbeats, Moves, Picture, View, changed_lines, changed_silence, keys_in
 from rebalanser.core.group import Topic, TopicKind
 from rebalanser.errors import FixConfiguration, RetryLater

@@ -18,10 +18,10 @@ from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidState, In
 from rebalanser.neli.contract import PARTITIONS, Call, Candidacy, Candidate, open_elections
 from rebalanser.neli.facts import FactTeller
 from rebalanser.neli.history import LeadershipHistory
+from rebalanser.registry.urls import KAFKA_VARIABLE
 from rebalanser.runtime.handlers import name_of
 from rebalanser.runtime.running import run_until_stopped
 
-KAFKA_VARIABLE: Final = "REBALANSER_KAFKA"
 CONNECT_TIMEOUT_S: Final = 10.0
 
 RoleHandler: TypeAlias = Callable[[Role, int], None]

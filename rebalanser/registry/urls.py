@@ -40,6 +40,8 @@ SRV_SCHEMES = frozenset({"etcd+srv", "etcd+tls+srv"})
 DEFAULT_ROOT = "rebalanser"
 REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
 """Environment variable for the registry's URL, if the application passes none."""
+KAFKA_VARIABLE = "REBALANSER_KAFKA"
+"""Environment variable for the address of Kafka, if the application passes none."""
 MAX_TOPIC_CHARS: Final = 249
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 

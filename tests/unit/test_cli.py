@@ -22,8 +22,8 @@ import typer
 
 import rebalanser
 from rebalanser.admin import Admin
-from rebalanser.cli import application, check, face, main
-from rebalanser.cli.face import Face, default_url
+from rebalanser.cli import application, check, main, output
+from rebalanser.cli.output import Face, default_url
 from rebalanser.core.group import Member
 from rebalanser.core.group.messages import Join, Joined, Leave
 from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable, UnknownGroup
@@ -914,7 +914,7 @@ def test_who_waits_for_the_registry_is_told_for_which(monkeypatch: pytest.Monkey
         said.set()
 
     monkeypatch.setattr(typer, "echo", echo)
-    with face.Face("etcd://me:hunter2@h:1", json=False).patience(Settings()):
+    with output.Face("etcd://me:hunter2@h:1", json=False).patience(Settings()):
         assert said.wait(PATIENCE_S)
     ((line, err),) = told
     assert err

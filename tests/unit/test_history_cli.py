@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.cli import main
+from rebalanser.cli.arguments import parse_time, shown_time
 from rebalanser.cli.history_sources import FileSource, HistoryFile, open_source
 from rebalanser.cli.history_stats import Numbers, Tally
 from rebalanser.cli.history_table import printable, record_line, stats_table
-from rebalanser.cli.times import parse_time, shown_time
 from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import Author, Event, Record, Unreadable, UnreadableReason
@@ -503,7 +503,7 @@ def test_times_without_a_zone_are_local(monkeypatch: pytest.MonkeyPatch) -> None
     [("90s", 90), ("15m", 900), ("2h", 7200), ("1.5h ago", 5400), ("1d", 86400), ("1w", 604800)],
 )
 def test_times_that_are_so_long_ago(text: str, ago_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebalanser.cli.times.time", SimpleNamespace(time=lambda: WALL))
+    monkeypatch.setattr("rebalanser.cli.arguments.time", SimpleNamespace(time=lambda: WALL))
     assert parse_time(text) == WALL - ago_s
 
 

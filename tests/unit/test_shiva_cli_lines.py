@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rebalanser.cli import shiva as cli
-from rebalanser.cli.face import Face
+from rebalanser.cli.output import Face
 from rebalanser.cli.shiva import _environment, _started, _topic_names, _url, _watch
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
 from rebalanser.core.allocation import Capacity, Requests

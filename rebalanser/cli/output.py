@@ -1,14 +1,14 @@
-"""Common parts of all commands: their options, access to the registry, and output."""
+"""A command's access to its registry, and its answers for people and scripts."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -35,77 +35,6 @@ SHOWN: Final = 100
 
 LONG_WORK: Final = 1_000
 """Number of items from which on a progress bar is shown."""
-
-
-def _completed(context: typer.Context, begun: str, names: Callable[[Face], Iterable[str]]) -> list[str]:
-    """Return the names that a shell may complete; none if the registry does not answer."""
-    try:
-        face = Face(context.params.get("registry") or default_url(), json=True)
-        return [name for name in names(face) if name.startswith(begun)]
-    except Exception:
-        return []
-
-
-def _group_in(context: typer.Context) -> str:
-    """Return the group on a command line that may end with an option that has no value yet.
-
-    Arguments are not parsed then, only collected.
-    """
-    group = context.params.get("group")
-    return str(context.args[0] if group is None else group)
-
-
-def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return names of groups, for the shell."""
-    return _completed(ctx, incomplete, Face.groups)
-
-
-def complete_node(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return node labels of the group on the command line, for the shell."""
-
-    def labels(face: Face) -> Iterable[str]:
-        state = face.state(_group_in(ctx))
-        return sorted({*state.drained, *(node.label for node in state.nodes)})
-
-    return _completed(ctx, incomplete, labels)
-
-
-def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return resources of the group on the command line, for the shell."""
-    return _completed(
-        ctx, incomplete, lambda face: (each.resource for each in face.state(_group_in(ctx)).resources)
-    )
-
-
-GroupArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="GROUP", help="The group's name.", show_default=False, autocompletion=complete_group
-    ),
-]
-LimitOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        show_default=f"{SHOWN} on a terminal, else all",
-        help="Show at most N, and the number of the others.",
-    ),
-]
-RegistryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--registry",
-        metavar="URL",
-        envvar=REGISTRY_VARIABLE,
-        show_default="a SQLite file in the user's state folder",
-        help="The registry, such as sqlite:///groups.db or etcd://HOST:PORT,HOST:PORT.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
-VerboseOption = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
-]
 
 
 def default_url() -> str:
@@ -322,3 +251,13 @@ class Face:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda done, _total: bar.update(task, completed=done)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, such as ``1 node`` or ``10,000 nodes``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Return a stored text without control characters, which a terminal would obey."""
+    return text if text.isprintable() else repr(text)
