@@ -40,9 +40,9 @@ class _Command(NamedTuple):
 
 _COMMANDS: Final = {
     "groups": _Command("groups", "groups", "List the groups in the registry."),
-    "resources": _Command("resources", "app", "Add, remove and list the resources of a group."),
+    "resources": _Command("groups", "resources_app", "Add, remove and list the resources of a group."),
     "status": _Command(
-        "state",
+        "groups",
         "status",
         "Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner.",
     ),
@@ -52,7 +52,7 @@ _COMMANDS: Final = {
         "Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is "
         "no terminal, or one that can't draw.",
     ),
-    "node": _Command("node", "app", "List nodes, drain one, or end that."),
+    "node": _Command("groups", "node_app", "List nodes, drain one, or end that."),
     "run": _Command(
         "run",
         "run",

@@ -1,23 +1,27 @@
-"""``rebalanser audit``: checks by the history of all nodes whether a resource ever had two owners."""
+"""``rebalanser audit``: checks by the history of all nodes whether a resource ever had two owners.
+
+The audit also computes weights from loads, and writes them to a registry (AU-7).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rebalanser.admin import Admin
 from rebalanser.cli.arguments import parse_time
-from rebalanser.cli.audit_stream import Following, refuse, summary
+from rebalanser.cli.audit_stream import Following, line, refuse, steps, summary
 from rebalanser.cli.options import JsonOption, RegistryOption
 from rebalanser.cli.output import Face, counted
-from rebalanser.cli.spark_progress import steps
-from rebalanser.cli.weighing import MOST_SHOWN, Weighing, apply, asked, by_group
 from rebalanser.errors import UnusableOutput
+from rebalanser.history import Protocol as Writer
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import open_backend
 from rebalanser.settings import Settings
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
 
     from rebalanser.audit import Audit, Options, Verdict
     from rebalanser.audit.streaming import Totals
-    from rebalanser.audit.verdict import Found
+
+LEAST_CHANGE: Final = 0.2
+"""Minimum relative change of a weight: a move costs more than a little imbalance."""
+MOST_SHOWN: Final = 10
 
 
 def audit(
@@ -291,7 +298,7 @@ def _lines(
 ) -> Iterator[str]:
     """Return the summary as lines."""
     yield from verdict.sentences()
-    yield from (f"  {_found(found)}" for found in verdict.worst[:MOST_SHOWN])
+    yield from (f"  {line(found.model_dump())}" for found in verdict.worst[:MOST_SHOWN])
     total = sum(count.certain + count.fenced + count.possible for count in verdict.findings)
     if total > MOST_SHOWN:
         yield f"  and {counted(total - MOST_SHOWN, 'more finding')}{_where(out, report)}"
@@ -303,13 +310,67 @@ def _lines(
         yield f"report: {report}"
 
 
-def _found(found: Found) -> str:
-    """Return a finding in one line, without control characters."""
-    sentence = found.sentence if found.sentence.isprintable() else repr(found.sentence)
-    return f"{found.certainty} {found.kind} {found.id}: {sentence}" + (f" ({found.gap})" if found.gap else "")
-
-
 def _where(out: str | None, report: Path | None) -> str:
     if out is not None:
         return "; all are in the table findings"
     return "" if report is not None else "; --out writes all of them"
+
+
+class Load(Protocol):
+    """A row of the table of loads."""
+
+    group: str
+    resource: str
+    load: float
+    weight: float
+
+
+class Weighing(BaseModel):
+    """The weights computed from the loads of one group."""
+
+    model_config = ConfigDict(frozen=True)
+
+    group: str
+    weights: dict[str, float]
+    """The weights that change in the registry, by resource; without a registry, all computed ones."""
+    applied: bool
+
+    def lines(self) -> Iterator[str]:
+        """Return lines with the first weights and their number."""
+        if not self.weights:
+            yield f"Weights of {self.group}: nothing to change."
+            return
+        verb = "are written" if self.applied else "would be written by --apply"
+        yield f"Weights of {self.group}, {len(self.weights):,} of which {verb}:"
+        heaviest = sorted(self.weights.items(), key=lambda item: (-item[1], item[0]))
+        yield from (f"  {resource}: {weight:g}" for resource, weight in heaviest[:MOST_SHOWN])
+        if len(heaviest) > MOST_SHOWN:
+            yield f"  and {len(heaviest) - MOST_SHOWN:,} more"
+
+
+def by_group(rows: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the loads of each group from rows sorted by group; only of resources of groups."""
+    of_groups = (row for row in rows if row.protocol == Writer.GROUP)
+    for group, loads in groupby(of_groups, key=lambda row: row.group):
+        yield str(group), list(loads)
+
+
+def asked(group: str, loads: Sequence[Load]) -> Weighing:
+    """Return the weights computed from the loads, without a registry."""
+    return Weighing(group=group, weights={each.resource: each.weight for each in loads}, applied=False)
+
+
+def apply(
+    admin: Admin,
+    loads: Sequence[Load],
+    changes: Callable[[Iterable[Any], Mapping[str, float], float], dict[str, float]],
+    progress: Callable[[int, int], None],
+) -> Weighing:
+    """Write the weights that differ, and no other field; removed resources are not added again.
+
+    ``changes`` decides which weights differ enough.
+    """
+    current = {resource.resource: resource.weight for resource in admin.resources()}
+    weights = changes(loads, current, LEAST_CHANGE)
+    admin.weigh(weights, progress=progress)
+    return Weighing(group=admin.name, weights=weights, applied=True)

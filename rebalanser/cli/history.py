@@ -14,14 +14,20 @@ from typing import Annotated, Final
 import typer
 
 from rebalanser.cli.arguments import parse_time
-from rebalanser.cli.history_export import Exported, Filter, export_lines, refuse_overwriting
-from rebalanser.cli.history_parquet import export_parquet
+from rebalanser.cli.audit_stream import steps
+from rebalanser.cli.history_export import Exported, Filter, export_lines, export_parquet, refuse_overwriting
 from rebalanser.cli.history_sources import HistorySource, Item, open_source, read_all
-from rebalanser.cli.history_stats import Tally, UnreadableStats, place_of
-from rebalanser.cli.history_table import node_line, printable, record_line, stats_table
+from rebalanser.cli.history_stats import (
+    Tally,
+    UnreadableStats,
+    node_line,
+    place_of,
+    printable,
+    record_line,
+    stats_table,
+)
 from rebalanser.cli.options import JsonOption
 from rebalanser.cli.output import Face, counted
-from rebalanser.cli.spark_progress import steps
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import KINDS, Record
 

@@ -14,8 +14,7 @@ import typer
 from rebalanser.cli.arguments import read_names
 from rebalanser.cli.options import GroupArgument, JsonOption, RegistryOption, VerboseOption
 from rebalanser.cli.output import Face
-from rebalanser.cli.outputs import Outputs, Style
-from rebalanser.cli.supervisor import Restart, Supervisor, mistyped
+from rebalanser.cli.supervisor import Outputs, Restart, Style, Supervisor, mistyped
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InvalidSettings
 from rebalanser.group import Group

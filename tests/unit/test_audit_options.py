@@ -32,7 +32,7 @@ from rebalanser.audit.verdict import (
 )
 from rebalanser.audit.weights import changes
 from rebalanser.cli import application, main
-from rebalanser.cli.weighing import Weighing, apply, asked, by_group
+from rebalanser.cli.audit import Weighing, apply, asked, by_group
 from rebalanser.errors import MissingExtra, UnusableOutput
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.cli.outputs import Outputs, Style
 from rebalanser.cli.run import IdleHint
 from rebalanser.cli.supervisor import (
+    Outputs,
     Restart,
+    Style,
     Supervisor,
     filled_in,
 )

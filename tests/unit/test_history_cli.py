@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from rebalanser.cli import main
 from rebalanser.cli.arguments import parse_time, shown_time
 from rebalanser.cli.history_sources import FileSource, HistoryFile, open_source
-from rebalanser.cli.history_stats import Numbers, Tally
-from rebalanser.cli.history_table import printable, record_line, stats_table
+from rebalanser.cli.history_stats import Numbers, Tally, printable, record_line, stats_table
 from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import Author, Event, Record, Unreadable, UnreadableReason
