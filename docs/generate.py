@@ -36,6 +36,9 @@ from rebalanser_kafka.neli.topic import topic_spec
 from rebalanser_kafka.shiva.topics import specs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import log_events
 
 import rebalanser
 import rebalanser.tasks
@@ -695,6 +698,12 @@ def error_tree() -> str:
     return "\n".join(lines(errors.RebalanserError, 0))
 
 
+def _log_events(area: str) -> str:
+    """Every event of an area that is logged."""
+    head = ["Event", "Level", "Fields", "What happened", "What to do"]
+    return _table(head, log_events.rows(area))
+
+
 def example_state(moved: int) -> GroupState:
     """A group of twelve partitions while a fourth node takes its share of three over, ``moved`` so far."""
     nodes = {f"{number}": Member(f"{number}", f"worker-{number}", host="10.0.0.1") for number in range(1, 5)}
@@ -768,6 +777,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "timings": worked_timings,
     "etcd-faults": etcd_faults,
     **{f"commands-{part}": partial(_commands_of, part) for part in ("groups", *PARTS_WITH_COMMANDS)},
+    **{f"log-events-{area}": partial(_log_events, area) for area, _ in log_events.AREAS},
     "exit-codes": exit_codes,
     "errors": error_tree,
     "shiva-application": shiva_application,

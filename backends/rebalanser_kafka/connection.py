@@ -208,7 +208,7 @@ class _Aside:
 
     def log(self, _level: int, line: str, *parts: object) -> None:
         """Called by a client's ``poll``, as ``logging.Logger.log`` would be."""
-        _LIBRDKAFKA.debug("%s", redact(line % parts if parts else line))
+        _LIBRDKAFKA.debug("%s", redact(line % parts if parts else line), extra={"action": "librdkafka"})
 
 
 def _ignore(_error: KafkaError) -> None:

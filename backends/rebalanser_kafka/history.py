@@ -270,7 +270,12 @@ class KafkaSink:
             self._producer.purge()
             self._producer.poll(0)
         except RAISED as exception:
-            _log.debug("%s: %s", self._whose, redact(error_of(exception).str()))
+            _log.debug(
+                "%s: %s",
+                self._whose,
+                redact(error_of(exception).str()),
+                extra={"action": "history_unflushed"},
+            )
 
     def _hear(self, error: KafkaError) -> None:
         """Take an error that belongs to no record, such as a lost connection."""

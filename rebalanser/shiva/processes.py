@@ -182,7 +182,10 @@ class ApplicationProcesses:
 
     def _lose(self) -> None:
         """The guardian died and everything with it; that has been told by now."""
-        _log.error("the guardian of the applications' processes died; all of them were killed")
+        _log.error(
+            "the guardian of the applications' processes died; all of them were killed",
+            extra={"action": "guardian_died"},
+        )
         with self._lock:
             lost, self._guarded = self._guarded, None
         if lost is not None:
@@ -345,7 +348,7 @@ def _begin(thread: threading.Thread) -> bool:
     try:
         thread.start()
     except RuntimeError as error:
-        _log.error("%s: %s", thread.name, error)
+        _log.error("%s: %s", thread.name, error, extra={"action": "thread_not_started"})
         return False
     return True
 

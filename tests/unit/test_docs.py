@@ -348,6 +348,31 @@ def test_the_reference_has_what_a_program_uses_and_nothing_internal() -> None:
     assert "FORMAT_" not in reference
 
 
+def test_every_line_of_the_log_has_an_action() -> None:
+    assert generate.log_events.unnamed() == []
+
+
+def test_the_reference_describes_every_log_event_and_no_other() -> None:
+    """A fact has the meaning of its kind. An event that warns says what to do."""
+    notes, logged = generate.log_events.notes(), generate.log_events.events()
+    assert set(notes) == set(logged)
+    for area, events in logged.items():
+        assert set(notes[area]) - set(events) == set(), area
+        rows = {row[0].strip("`"): row for row in generate.log_events.rows(area)}
+        assert [name for name, row in rows.items() if not row[3]] == [], area
+        loud = [name for name, event in events.items() if event.levels & {"warning", "error", "critical"}]
+        assert [name for name in loud if not rows[name][4]] == [], area
+
+
+def test_a_log_call_without_an_action_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "rebalanser").mkdir()
+    (tmp_path / "rebalanser" / "new.py").write_text(
+        "_log.warning('strange')\n_log.info('well', extra={'action': 'well'})\nmath.log(2)\n"
+    )
+    found = {(call.place, call.action, call.level) for call in generate.log_events.calls(tmp_path)}
+    assert found == {("rebalanser/new.py:1", None, "warning"), ("rebalanser/new.py:2", "well", "info")}
+
+
 def test_every_command_takes_json_where_the_reference_says_so() -> None:
     taken = {
         path: {option for parameter in command.params for option in parameter.opts}

@@ -217,7 +217,7 @@ class KafkaCandidate(Candidate):
         failure = self._fatal(error, what) or judge(error, Act.READ, what)
         passes = not isinstance(failure, FixConfiguration | StopAccess) or error.code() in _PASSING
         if passes or is_fenced(error):
-            _log.info("%s", failure)
+            _log.info("%s", failure, extra={"action": "group_unreachable"})
         elif self._failure is None:
             self._failure = self._connection.with_asker(failure)
             self._inbox.put(Lost(frozenset(self._assigned)))
@@ -237,7 +237,7 @@ class KafkaCandidate(Candidate):
 
     def _warn_of_imbalance(self, roles: Roles) -> None:
         if told := RoleMap(roles, self._partitions).imbalance():
-            _log.warning("group %s: %s", self._group, told)
+            _log.warning("group %s: %s", self._group, told, extra={"action": "roles_uneven"})
 
     def _run(self) -> None:
         try:
@@ -247,7 +247,7 @@ class KafkaCandidate(Candidate):
         except RebalanserError as error:
             self._fail(error)
         except Exception as error:
-            _log.exception("the thread of group %s failed", self._group)
+            _log.exception("the thread of group %s failed", self._group, extra={"action": "member_failed"})
             self._fail(InternalError(f"the thread of group {self._group} failed: {error!r}"))
         finally:
             self._close()

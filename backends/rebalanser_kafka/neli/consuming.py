@@ -190,7 +190,12 @@ class GroupConsumer:
         try:
             found = self._consumer.committed(partitions, timeout=self._ask_s)
         except RAISED as exception:
-            _log.warning("asking for the offsets of %s failed: %s", self._topic, error_of(exception).str())
+            _log.warning(
+                "asking for the offsets of %s failed: %s",
+                self._topic,
+                error_of(exception).str(),
+                extra={"action": "offsets_not_read"},
+            )
             found = []
         last: dict[Partition, LastCommit | None] = dict.fromkeys(each.partition for each in partitions)
         for each in found:

@@ -30,7 +30,7 @@ class KafkaElections(Elections):
 
     def stand(self, candidacy: Candidacy, on_call: OnCall, on_fact: OnFact) -> KafkaCandidate:
         for warning in check(candidacy.settings):
-            _log.warning("%s", warning)
+            _log.warning("%s", warning, extra={"action": "unwise_settings"})
         with self._connection.naming_the_asker():
             prepare_topic(self._connection, candidacy, self._timeout_s)
             prepare_group(self._connection, candidacy, self._timeout_s)

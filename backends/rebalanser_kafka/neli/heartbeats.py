@@ -78,16 +78,24 @@ class Heartbeats:
                 )
             self._producer.poll(0)
         except BufferError:
-            _log.debug("%d heartbeats wait for a broker already", MAX_WAITING)
+            _log.debug(
+                "%d heartbeats wait for a broker already", MAX_WAITING, extra={"action": "heartbeats_wait"}
+            )
         except RAISED as exception:
-            _log.warning("publishing heartbeats failed: %s", error_of(exception).str())
+            _log.warning(
+                "publishing heartbeats failed: %s",
+                error_of(exception).str(),
+                extra={"action": "heartbeats_failed"},
+            )
 
     def ask(self, question: AskPartitionCount) -> None:
         """Ask for the partition count, unless the question before waits for its answer."""
         try:
             self._questions.put_nowait(question)
         except queue.Full:
-            _log.debug("the partition count is being asked for already")
+            _log.debug(
+                "the partition count is being asked for already", extra={"action": "partition_count_unknown"}
+            )
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -104,7 +112,11 @@ class Heartbeats:
             try:
                 found = self._producer.list_topics(self._topic, timeout=_QUESTION_S).topics[self._topic]
             except KafkaException as exception:
-                _log.debug("asking for the partition count failed: %s", error_of(exception).str())
+                _log.debug(
+                    "asking for the partition count failed: %s",
+                    error_of(exception).str(),
+                    extra={"action": "partition_count_unknown"},
+                )
                 continue
             if found.error is None:
                 self._on_count(PartitionCount(question, len(found.partitions)))

@@ -64,9 +64,13 @@ def prepare_topic(connection: Connection, candidacy: Candidacy, timeout_s: float
     """
     for difference in ensure_topics(connection, [topic_spec(candidacy)], timeout_s):
         if difference.setting == "unclean.leader.election.enable":
-            _log.warning("%s: tokens may not grow if a log loses records (NE-15)", difference)
+            _log.warning(
+                "%s: tokens may not grow if a log loses records (NE-15)",
+                difference,
+                extra={"action": "unsafe_topic"},
+            )
         elif difference.setting != PARTITIONS:
-            _log.debug("%s", difference)
+            _log.debug("%s", difference, extra={"action": "topic_differs"})
 
 
 def prepare_group(connection: Connection, candidacy: Candidacy, timeout_s: float) -> None:
@@ -112,6 +116,7 @@ def prepare_group(connection: Connection, candidacy: Candidacy, timeout_s: float
             alive_ms or "an unknown value",
             wanted[GROUP_HEARTBEAT],
             remedy(GROUP_HEARTBEAT),
+            extra={"action": "slow_heartbeats"},
         )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from rebalanser.core.clock import Clock
@@ -43,6 +46,10 @@ _WARNINGS = frozenset(
         FactKind.LEADER_SILENT,
     }
 )
+LEVELS: Final[Mapping[FactKind, int]] = MappingProxyType(
+    {kind: logging.WARNING if kind in _WARNINGS else logging.INFO for kind in FactKind}
+)
+"""Level of each kind of fact."""
 
 
 class FactTeller:
@@ -113,6 +120,7 @@ def log_fact(fact: Fact, cluster: str) -> None:
         fields["worker"] = fact.worker
     if fact.token is not None:
         fields["token"] = fact.token
-    log = get_logger("rebalanser.shiva")
-    report = log.warning if fact.kind in _WARNINGS else log.info
-    report(fact.kind.value.replace("_", " "), action=fact.kind.value, cluster=cluster, **fields)
+    text = fact.kind.value.replace("_", " ")
+    get_logger("rebalanser.shiva").log(
+        LEVELS[fact.kind], text, action=fact.kind.value, cluster=cluster, **fields
+    )

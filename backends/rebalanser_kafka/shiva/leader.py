@@ -176,7 +176,9 @@ class Term:
         except RebalanserError as error:
             self.failure = error
         except Exception as error:
-            _log.exception("the term of leader %s ended by a fault", self._leader)
+            _log.exception(
+                "the term of leader %s ended by a fault", self._leader, extra={"action": "leader_failed"}
+            )
             self.failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
             self._over.set()
@@ -366,8 +368,7 @@ class Term:
                 return self._keep(commands)
             case DropRecords(kept=kept, archives=archives):
                 return self._drop(kept, archives)
-            case StepDown(reason=reason):
-                _log.info("leader %s steps down: %s", self._leader, reason)
+            case StepDown():
                 self._over.set()
             case Report(fact=fact):
                 self._tell(fact)
@@ -406,7 +407,11 @@ class Term:
             start = command.start
             keys = [PartKey(start.application, start.archive.sha256, n) for n in range(start.archive.parts)]
             if not all(key in parts for key in keys):
-                _log.error("parts of %s are not on COMMAND any more: it cannot be kept", start.application)
+                _log.error(
+                    "parts of %s are not on COMMAND any more: it cannot be kept",
+                    start.application,
+                    extra={"action": "command_not_kept"},
+                )
                 continue
             records += [NewRecord(self._topics.command, str(key).encode(), parts[key]) for key in keys]
             places[start.application] = len(records)
