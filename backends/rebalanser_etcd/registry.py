@@ -46,7 +46,7 @@ from rebalanser.registry.contract import (
     Transaction,
     Watch,
 )
-from rebalanser.registry.urls import SRV_SCHEMES, RegistryUrl
+from rebalanser.registry.urls import RegistryUrl
 from rebalanser_etcd.codec import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
@@ -62,6 +62,8 @@ from rebalanser_etcd.faults import unsafe_reasons
 from rebalanser_etcd.verdicts import TOO_MANY_OPERATIONS
 from rebalanser_etcd.watches import WatchStream
 
+SRV_SCHEMES: Final = frozenset({"etcd+srv", "etcd+tls+srv"})
+"""Schemes whose URLs name a domain without a port; its SRV records have hosts and ports."""
 OPTIONS: Final = frozenset({"password_file"})
 TLS_OPTIONS: Final = OPTIONS | {"ca", "cert", "key", "key_password_file", "server_name"}
 USER_VARIABLE: Final = "REBALANSER_ETCD_USER"
@@ -174,12 +176,12 @@ def connect_etcd(url: RegistryUrl, timeout_s: float = LONGEST_LOOKUP_S) -> EtcdR
         RegistryUnavailable: DNS names no member, or gave no answer.
         MissingExtra: an option or a scheme needs a package that is not installed.
     """
-    addresses: Sequence[str] = [
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts
-    ]
+    addresses: Sequence[str] = url.addresses
     find = None
     if url.scheme in SRV_SCHEMES:
-        find = partial(find_members, url.scheme, url.hosts[0][0])
+        find = partial(find_members, url.scheme, url.require_domain())
+    else:
+        url.require_ports()
     anchor = f"{url.root}/"
 
     def look(guards: int) -> Any:
@@ -436,5 +438,5 @@ def _trust(url: RegistryUrl) -> Trust | None:
     names = ("ca", "cert", "key", "key_password_file")
     files = {name: Path(url.options[name]) for name in names if name in url.options}
     # Forged records could name a server with a valid certificate of its own, so check the domain.
-    domain = url.hosts[0][0] if url.scheme in SRV_SCHEMES else None
+    domain = url.require_domain() if url.scheme in SRV_SCHEMES else None
     return Trust(**files, server_name=url.options.get("server_name", domain))

@@ -116,12 +116,9 @@ class Connection:
             InvalidUrl: the cluster's name, an option or the account cannot be used; the message says why.
         """
         url = parse_url(url) if isinstance(url, str) else url
-        if not url.hosts:
-            raise InvalidUrl(f"{url} names no broker; write kafka://HOST:PORT/CLUSTER")
+        url.require_ports()
         _refuse_options(url)
-        servers = ",".join(
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.hosts
-        )
+        servers = ",".join(url.addresses)
         user, account = _account(url)
         timeout_ms = str(int(min(max(timeout_s, 1.0), 60.0) * 1000))
         config = {

@@ -42,7 +42,7 @@ def file_of(url: RegistryUrl) -> Path:
         UnusableStore: it names SQLite's in-memory database.
     """
     slash, name = url.path[:1], url.path[1:]
-    if slash != "/" or not name or "\0" in name:
+    if url.hosts or slash != "/" or not name or "\0" in name:
         raise InvalidUrl(
             f"{str(url)!r} names no file; write sqlite:///groups.db or sqlite:////absolute/groups.db"
         )

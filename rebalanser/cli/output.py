@@ -163,7 +163,7 @@ class Face:
         """The file that opening the registry would create; None if it would create none."""
         parsed = parse_url(self.url)
         slash, name = parsed.path[:1], parsed.path[1:]
-        if parsed.scheme != "sqlite" or slash != "/" or name == ":memory:":
+        if parsed.scheme != "sqlite" or parsed.hosts or slash != "/" or name == ":memory:":
             return None  # opening it creates nothing, or is refused
         file = Path(name).absolute()
         would_make = file.name and file.parent.is_dir() and not file.exists()

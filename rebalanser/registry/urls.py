@@ -10,8 +10,9 @@
 ========================================  ===========================================================
 
 A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``. It opens a
-``Registry``, in which this package stores groups, or a
-``GroupStore``, which stores groups in its own way.
+``Registry``, in which this package stores groups, or a ``GroupStore``, which stores groups in its own way.
+Nothing here knows a scheme: a URL is parsed by its form, the backend checks what it needs of it
+(``RegistryUrl.require_ports``), and its entry point names the extra that installs its packages.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -32,11 +32,6 @@ from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator
 
 ENTRY_POINT_GROUP = "rebalanser.backends"
-EXTRAS: Mapping[str, str] = MappingProxyType(
-    {"etcd": "etcd", "etcd+tls": "etcd", "etcd+srv": "etcd", "etcd+tls+srv": "etcd", "kafka": "kafka"},
-)
-SRV_SCHEMES = frozenset({"etcd+srv", "etcd+tls+srv"})
-"""Schemes whose URLs name a domain without a port; its SRV records have hosts and ports."""
 DEFAULT_ROOT = "rebalanser"
 REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
 """Environment variable for the registry's URL, if the application passes none."""
@@ -66,7 +61,7 @@ class RegistryUrl:
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
-    """Names or addresses with their ports; or the domain of SRV records, with port 0."""
+    """Names or addresses with their ports, 0 where the URL has none; empty if ``/`` follows ``://``."""
     path: str = ""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -77,38 +72,61 @@ class RegistryUrl:
         """The prefix of all keys of all groups, without a leading or trailing slash."""
         return (self.path.strip("/") if self.hosts else "") or DEFAULT_ROOT
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The hosts as text: ``HOST:PORT``, or ``HOST`` without a port; IPv6 addresses in brackets."""
+        return tuple(
+            (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "") for host, port in self.hosts
+        )
+
+    def require_ports(self) -> None:
+        """Check that it names at least one host, and a port for each.
+
+        Raises:
+            InvalidUrl: it does not.
+        """
+        if not self.hosts:
+            raise InvalidUrl(f"{self} names no host; write {self.scheme}://HOST:PORT")
+        for (_, port), address in zip(self.hosts, self.addresses, strict=True):
+            if not port:
+                raise InvalidUrl(f"{address!r} in the URL {self.scheme}://… is not HOST:PORT")
+
+    def require_domain(self) -> str:
+        """Return its domain name, whose SRV records name hosts and ports.
+
+        Raises:
+            InvalidUrl: it names several hosts, a port, or an address.
+        """
+        domain = self.hosts[0][0] if self.hosts else ""
+        # A number after a colon may be a password whose host was forgotten.
+        shown = ",".join(re.sub(r":\d+$", ":***", each) for each in self.addresses)
+        if len(self.hosts) != 1 or self.hosts[0][1] or ":" in domain or _ADDRESS.fullmatch(domain):
+            raise InvalidUrl(
+                f"{self.scheme}:// finds hosts and ports by DNS SRV: it needs a domain name without a port, "
+                f"such as {self.scheme}://example.org, not {shown!r}; "
+                f"for addresses use {self.scheme.removesuffix('+srv')}://"
+            )
+        return domain.rstrip(".")
+
     def __str__(self) -> str:
         user = f"{self.user}:***@" if self.user else ""
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        return f"{self.scheme}://{user}{hosts.removesuffix(':0')}{self.path}"
+        return f"{self.scheme}://{user}{','.join(self.addresses)}{self.path}"
 
 
-_HOST: Final = re.compile(r"[\w.\-]+|\[[\da-fA-F:.]+\]")
+_HOST: Final = re.compile(r"[\w.~\-]+|\[[\da-fA-F:.]+\]")
 _ADDRESS: Final = re.compile(r"[\d.]+")
 """An IPv4 address: the last label of a domain name is never a number."""
 
 
 def _host(text: str, scheme: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
-        if scheme not in EXTRAS and scheme not in known_schemes():
-            raise _unknown(scheme, known_schemes())
+    match = _HOST.match(text)
+    host, rest = (match[0], text[match.end() :]) if match else ("", text)
+    port = rest.removeprefix(":")
+    if not host or (rest and not (rest.startswith(":") and port.isdigit() and 0 < int(port) < 65536)):
         # What follows a colon may be a password whose host was forgotten.
-        shown = text if not colon else f"{text.partition(':')[0]}:***"
+        shown = text if ":" not in rest else f"{text.partition(':')[0]}:***"
         raise InvalidUrl(f"{shown!r} in the URL {scheme}://… is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def _domain(text: str, scheme: str) -> tuple[str, int]:
-    if not _HOST.fullmatch(text) or text.startswith("[") or _ADDRESS.fullmatch(text):
-        # What follows a colon may be a password whose host was forgotten.
-        host = match[0] if (match := _HOST.match(text)) else ""
-        shown = f"{host}:***" if ":" in text.removeprefix(host) else text
-        raise InvalidUrl(
-            f"{scheme}:// finds hosts and ports by DNS SRV: it needs a domain name without a port, such as "
-            f"{scheme}://example.org, not {shown!r}; for addresses use {scheme.removesuffix('+srv')}://"
-        )
-    return text.rstrip("."), 0
+    return host.strip("[]"), int(port or 0)
 
 
 def url_or_default(url: str | None) -> str:
@@ -128,23 +146,20 @@ def url_or_default(url: str | None) -> str:
 
 
 def parse_url(text: str) -> RegistryUrl:
-    """Parse a registry URL.
+    """Parse a registry URL: ``SCHEME://[USER[:PASSWORD]@][HOST[:PORT],…][/PATH][?NAME=VALUE&…]``.
 
     Raises:
-        InvalidUrl: it has no scheme, or its hosts are not ``HOST:PORT``.
-        UnknownScheme: its hosts are not ``HOST:PORT``, and no backend has this scheme.
+        InvalidUrl: it has no scheme, or its hosts are not ``HOST`` or ``HOST:PORT``.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not scheme:
         raise InvalidUrl(
             f"{redact(text)!r} is not a registry URL such as sqlite:///groups.db or etcd://HOST:PORT"
         )
-    account, _, location = rest.rpartition("@") if scheme not in {"sqlite", "memory"} else ("", "", rest)
-    if scheme == "memory":
-        return RegistryUrl(scheme, path=rest)
-    if scheme == "sqlite":
+    if not rest or rest.startswith(("/", "?")):  # a path, in which other characters have no meaning
         path, _, options = rest.partition("?")
         return RegistryUrl(scheme, path=path, options=dict(parse_qsl(options, keep_blank_values=True)))
+    account, _, location = rest.rpartition("@")
     try:
         parts = urlsplit(f"//{location}")
     except ValueError:  # whose message has a part of the URL
@@ -153,9 +168,7 @@ def parse_url(text: str) -> RegistryUrl:
     hide_secret(unquote(password))
     return RegistryUrl(
         scheme=scheme,
-        hosts=(_domain(parts.netloc, scheme),)
-        if scheme in SRV_SCHEMES
-        else tuple(_host(part, scheme) for part in parts.netloc.split(",")),
+        hosts=tuple(_host(part, scheme) for part in parts.netloc.split(",")),
         path=parts.path,
         user=unquote(user) or None,
         password=unquote(password) if colon else None,
@@ -217,31 +230,25 @@ def known_schemes(group: str = ENTRY_POINT_GROUP) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-def _unknown(scheme: str, known: Iterable[str]) -> UnknownScheme:
-    extra = EXTRAS.get(scheme)
-    hint = f"; pip install 'rebalanser[{extra}]'" if extra else ""
-    return UnknownScheme(f"no backend for {scheme}://; known: {', '.join(sorted(known)) or 'none'}{hint}")
-
-
 def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
     """Load the object that is registered for a scheme in an entry-point group.
 
     Raises:
-        UnknownScheme: no backend has this scheme.
-        MissingExtra: the backend's packages are not installed.
+        UnknownScheme: no backend has this scheme; the message names the known ones.
+        MissingExtra: the backend's packages are not installed; the message names the entry point's extra.
     """
     schemes = known_schemes(group)
     point = schemes.get(scheme)
-    extra = EXTRAS.get(scheme)
     if point is None:
-        raise _unknown(scheme, schemes)
+        raise UnknownScheme(f"no backend for {scheme}://; known: {', '.join(sorted(schemes)) or 'none'}")
     try:
         return point.load()
     except ImportError as error:
-        if extra is None:
+        if point.dist is None or not point.extras:
             raise
+        extras = f"{point.dist.name}[{','.join(point.extras)}]"
         raise MissingExtra(
-            f"{scheme}:// needs packages that are not installed ({error}); pip install 'rebalanser[{extra}]'"
+            f"{scheme}:// needs packages that are not installed ({error}); pip install '{extras}'"
         ) from error
 
 

@@ -275,7 +275,7 @@ def _refuse_unknown(name: str, queues: Iterable[str], url: RegistryUrl) -> None:
     known = sorted(queues)
     if name not in known:
         raise UnknownQueue(
-            f"there is no queue {name!r} in {engine_name(url)}; "
+            f"there is no queue {name!r} in {url if url.hosts else engine_name(url)}; "
             + (f"there are: {', '.join(known)}" if known else "there is none at all")
         )
 

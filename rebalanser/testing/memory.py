@@ -437,6 +437,7 @@ def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001
         InvalidUrl: it has no name.
         Forked: it was opened in the parent of this process.
     """
-    if not url.path:
+    name = "".join(url.addresses) + url.path
+    if not name:
         raise InvalidUrl("memory:// has no name; write for example memory://test")
-    return _SHARED.open(url.path)
+    return _SHARED.open(name)

@@ -9,11 +9,13 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rebalanser import Admin, AsyncAdmin, AsyncGroup, Settings, async_group
+from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.group import FactKind
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
 from rebalanser.runtime import workers
@@ -184,7 +186,7 @@ def test_a_worker_is_not_called_again_once_its_resource_leaves(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "RESTART_INITIAL_S", 1000.0)
-    monkeypatch.setattr(workers, "RESTART_MAX_S", 1000.0)
+    monkeypatch.setattr(workers, "GrowingDelay", partial(GrowingDelay, 1000.0, 1000.0))
 
     async def main() -> None:
         group, calls, called = group_of(url), [], asyncio.Event()

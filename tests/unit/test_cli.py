@@ -30,6 +30,7 @@ from rebalanser.errors import InternalError, OutcomeUnknown, RegistryUnavailable
 from rebalanser.group import Group, open_coordinator
 from rebalanser.registry import GroupStore, RegistryCoordinator, open_registry
 from rebalanser.registry.contract import Delete, Grant, Granted, Put, Transaction
+from rebalanser.registry.urls import parse_url
 from rebalanser.runtime import dead_man, narration
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.settings import Settings
@@ -473,13 +474,14 @@ def test_check_finds_all_well_and_leaves_nothing_behind(cli: Cli) -> None:
 def test_check_warns_of_keys_that_can_not_be_read(cli: Cli) -> None:
     cli("resources", "add", "orders", "a")
     with closing(open_registry(os.environ["REBALANSER_REGISTRY"])) as registry:
-        keys = [f"rebalanser/orders/{name}" for name in ("drains/a/b", "nodes/a/b", "notes/x")]
+        root = parse_url(os.environ["REBALANSER_REGISTRY"]).root
+        keys = [f"{root}/orders/{name}" for name in ("drains/a/b", "nodes/a/b", "notes/x")]
         registry.execute(Transaction(then=tuple(Put(key, b"") for key in keys)), PATIENCE_S)
         answer = cli("check", "orders")
         assert answer.code == 0
         (warned,) = [line for line in answer.out.splitlines() if line.startswith("warning keys:")]
         assert warned.startswith("warning keys: left alone: 2 keys that can't be read, the first: ")
-        assert "'rebalanser/orders/drains/a/b' is a key that no Rebalanser wrote: delete it" in warned
+        assert f"'{root}/orders/drains/a/b' is a key that no Rebalanser wrote: delete it" in warned
         registry.execute(Transaction(then=tuple(map(Delete, keys))), PATIENCE_S)
     assert "keys:" not in cli("check", "orders").out
 

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import EntryPoint, distribution
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -44,6 +45,7 @@ from rebalanser.errors import (
     InvalidSettings,
     InvalidState,
     InvalidUrl,
+    MissingExtra,
     NotARegistry,
     NotSettled,
     QuotaExceeded,
@@ -57,6 +59,7 @@ from rebalanser.registry import (
     GroupStore,
     RegistryCoordinator,
     Translation,
+    open_backend,
     open_registry,
     put_if_owned,
 )
@@ -851,8 +854,7 @@ def test_no_error_ends_the_thread_of_a_worker_for_good(
 def test_a_worker_is_not_called_again_once_its_resource_leaves(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "RESTART_INITIAL_S", 1000.0)
-    monkeypatch.setattr(workers, "RESTART_MAX_S", 1000.0)
+    monkeypatch.setattr(workers, "GrowingDelay", partial(GrowingDelay, 1000.0, 1000.0))
     nodes.admin().add("a")
     group, calls, called = nodes.group(), [], threading.Event()
 
@@ -1417,12 +1419,22 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
         group.start()
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebalanser.registry.urls.known_schemes", lambda _group: {})
-    group = Group("group", "kafka://127.0.0.1:1/c")
-    group.worker(lambda _owned: None)
-    with pytest.raises(UnknownScheme, match=r"kafka://; known: none; pip install 'rebalanser\[kafka\]'"):
-        group.start()
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("no_such_package:open_far", None),
+        ("no_such_package:open_far [fast,tls]", r"far:// needs .*; pip install 'rebalanser\[fast,tls\]'"),
+    ],
+)
+def test_the_extra_of_a_backend_is_named_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch, value: str, message: str | None
+) -> None:
+    """A backend of another distribution is found, and installed, by what its entry point says."""
+    point = EntryPoint("far", value, "rebalanser.backends")
+    vars(point).update(dist=distribution("rebalanser"))
+    monkeypatch.setattr("rebalanser.registry.urls.known_schemes", lambda _group: {"far": point})
+    with pytest.raises(ImportError if message is None else MissingExtra, match=message):
+        open_backend("far://127.0.0.1")
 
 
 def test_what_keeps_groups_but_no_keys_is_no_registry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def _register(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     def entry_points(*, group: str) -> list[EntryPoint]:
         assert group == "rebalanser.history"
-        return [EntryPoint("kafka", value, group)] if value else []
+        points = [EntryPoint("kafka", value, group)] if value else []
+        for point in points:
+            vars(point).update(dist=importlib.metadata.distribution("rebalanser"))
+        return points
 
     monkeypatch.setattr("rebalanser.registry.urls.entry_points", entry_points)
 
@@ -115,7 +118,7 @@ def test_closing_several_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyP
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    _register(monkeypatch, "no_such_package.history:open_sink")
+    _register(monkeypatch, "no_such_package.history:open_sink [kafka]")
     with pytest.raises(MissingExtra, match=r"rebalanser\[kafka\]") as raised:
         sinks_of(None, URL)
     assert "hunter2" not in str(raised.value)
@@ -126,13 +129,13 @@ def test_an_unknown_scheme_and_a_broken_url_are_refused(monkeypatch: pytest.Monk
     with pytest.raises(UnknownScheme, match="pulsar://"):
         sinks_of(None, "pulsar://h:1/t")
     with pytest.raises(InvalidUrl) as raised:
-        sinks_of(None, "kafka://ann:hunter2@h1/history")
+        sinks_of(None, "kafka://ann:hunter2@h1:x/history")
     assert "hunter2" not in str(raised.value)
 
 
 def test_the_package_of_the_kafka_extra_is_registered() -> None:
     points = importlib.metadata.entry_points(group="rebalanser.history", name="kafka")
-    assert {point.value for point in points} == {"rebalanser_kafka.history:open_sink"}
+    assert {point.value for point in points} == {"rebalanser_kafka.history:open_sink [kafka]"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,12 +138,11 @@ def test_a_scheme_that_nobody_has_is_refused() -> None:
         Neli("roles", "office", ["a"], kafka="etcd://127.0.0.1:1").start()
 
 
-def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Missing:
-        def load(self) -> None:
-            raise ImportError("No module named 'confluent_kafka'")
-
-    monkeypatch.setattr("rebalanser.registry.urls.known_schemes", lambda _group: {"kafka": Missing()})
+def test_a_missing_client_is_named(
+    monkeypatch: pytest.MonkeyPatch, forget_modules: Callable[[str], None]
+) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    forget_modules("rebalanser_kafka")
     with pytest.raises(MissingExtra, match=r"pip install 'rebalanser\[kafka\]'"):
         Neli("roles", "office", ["a"], kafka="127.0.0.1:1").start()
 

@@ -279,7 +279,6 @@ def test_engines_are_told_apart_by_where_they_are(tmp_path: Path, monkeypatch: p
     assert (
         engine_name(parse_url(f"sqlite:///{tmp_path}/mail.db")) == f"sqlite:///{tmp_path.resolve()}/mail.db"
     )
-    assert engine_name(parse_url("memory://x")) == "memory://x"
     first = engine_name(parse_url("etcd://me:secret@b:1,a:2/root"))
     assert first == engine_name(parse_url("etcd://you:another-secret@a:2,b:1/root/")) == "etcd://a:2,b:1/root"
     assert engine_name(parse_url("etcd+srv://me:secret@a.test/root")) == "etcd+srv://a.test:0/root"

@@ -249,9 +249,7 @@ def engine_name(url: RegistryUrl) -> str:
     if url.hosts:
         hosts = ",".join(sorted(f"{host}:{port}" for host, port in url.hosts))
         return f"{url.scheme}://{hosts}/{url.root}"
-    if url.path.startswith("/"):
-        return f"{url.scheme}:///{Path(url.path[1:]).resolve()}"
-    return f"{url.scheme}://{url.path}"
+    return f"{url.scheme}:///{Path(url.path[1:]).resolve()}"
 
 
 class Outbox:
