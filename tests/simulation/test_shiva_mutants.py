@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rebalanser.core.allocation.weighted import _Packing
+from rebalanser.core.allocation import weighted
 from rebalanser.core.shiva.assignments import AssignmentTable
 from rebalanser.core.shiva.changes import DocumentChain, changed
 from rebalanser.core.shiva.publishing import Publisher
@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant(
         "capacities",
         "a worker is given no more than its capacity",
-        (Switch(_Packing, "_fits", always(True)), Switch(Safeguards, "has_room", always(True))),
+        (Switch(weighted, "has_room", always(True)), Switch(Safeguards, "has_room", always(True))),
         frozenset({"SH-27"}),
         "weights",
     ),

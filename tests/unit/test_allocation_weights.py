@@ -17,8 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import MAX_AMOUNT, Capacity, Placement, Requests, place
-from rebalanser.core.allocation.weighted import EVEN, _Packing
+from rebalanser.core.allocation import (
+    MAX_AMOUNT,
+    Capacity,
+    Placement,
+    Requests,
+    has_room,
+    place,
+    weighted,
+)
+from rebalanser.core.allocation.weighted import EVEN
 
 NO_TAGS: frozenset[str] = frozenset()
 
@@ -289,6 +297,25 @@ def test_an_amount_that_no_worker_can_have_is_refused(amount: int, kind: type[Re
         kind(memory_mb=amount)
 
 
+@pytest.mark.rule("SH-27")
+@pytest.mark.parametrize(
+    ("load", "needs", "room"),
+    [
+        ((600, 0), (0, 7), True),
+        ((0, 120), (400, 0), True),
+        ((600, 0), (1, 7), False),
+        ((400, 90), (100, 10), True),
+        ((400, 90), (100, 11), False),
+        ((0, 0), (0, 0), True),
+    ],
+)
+def test_an_amount_that_is_not_requested_needs_no_room(
+    load: tuple[int, int], needs: tuple[int, int], room: bool
+) -> None:
+    """One rule for the placement, and for a start beside what has not ended yet."""
+    assert has_room((500, 100), load, needs) is room
+
+
 def _looks(count: int) -> float:
     """How often a full cluster is looked at for each resource that waits, and each worker.
 
@@ -300,13 +327,12 @@ def _looks(count: int) -> float:
         for number in range(count)
     }
     looks = Counter[str]()
-    fits = _Packing._fits
 
-    def counted(self: _Packing, load: tuple[int, int], worker: str) -> bool:
+    def counted(*given: tuple[float, float]) -> bool:
         looks["looks"] += 1
-        return fits(self, load, worker)
+        return has_room(*given)  # type: ignore[arg-type]
 
-    with mock.patch.object(_Packing, "_fits", counted):
+    with mock.patch.object(weighted, "has_room", counted):
         placement = place(
             dict.fromkeys(workers, NO_TAGS),
             dict.fromkeys(requests, NO_TAGS),

@@ -154,7 +154,7 @@ from __future__ import annotations
 
 from rebalanser.core.allocation.balanced import balanced, minimum_moves, moves, share_out
 from rebalanser.core.allocation.placement import Placement, allocate, effort, place
-from rebalanser.core.allocation.weighted import MAX_AMOUNT, Capacity, Requests, thousandths
+from rebalanser.core.allocation.weighted import MAX_AMOUNT, Capacity, Requests, has_room, thousandths
 
 __all__ = [
     "MAX_AMOUNT",
@@ -164,6 +164,7 @@ __all__ = [
     "allocate",
     "balanced",
     "effort",
+    "has_room",
     "minimum_moves",
     "moves",
     "place",

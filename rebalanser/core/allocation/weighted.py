@@ -22,6 +22,8 @@ EVEN: Final = 0.8
 
 Amounts: TypeAlias = tuple[int, int]
 """Thousandths of a processor, and megabytes of memory."""
+Limits: TypeAlias = tuple[float, float]
+"""Amounts of a worker in all, infinite where it has no limit."""
 _Loads: TypeAlias = tuple[float, float]
 """Relative loads of two workers, the greater one first."""
 
@@ -47,6 +49,11 @@ class Requests:
         """True if it requests anything."""
         return self.cpu_milli > 0 or self.memory_mb > 0
 
+    @property
+    def amounts(self) -> Amounts:
+        """Both amounts."""
+        return self.cpu_milli, self.memory_mb
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -62,6 +69,14 @@ class Capacity:
     def __post_init__(self) -> None:
         """Refuse amounts that no worker can have."""
         _check_amounts(self)
+
+    @property
+    def limits(self) -> Limits:
+        """Both amounts, infinite where there is no limit."""
+        return (
+            math.inf if self.cpu_milli is None else self.cpu_milli,
+            math.inf if self.memory_mb is None else self.memory_mb,
+        )
 
 
 def thousandths(cpu: float) -> int:
@@ -84,6 +99,17 @@ def _check_amounts(given: Requests | Capacity) -> None:
 
 
 UNLIMITED: Final = Capacity()
+NOTHING: Final[Amounts] = (0, 0)
+
+
+def has_room(limits: Limits, load: Amounts, needs: Amounts) -> bool:
+    """True if a worker with a load has what is requested; an amount that is not requested does not count.
+
+    So a resource that requests memory only has room where processors are short (SH-27).
+    """
+    return (not needs[0] or load[0] + needs[0] <= limits[0]) and (
+        not needs[1] or load[1] + needs[1] <= limits[1]
+    )
 
 
 def place_by_weight(
@@ -107,7 +133,7 @@ def place_by_weight(
         together[_Kind(requests[name], open_to[name])].append(name)
     limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
     scale = _full_amounts(limits.values(), [requests[name] for name in open_to])
-    kinds = sorted(together, key=lambda kind: (-_relative_load(_amounts(kind.requests), scale), *kind))
+    kinds = sorted(together, key=lambda kind: (-_relative_load(kind.requests.amounts, scale), *kind))
     held = [_held(kind, together[kind], previous) for kind in kinds]
     packing = _Packing(kinds, held, [len(together[kind]) for kind in kinds], limits, scale)
     packing.search()
@@ -136,10 +162,6 @@ class _Kind(NamedTuple):
 
     requests: Requests
     open_to: tuple[str, ...]
-
-
-def _amounts(requests: Requests) -> Amounts:
-    return requests.cpu_milli, requests.memory_mb
 
 
 def _full_amounts(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> Amounts:
@@ -182,18 +204,12 @@ class _Packing:
         scale: Amounts,
     ) -> None:
         self._kinds = kinds
-        self._needs = [_amounts(kind.requests) for kind in kinds]
+        self._needs = [kind.requests.amounts for kind in kinds]
         self._sizes = [_relative_load(needs, scale) for needs in self._needs]
         self._able = [frozenset(kind.open_to) for kind in kinds]
         self._held = held
         self._waiting = list(sizes)
-        self._limits = {
-            worker: (
-                math.inf if capacity.cpu_milli is None else capacity.cpu_milli,
-                math.inf if capacity.memory_mb is None else capacity.memory_mb,
-            )
-            for worker, capacity in capacities.items()
-        }
+        self._limits = {worker: capacity.limits for worker, capacity in capacities.items()}
         self._scales = {
             worker: (capacity.cpu_milli or scale[0], capacity.memory_mb or scale[1])
             for worker, capacity in capacities.items()
@@ -246,9 +262,8 @@ class _Packing:
         self._put(number, worker, -1)
         self._put(number, other)
 
-    def _fits(self, load: Amounts, worker: str) -> bool:
-        limits = self._limits[worker]
-        return load[0] <= limits[0] and load[1] <= limits[1]
+    def _fits(self, number: int, worker: str) -> bool:
+        return has_room(self._limits[worker], self._loads[worker], self._needs[number])
 
     def _load_with(self, worker: str, number: int, count: int = 1) -> Amounts:
         load, needs = self._loads[worker], self._needs[number]
@@ -256,10 +271,12 @@ class _Packing:
 
     def _evict(self, worker: str) -> None:
         """Take off what is too much: few resources, and small ones if one is enough."""
-        while not self._fits(self._loads[worker], worker):
+        while not has_room(self._limits[worker], NOTHING, self._loads[worker]):
             load, limits = self._loads[worker], self._limits[worker]
             excess = [number for number in self.counts[worker] if self._eases(number, load, limits)]
-            enough = [number for number in excess if self._fits(self._load_with(worker, number, -1), worker)]
+            enough = [
+                number for number in excess if has_room(limits, NOTHING, self._load_with(worker, number, -1))
+            ]
             self._put(max(enough) if enough else min(excess), worker, -1)
 
     def _eases(self, number: int, load: Amounts, limits: tuple[float, float]) -> bool:
@@ -278,9 +295,9 @@ class _Packing:
     def _fill(self, number: int) -> bool:
         """Place resources of a kind where there is room, each on the worker that is least full with it."""
         emptiest = [
-            (_relative_load(load, self._scales[worker]), worker)
+            (_relative_load(self._load_with(worker, number), self._scales[worker]), worker)
             for worker in self._kinds[number].open_to
-            if self._fits(load := self._load_with(worker, number), worker)
+            if self._fits(number, worker)
         ]
         heapify(emptiest)
         placed = False
@@ -288,8 +305,8 @@ class _Packing:
             worker = emptiest[0][1]
             self._put(number, worker)
             placed = True
-            load = self._load_with(worker, number)
-            if self._fits(load, worker):
+            if self._fits(number, worker):
+                load = self._load_with(worker, number)
                 heapreplace(emptiest, (_relative_load(load, self._scales[worker]), worker))
             else:
                 heappop(emptiest)
@@ -327,7 +344,7 @@ class _Packing:
 
     def _may_make_room(self, number: int, worker: str, at_most: int, room: _Loads) -> bool:
         """False if as many of what fits elsewhere are too little for sure: so on most of full workers."""
-        if not self._fits(self._needs[number], worker):
+        if not has_room(self._limits[worker], NOTHING, self._needs[number]):
             return False
         wanted, limits = self._load_with(worker, number), self._limits[worker]
         return all(
@@ -340,20 +357,20 @@ class _Packing:
         """The moves off a worker that make room there: of what is enough the smallest, else large ones."""
         moves: list[tuple[int, str]] = []
         known = self._emptiest_two
-        while len(moves) < at_most and not self._fits(self._load_with(worker, number), worker):
+        while len(moves) < at_most and not self._fits(number, worker):
             step = self._relocation(number, worker, room)
             if step is None:
                 break
             self._move(step[0], worker, step[1])
             moves.append(step)
-        found = self._fits(self._load_with(worker, number), worker)
+        found = self._fits(number, worker)
         for moved, other in reversed(moves):
             self._move(moved, other, worker)
         self._emptiest_two = known
         return moves if found else None
 
     def _relocation(self, number: int, worker: str, room: _Loads) -> tuple[int, str] | None:
-        wanted, limits = self._load_with(worker, number), self._limits[worker]
+        wanted, limits, load = self._load_with(worker, number), self._limits[worker], self._loads[worker]
         largest: tuple[int, str] | None = None
         smallest: tuple[int, str] | None = None
         for each in sorted(self.counts[worker]):
@@ -364,8 +381,7 @@ class _Packing:
             if other is None:
                 continue
             largest = largest or (each, other)
-            needs = self._needs[each]
-            if self._fits((wanted[0] - needs[0], wanted[1] - needs[1]), worker):
+            if has_room(limits, (load[0] - needs[0], load[1] - needs[1]), self._needs[number]):
                 smallest = each, other
         return smallest or largest
 
@@ -374,9 +390,9 @@ class _Packing:
         two = self._emptiest_two.get(number)
         if two is None:
             able = (
-                (_relative_load(load, self._scales[worker]), worker)
+                (_relative_load(self._load_with(worker, number), self._scales[worker]), worker)
                 for worker in self._kinds[number].open_to
-                if self._fits(load := self._load_with(worker, number), worker)
+                if self._fits(number, worker)
             )
             two = self._emptiest_two[number] = [worker for _, worker in nsmallest(2, able)]
         return next((worker for worker in two if worker != but), None)
@@ -435,10 +451,14 @@ class _Packing:
         given = self._needs[number]
         taken = self._needs[back] if back is not None else (0, 0)
         ours, theirs = self._loads[worker], self._loads[other]
-        ours = ours[0] - given[0] + taken[0], ours[1] - given[1] + taken[1]
-        theirs = theirs[0] + given[0] - taken[0], theirs[1] + given[1] - taken[1]
-        if not self._fits(theirs, other) or not self._fits(ours, worker):
+        ours = ours[0] - given[0], ours[1] - given[1]
+        theirs = theirs[0] - taken[0], theirs[1] - taken[1]
+        if not has_room(self._limits[other], theirs, given):
             return None
+        if not has_room(self._limits[worker], ours, taken):
+            return None
+        ours = ours[0] + taken[0], ours[1] + taken[1]
+        theirs = theirs[0] + given[0], theirs[1] + given[1]
         left, came = _relative_load(ours, self._scales[worker]), _relative_load(theirs, self._scales[other])
         return (left, came) if left >= came else (came, left)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rebalanser.core.allocation import Capacity, Requests
+from rebalanser.core.allocation import Capacity, Requests, has_room
 from rebalanser.core.shiva.records import Pong
 from rebalanser.core.shiva.types import ApplicationId, Epoch, Incarnation, Leaving, Mode
 
@@ -90,11 +90,8 @@ class Safeguards:
 
     def has_room(self, capacity: Capacity, requests: Requests, taken: Sequence[Requests]) -> bool:
         """True if a worker has what an application requests beside what is taken (SH-27)."""
-        cpu_milli = requests.cpu_milli + sum(each.cpu_milli for each in taken)
-        memory_mb = requests.memory_mb + sum(each.memory_mb for each in taken)
-        return (capacity.cpu_milli is None or not requests.cpu_milli or cpu_milli <= capacity.cpu_milli) and (
-            capacity.memory_mb is None or not requests.memory_mb or memory_mb <= capacity.memory_mb
-        )
+        load = sum(each.cpu_milli for each in taken), sum(each.memory_mb for each in taken)
+        return has_room(capacity.limits, load, requests.amounts)
 
     def keeps_room(self, requests: Requests | None, before: Requests | None) -> bool:
         """True if what an application requests now covers what its last process may still take (SH-27)."""
