@@ -18,6 +18,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
+from rebalanser.cli.commands import Commands
 from rebalanser.errors import FixConfiguration, RebalanserError, RetryLater, StopAccess, UnwritableAnswer
 from rebalanser.redaction import redact
 
@@ -82,7 +83,7 @@ _COMMANDS: Final = {
 
 
 @cache
-def application(only: str | None = None) -> typer.Typer:
+def application(only: str | None = None) -> Commands:
     """Return the command line with all commands, or with one, whose modules alone are imported then."""
     app = _without_commands()
     for name in [only] if only else _COMMANDS:
@@ -95,7 +96,7 @@ def application(only: str | None = None) -> typer.Typer:
     return app
 
 
-def overview() -> typer.Typer:
+def overview() -> Commands:
     """Return the command line for ``--help`` alone; no command is imported."""
     app = _without_commands()
     for name, command in _COMMANDS.items():
@@ -103,13 +104,11 @@ def overview() -> typer.Typer:
     return app
 
 
-def _without_commands() -> typer.Typer:
-    app = typer.Typer(
+def _without_commands() -> Commands:
+    app = Commands(
+        "Nodes of a group share out resources so that every resource has exactly one owner.",
         name="rebalanser",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
-        help="Nodes of a group share out resources so that every resource has exactly one owner.",
     )
     app.callback()(_options)
     return app
@@ -162,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _application_for(given: Sequence[str]) -> typer.Typer:
+def _application_for(given: Sequence[str]) -> Commands:
     """Return as much of the command line as these arguments need."""
     if COMPLETION_VARIABLE in os.environ:
         return application()

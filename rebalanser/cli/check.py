@@ -17,7 +17,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.cli.lines import headline
-from rebalanser.cli.options import JsonOption, RegistryOption
+from rebalanser.cli.options import RegistryOptions
 from rebalanser.cli.output import Face, counted
 from rebalanser.core.group import OnOverrun
 from rebalanser.errors import InternalError, InvalidSettings, RebalanserError, UnknownGroup
@@ -90,11 +90,10 @@ class Report(BaseModel):
 
 
 def check(
+    on: RegistryOptions,
     group: Annotated[
         str | None, typer.Argument(metavar="[GROUP]", help="A group to check too.", show_default=False)
     ] = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Check that the registry answers, that it grants the lease, and that the settings keep their promises.
 
@@ -102,7 +101,7 @@ def check(
     the topic of a GROUP in Kafka. If a SQLite file does not exist yet, another one is created beside it and
     removed. Weaknesses of a group's topic in Kafka are found only if GROUP is given.
     """
-    face = Face.of(registry, json)
+    face = on.face()
     if group is not None:
         face.refuse_missing_file(group)
     with _existing(face) as there:

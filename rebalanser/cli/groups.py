@@ -10,26 +10,27 @@ import typer
 
 from rebalanser.admin import UNCHANGED
 from rebalanser.cli.arguments import read_attributes, read_names
+from rebalanser.cli.commands import Commands
 from rebalanser.cli.lines import absent_drains, first_nodes, node_line, plain, resource_line
 from rebalanser.cli.options import (
     GroupArgument,
-    JsonOption,
     LimitOption,
-    RegistryOption,
+    RegistryOptions,
     complete_node,
     complete_resource,
 )
 from rebalanser.cli.output import Face, counted
 
 
-def groups(registry: RegistryOption = None, json: JsonOption = False) -> None:
+def groups(on: RegistryOptions) -> None:
     """List the groups in the registry. In Kafka each group is a topic, which Kafka's own tools list."""
-    face = Face.of(registry, json)
+    face = on.face()
     names = face.groups()
     face.answer({"groups": names}, *names)
 
 
 def status(
+    on: RegistryOptions,
     group: GroupArgument,
     exit_code: Annotated[
         bool,
@@ -38,14 +39,12 @@ def status(
         ),
     ] = False,
     limit: LimitOption = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Show a group: its nodes, its leader, whether it is balanced, and what waits for an owner.
 
     With --limit the JSON has at most N nodes and N resources.
     """
-    face = Face.of(registry, json)
+    face = on.face()
     state = face.state(group)
     most = face.limit(limit)
     if face.on_terminal:
@@ -59,9 +58,7 @@ def status(
         raise typer.Exit(1)
 
 
-resources_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Add, remove and list the resources of a group."
-)
+resources_app = Commands("Add, remove and list the resources of a group.")
 
 NamesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="The resources' names.", show_default=False)
@@ -89,6 +86,7 @@ FileOption = Annotated[
 
 @resources_app.command()
 def add(
+    on: RegistryOptions,
     group: GroupArgument,
     names: NamesArgument = None,
     file: FileOption = None,
@@ -118,15 +116,13 @@ def add(
             show_default=False,
         ),
     ] = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Add resources, or change existing ones. Options that are not given change nothing."""
     if unpin and pin is not None:
         raise typer.BadParameter("--pin and --unpin exclude each other")
     resources = read_names(names or (), file)
     attributes = UNCHANGED if attribute is None else read_attributes(attribute)
-    face = Face.of(registry, json)
+    face = on.face()
     with face.admin(group) as admin, face.progress("adding", len(resources)) as progress:
         added = admin.add(
             resources,
@@ -145,15 +141,14 @@ def add(
 
 @resources_app.command()
 def remove(
+    on: RegistryOptions,
     group: GroupArgument,
     names: KnownNamesArgument = None,
     file: FileOption = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Remove resources. Their owners stop."""
     resources = read_names(names or (), file)
-    face = Face.of(registry, json)
+    face = on.face()
     with face.admin_of_known(group) as admin, face.progress("removing", len(resources)) as progress:
         removed = admin.remove(resources, progress=progress)
     absent = len(resources) - removed
@@ -166,6 +161,7 @@ def remove(
 
 @resources_app.command("list")
 def list_resources(
+    on: RegistryOptions,
     group: GroupArgument,
     node: Annotated[
         str | None,
@@ -181,14 +177,12 @@ def list_resources(
         typer.Option(metavar="NAME", help="List only resources after this name.", show_default=False),
     ] = None,
     limit: LimitOption = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """List the resources with their owners, in the order of their names.
 
     If there are more, the last line, or `next` in JSON, has the option for the next page.
     """
-    face = Face.of(registry, json)
+    face = on.face()
     state = face.state(group)
     ids = {each.node for each in state.nodes if each.label == node}
     resources = [
@@ -201,7 +195,7 @@ def list_resources(
     page = resources[: face.limit(limit)]
     rest = len(resources) - len(page)
     more = [f"… {rest:,} more, use --after {shlex.quote(page[-1].resource)}"] if rest else []
-    if node is not None and not ids and not json:
+    if node is not None and not ids and not on.json:
         typer.echo(f"no live node has the label {node!r}", err=True)
     face.answer(
         {
@@ -214,9 +208,7 @@ def list_resources(
     )
 
 
-node_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="List nodes, drain one, or end that."
-)
+node_app = Commands("List nodes, drain one, or end that.")
 
 NodeArgument = Annotated[
     str,
@@ -232,6 +224,7 @@ TimeoutOption = Annotated[
 
 @node_app.command("list")
 def list_nodes(
+    on: RegistryOptions,
     group: GroupArgument,
     after: Annotated[
         str | None,
@@ -246,8 +239,6 @@ def list_nodes(
         ),
     ] = None,
     limit: LimitOption = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """List the nodes in the order of their labels and ids, then the drained labels that no live node has.
 
@@ -256,7 +247,7 @@ def list_nodes(
     """
     if after_id is not None and after is None:
         raise typer.BadParameter("--after-id needs --after")
-    face = Face.of(registry, json)
+    face = on.face()
     state = face.state(group)
     absent = absent_drains(state)
     nodes = [
@@ -290,28 +281,26 @@ def list_nodes(
 
 @node_app.command()
 def drain(
+    on: RegistryOptions,
     group: GroupArgument,
     node: NodeArgument,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Move all resources away from a node, and keep it empty until it is undrained."""
-    _set_drained(Face.of(registry, json), group, node, drained=True, wait_s=timeout if wait else None)
+    _set_drained(on.face(), group, node, drained=True, wait_s=timeout if wait else None)
 
 
 @node_app.command()
 def undrain(
+    on: RegistryOptions,
     group: GroupArgument,
     node: NodeArgument,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Let a node own resources again."""
-    _set_drained(Face.of(registry, json), group, node, drained=False, wait_s=timeout if wait else None)
+    _set_drained(on.face(), group, node, drained=False, wait_s=timeout if wait else None)
 
 
 def _set_drained(face: Face, group: str, node: str, *, drained: bool, wait_s: float | None) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from rebalanser.cli.arguments import parse_time
 from rebalanser.cli.audit_stream import steps
+from rebalanser.cli.commands import Commands
 from rebalanser.cli.history_export import Exported, Filter, export_lines, export_parquet, refuse_overwriting
 from rebalanser.cli.history_sources import HistorySource, Item, open_source, read_all
 from rebalanser.cli.history_stats import (
@@ -37,10 +38,7 @@ TOLD_LINES: Final = 20
 """Maximum number of unreadable lines that an export reports one by one; it counts the others."""
 PROGRESS_STEP: Final = 1_000
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Show, count and export the ownership history.",
-)
+app = Commands("Show, count and export the ownership history.")
 
 SourcesArgument = Annotated[
     list[str],

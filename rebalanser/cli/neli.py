@@ -7,13 +7,15 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from rebalanser.cli.options import HistoryOption, HistoryTopicOption, JsonOption, KafkaOption, VerboseOption
+from rebalanser.cli.commands import Commands
+from rebalanser.cli.options import JsonOption, KafkaOption, ParticipantOptions
 from rebalanser.cli.output import Face
 from rebalanser.core.neli.roles import Role, numbered
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings
@@ -25,11 +27,7 @@ from rebalanser.registry.urls import KAFKA_VARIABLE
 from rebalanser.runtime.logs import get_logger
 from rebalanser.settings import Settings
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Lead roles, one process each at a time, over a Kafka consumer group.",
-)
+app = Commands("Lead roles, one process each at a time, over a Kafka consumer group.")
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="TOPIC", show_default=False, help="The topic of the group's heartbeats.")
@@ -64,8 +62,28 @@ _NUMBERED: Final = re.compile(r"(.*\S)\s*=\s*(\d+)", re.ASCII)
 _log: Final = get_logger("rebalanser.neli")
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """The options of every command on roles."""
+
+    kafka: KafkaOption = None
+    json: JsonOption = False
+
+    def face(self, verbose: int = 0) -> Face:
+        """Return the command's face; its URL is the address of Kafka.
+
+        Raises:
+            InvalidUrl: there is no address.
+        """
+        if self.kafka is None:
+            raise InvalidUrl(f"where is Kafka? give --kafka HOST:PORT or set {KAFKA_VARIABLE}")
+        return Face.of(self.kafka, self.json, verbose)
+
+
 @app.command()
 def run(
+    process: ParticipantOptions,
+    on: KafkaOptions,
     topic: TopicArgument,
     group: GroupArgument,
     roles: RolesOption = None,
@@ -129,14 +147,9 @@ def run(
             help="The id of this process across restarts; no two processes may have the same at a time.",
         ),
     ] = None,
-    kafka: KafkaOption = None,
-    history: HistoryOption = None,
-    history_topic: HistoryTopicOption = None,
-    verbose: VerboseOption = 0,
-    json: JsonOption = False,
 ) -> None:
     """Take part until Ctrl-C or SIGTERM, and print a line for each role that is induced, lapsed or fenced."""
-    face = Face.of(_address(kafka), json, verbose)
+    face = on.face(process.verbose)
     settings = NeliSettings(
         mode=mode,
         protocol=protocol,
@@ -154,8 +167,8 @@ def run(
         settings=settings,
         partitions=partitions,
         instance=instance,
-        history_dir=history,
-        history_topic=history_topic,
+        history_dir=process.history,
+        history_topic=process.history_topic,
         connect_timeout_s=Settings().connect_timeout_s,
     )
     one_line_at_a_time = threading.Lock()
@@ -185,30 +198,23 @@ def run(
 
 @app.command()
 def status(
+    on: KafkaOptions,
     topic: TopicArgument,
     group: GroupArgument,
     roles: RolesOption = None,
     roles_file: RolesFileOption = None,
-    kafka: KafkaOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Show the process assigned to each role's partition, and its last commit and heartbeat.
 
     Only the process itself knows, by its own clock, whether it leads.
     """
-    face = Face.of(_address(kafka), json)
+    face = on.face()
     known = _roles(roles, roles_file)
     settings = Settings()
     with face.patience(settings):
         elections = open_elections(face.url, settings.connect_timeout_s)
         described = elections.describe(Candidacy(topic, group, known))
     face.answer(described, *_lines(described))
-
-
-def _address(kafka: str | None) -> str:
-    if kafka is None:
-        raise InvalidUrl(f"where is Kafka? give --kafka HOST:PORT or set {KAFKA_VARIABLE}")
-    return kafka
 
 
 def _roles(text: str | None, file: Path | None) -> dict[Role, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -112,3 +113,24 @@ HistoryTopicOption = Annotated[
         help="Write the history to a topic, kafka://HOST:PORT/TOPIC.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """The options of every command on a registry."""
+
+    registry: RegistryOption = None
+    json: JsonOption = False
+
+    def face(self, verbose: int = 0) -> Face:
+        """Return the command's face. Logs go to standard error, more of them with ``verbose``."""
+        return Face.of(self.registry, self.json, verbose)
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantOptions:
+    """The options of a process that takes part in a protocol over Kafka."""
+
+    history: HistoryOption = None
+    history_topic: HistoryTopicOption = None
+    verbose: VerboseOption = 0

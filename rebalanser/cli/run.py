@@ -12,8 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from rebalanser.cli.arguments import read_names
-from rebalanser.cli.options import GroupArgument, JsonOption, RegistryOption, VerboseOption
-from rebalanser.cli.output import Face
+from rebalanser.cli.options import GroupArgument, RegistryOptions, VerboseOption
 from rebalanser.cli.supervisor import Outputs, Restart, Style, Supervisor, mistyped
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InvalidSettings
@@ -24,6 +23,7 @@ _OPTIONS: Final = {"lease_ttl_s": "--lease", "stop_timeout_s": "--stop-timeout"}
 
 
 def run(
+    on: RegistryOptions,
     group: GroupArgument,
     command: Annotated[
         list[str],
@@ -71,8 +71,6 @@ def run(
         ),
     ] = None,
     verbose: VerboseOption = 0,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Join a group and run a command for each resource that this node owns, until Ctrl-C or SIGTERM.
 
@@ -95,12 +93,12 @@ def run(
         given["stop_timeout_s"] = stop_timeout
     with _in_words_of_options(given):
         settings = Settings(**given)
-    face = Face.of(registry, json, verbose)
+    face = on.face(verbose)
     member = Group(group, face.url, node=node, settings=settings)
     if resources:
         with face.admin(group) as admin:
             admin.add(resources)
-    outputs = Outputs(_style(prefix, json))
+    outputs = Outputs(_style(prefix, on.json))
     outputs.tell("joining", group=member.name, node=member.node)
     member.on_fact(IdleHint(group, outputs).hear)
     supervisor = Supervisor(member, settings, command, restart, outputs)

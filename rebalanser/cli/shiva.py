@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from rebalanser.cli.commands import Commands
 from rebalanser.cli.options import HistoryOption, HistoryTopicOption, JsonOption, KafkaOption, VerboseOption
 from rebalanser.cli.output import Face, counted
 from rebalanser.cli.shiva_table import application_line, plain, render
@@ -66,11 +67,7 @@ LOOK_S: Final = 0.2
 HISTORY_CLOSE_S: Final = 2.0
 """Maximum seconds for the last records of a history."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Place applications on workers, over Kafka.",
-)
+app = Commands("Place applications on workers, over Kafka.")
 
 ClusterOption = Annotated[
     str | None,

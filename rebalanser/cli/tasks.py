@@ -1,40 +1,60 @@
-"""``rebalanser tasks``: enqueues, shows, runs and serves tasks."""
+"""``rebalanser tasks``: enqueues, shows, changes, runs and serves tasks."""
 
 from __future__ import annotations
 
+import getpass
 import json as json_text
+import os
+import socket
+import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from itertools import chain, islice
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from rebalanser.cli import tasks_changing, tasks_outbox, tasks_running
-from rebalanser.cli.arguments import parse_seconds
-from rebalanser.cli.options import JsonOption, RegistryOption
-from rebalanser.cli.output import Face, counted
-from rebalanser.cli.tasks_lines import shown, status_lines, task_line, update_line
+from rebalanser.cli import tasks_running
+from rebalanser.cli.arguments import parse_seconds, parse_span
+from rebalanser.cli.commands import Commands
+from rebalanser.cli.options import JsonOption, RegistryOptions
+from rebalanser.cli.output import Face, counted, printable
 from rebalanser.cli.tasks_options import (
+    Change,
     CreateOption,
-    NameOption,
-    OlderThanOption,
     OutboxOption,
     QueueArgument,
     Selection,
-    StatusOption,
     TaskArgument,
+    TasksArgument,
+    YesOption,
     opened,
+    pause_line,
+    shown,
+    status_lines,
+    task_line,
+    update_line,
 )
-from rebalanser.core.tasks.ids import is_task_id
-from rebalanser.core.tasks.model import AfterFailure, EnqueueAnswer
-from rebalanser.errors import InvalidTask
+from rebalanser.core.tasks.ids import created_at, is_task_id
+from rebalanser.core.tasks.model import OPEN, AfterFailure, EnqueueAnswer, Status, Stored, TaskId
+from rebalanser.errors import InvalidTask, UnknownTask, UnusableFolder
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.checking import Check
-from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
+from rebalanser.tasks.documents import (
+    FullTaskDocument,
+    SpoolDocument,
+    SpooledDocument,
+    TaskDocument,
+    UpdateDocument,
+)
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.operator import MAX_ROOMS
+from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.results import Source, with_sources
@@ -43,27 +63,337 @@ NEWEST: Final = 100
 """Number of tasks that are listed with the newest first, unless it is given."""
 LOOKED_AT: Final = 1000
 """Maximum number of tasks whose functions are compared with that of a new one."""
+SPOOL_TIMEOUT_S: Final = 10.0
+"""Maximum seconds to wait for the file of an outbox."""
+CLOSED: Final = frozenset(Status) - OPEN
+READ_AT_ONCE: Final = 1000
+MAX_NAMES: Final = 10
+"""Maximum number of functions that are named in an error."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Enqueue, show and run tasks, and serve them over HTTP.",
-)
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule", metavar="NAME", show_default="the queue", help="The schedule of a periodic function."
+    ),
+]
+
+app = Commands("Enqueue, show and run tasks, and serve them over HTTP.")
 app.command()(tasks_running.worker)
 app.command()(tasks_running.serve)
 app.command()(tasks_running.schedules)
 app.command()(tasks_running.trigger)
-app.command()(tasks_outbox.outbox)
-app.command()(tasks_changing.cancel)
-app.command()(tasks_changing.requeue)
-app.command()(tasks_changing.delete)
-app.command()(tasks_changing.collect)
-app.command()(tasks_changing.pause)
-app.command()(tasks_changing.resume)
+
+
+@app.command()
+def outbox(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", show_default=False, help="The outbox of the producers.")
+    ],
+    forget_refused: Annotated[
+        bool, typer.Option("--forget-refused", help="Delete refused tasks after showing them.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show the tasks that wait in an outbox for the engine, and those that it has refused, with the reasons.
+
+    Producers may run meanwhile. With --json an object per line, the sums of each queue after its tasks.
+    """
+    face = Face.of("", json)
+    spools = _spools(folder)
+    if not spools:
+        face.answer({"queue": None, "waiting": 0, "refused": 0}, f"no queue has used {folder}")
+    for path in spools:
+        with closing(Spool(path, None, SPOOL_TIMEOUT_S)) as spool:
+            _show(face, spool, forget_refused=forget_refused)
+
+
+def _spools(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UnusableFolder(f"there is no folder {folder}")
+    try:
+        return sorted(folder.glob(f"*{SUFFIX}"))
+    except OSError as error:
+        raise UnusableFolder(f"{folder} can't be read: {error.strerror}") from error
+
+
+def _show(face: Face, spool: Spool, *, forget_refused: bool) -> None:
+    waiting = refused = 0
+    for entry in spool.waiting():
+        waiting += 1
+        document = SpooledDocument.of(entry.enqueue.task, "", "")
+        face.answer(document, *_lines(document))
+    for entry in spool.refused():
+        refused += 1
+        kind, reason = ("", "") if entry.refusal is None else (entry.refusal.kind, entry.refusal.reason)
+        document = SpooledDocument.of(entry.enqueue.task, kind, reason)
+        face.answer(document, *_lines(document))
+        if forget_refused:
+            spool.forget(entry.number)
+    name = spool.name()
+    summary = SpoolDocument(queue=name.queue, engine=name.engine, waiting=waiting, refused=refused)
+    face.answer(
+        summary,
+        f"queue {printable(name.queue)} at {printable(name.engine)}: {counted(waiting, 'task')} "
+        f"{'waits' if waiting == 1 else 'wait'}, {refused:,} {'was' if refused == 1 else 'were'} refused",
+    )
+
+
+def _lines(task: SpooledDocument) -> Iterator[str]:
+    """Return a task in one or two lines."""
+    created = ""
+    if is_task_id(task.id):
+        at = datetime.fromtimestamp(created_at(task.id), UTC)
+        created = f", of {at.isoformat(sep=' ', timespec='seconds')}"
+    yield f"{task.id} {printable(task.name)}: {task.status}{created}"
+    if task.reason:
+        yield f"  {task.kind}: {printable(task.reason)}"
+
+
+@app.command()
+def cancel(
+    change: Change,
+    on: RegistryOptions,
+    queue: QueueArgument,
+    tasks: TasksArgument = None,
+) -> None:
+    """Cancel tasks: what a worker still writes for them is refused. Completed tasks stay complete.
+
+    With --status, --name or --older-than those that match are counted first; waiting and claimed ones unless
+    a status is given.
+    """
+    face = on.face()
+    chosen = _chosen(tasks, change, OPEN)
+    words = ("cancel", "cancelled", "complete")
+    with opened(face, queue) as opened_queue:
+        _change(face, opened_queue, tasks, chosen, change.yes, Queue.cancel_all, words)
+
+
+@app.command()
+def requeue(
+    change: Change,
+    on: RegistryOptions,
+    queue: QueueArgument,
+    tasks: TasksArgument = None,
+    all_dead: Annotated[bool, typer.Option("--all-dead", help="All tasks whose last try failed.")] = False,
+) -> None:
+    """Try dead or cancelled tasks again, with all their tries.
+
+    With --status, --name or --older-than those that match are counted first; dead ones unless a status is
+    given.
+    """
+    face = on.face()
+    if all_dead and (tasks or not change.takes_all):
+        raise typer.BadParameter("--all-dead goes with no other choice of tasks")
+    dead = frozenset({Status.DEAD})
+    chosen = Selection([*dead]) if all_dead else _chosen(tasks, change, dead)
+    with opened(face, queue) as opened_queue:
+        words = ("requeue", "requeued", "neither dead nor cancelled")
+        _change(face, opened_queue, tasks, chosen, change.yes or all_dead, Queue.requeue_all, words)
+
+
+@app.command()
+def delete(
+    change: Change,
+    on: RegistryOptions,
+    queue: QueueArgument,
+) -> None:
+    """Delete complete, dead and cancelled tasks that match; they are counted first.
+
+    A task stays as long as one that it is connected to by dependencies does not match. Cancel open tasks
+    before. A deleted task's id is forgotten: enqueued again it is a new task.
+    """
+    if change.status and not CLOSED.issuperset(change.status):
+        raise typer.BadParameter("open tasks are not deleted: cancel them first")
+    face = on.face()
+    chosen = _chosen(None, change, CLOSED, takes_ids=False)
+    with opened(face, queue) as tasks:
+        given = sum(1 for _ in chosen.tasks(tasks))
+        _ask(face, change.yes, "delete", given)
+        statuses = chosen.statuses or CLOSED
+        done = tasks.collect(chosen.older_than or 0.0, statuses=statuses, name=chosen.name)
+    rest = max(0, given - done.tasks)
+    face.answer(
+        {"queue": queue, "given": given, "deleted": done.tasks},
+        f"deleted {counted(done.tasks, 'task')}"
+        + (f"; {rest:,} changed or {'is' if rest == 1 else 'are'} connected to others" if rest else ""),
+    )
+
+
+@app.command()
+def collect(
+    on: RegistryOptions,
+    queue: QueueArgument,
+    older_than: Annotated[
+        float,
+        typer.Option(
+            parser=parse_span,
+            metavar="SPAN",
+            help="Only tasks enqueued longer ago than this, such as 90s, 15m, 2h, 3d or 1w.",
+        ),
+    ] = "1d",  # type: ignore[assignment] # typer parses the default too
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Append each task to this file first, a JSON object per line, with payload and log.",
+        ),
+    ] = None,
+) -> None:
+    """Delete complete tasks whose connected tasks (by dependencies) are all complete too.
+
+    A task stays if it changed meanwhile or another one came to depend on it. Producers and workers may run
+    meanwhile. A deleted task's id is forgotten: enqueued again it is a new task.
+    """
+    face = on.face()
+    with opened(face, queue) as tasks:
+        done = tasks.collect(older_than, archive)
+    face.answer(
+        {"queue": queue, "collected": done.tasks, "changed": done.changed},
+        f"collected {counted(done.tasks, 'task')}"
+        + (f"; {done.changed:,} changed meanwhile and stayed" if done.changed else ""),
+    )
+
+
+def _chosen(
+    tasks: list[str] | None, selection: Selection, statuses: frozenset[Status], *, takes_ids: bool = True
+) -> Selection:
+    """Refuse a choice of none, or of both ids and others; return what it selects by itself."""
+    is_given = not selection.takes_all
+    if tasks and is_given:
+        raise typer.BadParameter(
+            "ids of tasks go with no other choice: leave out --status, --name, --older-than"
+        )
+    if not tasks and not is_given:
+        ids = "give ids of tasks, or " if takes_ids else ""
+        raise typer.BadParameter(f"{ids}choose some with --status, --name or --older-than")
+    return Selection(list(selection.statuses or statuses), selection.name, selection.older_than)
+
+
+def _change(
+    face: Face,
+    queue: Queue,
+    ids: list[str] | None,
+    chosen: Selection,
+    yes: bool,
+    change: Callable[[Queue, Iterable[Stored]], int],
+    words: tuple[str, str, str],
+) -> None:
+    """Change tasks by their ids, or those that are chosen once they are counted."""
+    verb, participle, refused = words
+    if ids:
+        found = _found(queue, ids)
+        given, changed = len(ids), change(queue, found)
+    else:
+        given = sum(1 for _ in chosen.tasks(queue))
+        _ask(face, yes, verb, given)
+        changed = change(queue, chosen.tasks(queue))
+    rest = max(0, given - changed)
+    face.answer(
+        {"queue": queue.name, "given": given, participle: changed},
+        f"{participle} {counted(changed, 'task')}"
+        + (f"; {rest:,} {'was' if rest == 1 else 'were'} {refused}" if rest else ""),
+    )
+
+
+def _ask(face: Face, yes: bool, verb: str, given: int) -> None:
+    """Ask the user for confirmation.
+
+    Raises:
+        typer.BadParameter: there is no terminal to ask at.
+        typer.Abort: the user refuses.
+    """
+    if yes or not given:
+        return
+    if face.json or not sys.stdin.isatty():
+        raise typer.BadParameter(f"{counted(given, 'task')} would be chosen to {verb}: give --yes")
+    typer.confirm(f"{verb} {counted(given, 'task')}?", abort=True, err=True)
+
+
+def _found(queue: Queue, ids: list[TaskId]) -> list[Stored]:
+    """Read tasks; refuse the command if one does not exist, before any is changed."""
+    tasks: list[Stored] = []
+    for start in range(0, len(ids), READ_AT_ONCE):
+        some = ids[start : start + READ_AT_ONCE]
+        found = queue.context.read(some)
+        if missing := [task for task in some if task not in found]:
+            raise UnknownTask(f"there is no task {missing[0]} in queue {queue.name!r}; nothing was changed")
+        tasks += [found[task] for task in some]
+    return tasks
+
+
+@app.command()
+def pause(
+    on: RegistryOptions,
+    queue: QueueArgument,
+    schedule: ScheduleOption = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Why, for people.")] = "",
+    yes: YesOption = False,
+) -> None:
+    """Let workers claim no more tasks of a queue until it is resumed, also after restarts.
+
+    Running tasks go on, and tasks can be enqueued. With --schedule only a periodic function is paused, and
+    its ticks meanwhile are missed. One of which the queue has no task yet needs --yes: its name may be
+    misspelt.
+    """
+    face = on.face()
+    with opened(face, queue) as tasks:
+        if schedule is not None and not yes:
+            _refuse_misspelt(tasks, schedule)
+        present = tasks.pause(reason, schedule=schedule, by=_person())
+    document = {"queue": queue, "schedule": schedule, "pause": present.model_dump()}
+    face.answer(document, pause_line(_paused(queue, schedule), present, time.time()))
+
+
+@app.command()
+def resume(
+    on: RegistryOptions,
+    queue: QueueArgument,
+    schedule: ScheduleOption = None,
+) -> None:
+    """Resume a paused queue or schedule.
+
+    The name of a schedule that was never paused and has no task is refused: it may be misspelt.
+    """
+    face = on.face()
+    with opened(face, queue) as tasks:
+        ended = tasks.resume(schedule=schedule)
+    document = {"queue": queue, "schedule": schedule, "pause": None if ended is None else ended.model_dump()}
+    what = "is resumed" if ended is not None else "is not paused"
+    face.answer(document, f"{_paused(queue, schedule)} {what}")
+
+
+def _paused(queue: str, schedule: str | None) -> str:
+    return f"queue {queue}" if schedule is None else f"schedule {printable(schedule)} of queue {queue}"
+
+
+def _person() -> str:
+    """Return the user and the host, for people."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _refuse_misspelt(queue: Queue, name: str) -> None:
+    """Refuse a schedule without a task among the oldest and the newest ones of a queue.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    names = queue.seen_names()
+    if name not in names:
+        known = f"; there are tasks of: {', '.join(sorted(names)[:MAX_NAMES])}" if names else ""
+        raise typer.BadParameter(
+            f"--schedule {name}: queue {queue.name} has no task of this function{known}. Is the name "
+            "misspelt? Give --yes to pause a schedule that has had no tick yet"
+        )
 
 
 @app.command()
 def enqueue(
+    on: RegistryOptions,
     queue: QueueArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The function's name.")],
     arguments: Annotated[
@@ -173,8 +503,6 @@ def enqueue(
     ] = None,
     create: CreateOption = False,
     outbox: OutboxOption = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Enqueue a task, and print its id once it is durably stored.
 
@@ -200,7 +528,7 @@ def enqueue(
         tried = TaskOptions(retries=retries, timeout_s=timeout)
     except ValidationError as error:
         raise InvalidTask(problems_of(error)) from error
-    face = Face.of(registry, json)
+    face = on.face()
     with opened(face, queue, create=create, outbox=outbox) as tasks:
         if outbox is None:
             _warn_of_name(tasks, name)
@@ -223,10 +551,9 @@ def enqueue(
 
 @app.command("list")
 def list_tasks(
+    chosen: Selection,
+    on: RegistryOptions,
     queue: QueueArgument,
-    status: StatusOption = None,
-    name: NameOption = None,
-    older_than: OlderThanOption = None,
     newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
     limit: Annotated[
         int | None,
@@ -237,12 +564,9 @@ def list_tasks(
             help="Maximum number of tasks.",
         ),
     ] = None,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """List the tasks in the order of their ids, as they are read; with --json an object per line."""
-    face = Face.of(registry, json)
-    chosen = Selection.of(status, name, older_than)
+    face = on.face()
     with opened(face, queue) as tasks:
         _warn_of_pause(tasks)
         page = 1000 if limit is None else min(limit, 1000)
@@ -255,15 +579,13 @@ def list_tasks(
             document = TaskDocument.of(stored, blockers, rooms.get(stored.head.id))
             face.answer(document, task_line(document, time.time()))
         if document is None:
-            face.remark("no such tasks" if chosen != Selection.of(None, None, None) else "no tasks")
+            face.remark("no tasks" if chosen.takes_all else "no such tasks")
 
 
 @app.command()
-def show(
-    queue: QueueArgument, task: TaskArgument, registry: RegistryOption = None, json: JsonOption = False
-) -> None:
+def show(on: RegistryOptions, queue: QueueArgument, task: TaskArgument) -> None:
     """Show a task with its payload and state."""
-    face = Face.of(registry, json)
+    face = on.face()
     with opened(face, queue) as tasks:
         ((stored, blockers),) = tasks.with_blockers([tasks.get(task)])
         room = tasks.rooms([stored]).get(task)
@@ -272,11 +594,9 @@ def show(
 
 
 @app.command()
-def log(
-    queue: QueueArgument, task: TaskArgument, registry: RegistryOption = None, json: JsonOption = False
-) -> None:
+def log(on: RegistryOptions, queue: QueueArgument, task: TaskArgument) -> None:
     """Show the updates of a task's claims, the earliest first; with --json an object per line."""
-    face = Face.of(registry, json)
+    face = on.face()
     with opened(face, queue) as tasks:
         document = None
         for update in tasks.log(task):
@@ -287,9 +607,9 @@ def log(
 
 
 @app.command()
-def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+def count(on: RegistryOptions, queue: QueueArgument) -> None:
     """Count the tasks in each status."""
-    face = Face.of(registry, json)
+    face = on.face()
     with opened(face, queue) as tasks:
         found = tasks.count()
     counts = {status.value: number for status, number in found.items()}
@@ -299,26 +619,26 @@ def count(queue: QueueArgument, registry: RegistryOption = None, json: JsonOptio
 
 
 @app.command()
-def status(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+def status(on: RegistryOptions, queue: QueueArgument) -> None:
     """Show the tasks by status, the oldest ready one's age, what is paused, the workers, and what fails.
 
     A worker or server says every 10 seconds that it is there, and within a second what newly fails in it.
     """
-    face = Face.of(registry, json)
+    face = on.face()
     with opened(face, queue) as tasks:
         found = tasks.status()
     face.answer(found, *status_lines(found, time.time()))
 
 
 @app.command()
-def check(queue: QueueArgument, registry: RegistryOption = None, json: JsonOption = False) -> None:
+def check(on: RegistryOptions, queue: QueueArgument) -> None:
     """Check that the store is consistent; exit with 1 if not.
 
     Checks that every claim's log is complete, that every status has the fields it needs, that dependencies
     exist, have no cycles and are neither dead nor cancelled, that ids and partitions are valid, and that the
     counts are right. Workers may run meanwhile. With --json an object per line, the last one with the sum.
     """
-    face = Face.of(registry, json)
+    face = on.face()
     faults = 0
     with opened(face, queue) as tasks:
         looked = Check(tasks.context.engine, queue, tasks.partition_count, tasks.context.timeout_s)

@@ -18,9 +18,8 @@ import typer
 from pydantic import ValidationError
 
 from rebalanser.cli.arguments import parse_seconds
-from rebalanser.cli.options import JsonOption, RegistryOption, VerboseOption
+from rebalanser.cli.options import JsonOption, RegistryOptions, VerboseOption
 from rebalanser.cli.output import Face, counted
-from rebalanser.cli.tasks_lines import pause_line
 from rebalanser.cli.tasks_options import (
     CreateOption,
     KeepCancelledOption,
@@ -29,6 +28,7 @@ from rebalanser.cli.tasks_options import (
     OutboxOption,
     QueueArgument,
     opened,
+    pause_line,
     retained,
 )
 from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued
@@ -272,6 +272,7 @@ def _parse_ttl(text: str) -> float:
 
 
 def serve(
+    on: RegistryOptions,
     queue: QueueArgument,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
@@ -305,9 +306,7 @@ def serve(
     keep_cancelled: KeepCancelledOption = None,
     create: CreateOption = False,
     outbox: OutboxOption = None,
-    registry: RegistryOption = None,
     verbose: VerboseOption = 0,
-    json: JsonOption = False,
 ) -> None:
     """Serve a queue over HTTP until Ctrl-C or SIGTERM: on SQLite all of it, else the partitions it owns."""
     try:
@@ -316,7 +315,7 @@ def serve(
         raise MissingExtra(
             f"tasks serve needs packages that are not installed ({error}); pip install 'rebalanser[web]'"
         ) from error
-    face = Face.of(registry, json, verbose)
+    face = on.face(verbose)
     token = None if token_file is None else serving.read_token(token_file)
     try:
         options = serving.ServingOptions(

@@ -18,7 +18,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from rebalanser.cli.options import GroupArgument, JsonOption, RegistryOption
+from rebalanser.cli.options import GroupArgument, RegistryOptions
 from rebalanser.cli.output import Face
 from rebalanser.cli.view import Heartbeats, Moves, Picture, View, changed_lines, changed_silence, keys_in
 from rebalanser.core.group import Topic, TopicKind
@@ -63,6 +63,7 @@ Choose: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 
 
 def watch(
+    on: RegistryOptions,
     group: GroupArgument,
     interval: Annotated[
         float,
@@ -72,8 +73,6 @@ def watch(
             help="Seconds between two reads of the group, and of its heartbeats, while nothing changes.",
         ),
     ] = 2.0,
-    registry: RegistryOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is no
     terminal, or one that can't draw.
@@ -85,7 +84,7 @@ def watch(
     silent, that is, it has sent none for 6 s, more than half of its lease of 10 s; others take over when the
     lease ends. "—": the age is not known now. Of more than 128 nodes those in sight are looked at each time.
     """
-    face = Face.of(registry, json)
+    face = on.face()
     face.refuse_missing_file(group)
     settings = Settings()
     with face.patience(settings):

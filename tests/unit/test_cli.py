@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, cast
 
 import pytest
 import typer
@@ -23,6 +23,7 @@ import typer
 import rebalanser
 from rebalanser.admin import Admin
 from rebalanser.cli import application, check, main, output
+from rebalanser.cli.commands import Commands
 from rebalanser.cli.output import Face, default_url
 from rebalanser.core.group import Member
 from rebalanser.core.group.messages import Join, Joined, Leave
@@ -969,3 +970,27 @@ def test_an_unknown_scheme_is_named_though_no_port_is(cli: Cli) -> None:
     refused(
         cli("status", "orders", "--registry", "etcd://localhost"), 3, "'localhost' in", "is not HOST:PORT"
     )
+
+
+@dataclass(frozen=True)
+class Together:
+    """Options of a test."""
+
+    needed: Annotated[str, typer.Option("--needed")]
+    several: Annotated[list[str] | None, typer.Option("--several")] = None
+
+
+def test_the_fields_of_a_dataclass_are_options_after_the_commands_own() -> None:
+    commands, seen = Commands("Test."), []
+
+    @commands.command()
+    def call(together: Together, name: str, count: int = 1) -> None:
+        """Test."""
+        seen.append((together, name, count))
+
+    command: Any = typer.main.get_command(commands)
+    assert [each.name for each in command.params[:4]] == ["name", "count", "needed", "several"]
+    command(["a", "--needed", "b", "--several", "c", "--several", "d"], standalone_mode=False)
+    assert seen == [(Together("b", ["c", "d"]), "a", 1)]
+    with pytest.raises(typer.TyperException, match="needed"):
+        command(["a"], standalone_mode=False)
