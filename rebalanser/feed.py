@@ -91,7 +91,9 @@ def started_applications(document: AssignmentDocument) -> Applications:
     return Applications(
         epoch=(document.epoch.term, document.epoch.number),
         names=frozenset(
-            str(application) for application, entry in document.applications.items() if entry.state in STARTED
+            str(application.whole)
+            for application, entry in document.applications.items()
+            if entry.state in STARTED
         ),
     )
 

@@ -28,6 +28,7 @@ from rebalanser.core.allocation import MAX_AMOUNT, Capacity, thousandths
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnswer
 from rebalanser.core.shiva.types import (
+    MAX_REPLICAS,
     ApplicationEntry,
     ApplicationId,
     ApplicationPattern,
@@ -223,6 +224,17 @@ OnlyArgument = Annotated[
         metavar="[TENANT[/CHANNEL[/APP]]]",
         show_default=False,
         help="Only these applications; each part may have * and ?.",
+    ),
+]
+ReplicasOption = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        min=1,
+        max=MAX_REPLICAS,
+        metavar="N",
+        show_default="as the manifest says",
+        help="Number of replicas, each on another worker.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -510,6 +522,7 @@ def start(
             help="Added to the manifest's environment; repeatable. NAME alone: as it is here.",
         ),
     ] = None,
+    replicas: ReplicasOption = None,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
     cluster: ClusterOption = None,
@@ -521,7 +534,7 @@ def start(
     """Start an application: publish its files and the command to run it on one of the workers."""
     face = Face.of(_url(registry, kafka, cluster), json)
     if channel_file is not None:
-        if application is not None or tag or env or mode is not Mode.AVAILABLE:
+        if application is not None or tag or env or replicas or mode is not Mode.AVAILABLE:
             raise InvalidSettings(
                 "--channel-file says which applications, and how: give nothing of that beside it"
             )
@@ -539,7 +552,13 @@ def start(
     with _opened(face, topics) as opened:
         with _publishing(face) as progress:
             command = opened.start(
-                name, source, tags=tag or (), mode=mode, environment=environment, progress=progress
+                name,
+                source,
+                tags=tag or (),
+                mode=mode,
+                environment=environment,
+                progress=progress,
+                replicas=replicas,
             )
         entry = _await(face, opened, name, command, timeout) if wait else None
     face.answer(
@@ -571,6 +590,8 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
 def _started(application: str, entry: ApplicationEntry | None) -> str:
     if entry is None:
         return f"{application}: start commanded"
+    if entry.replicas > 1:
+        return f"{application}: all {entry.replicas} replicas have started"
     return f"{application} is {entry.state}{f' on {entry.worker}' if entry.worker else ''}"
 
 
@@ -722,6 +743,38 @@ def restart(
 
 
 @app.command()
+def scale(
+    application: ApplicationArgument,
+    replicas: Annotated[
+        int,
+        typer.Argument(
+            min=1, max=MAX_REPLICAS, metavar="N", show_default=False, help="The number of replicas."
+        ),
+    ],
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    cluster: ClusterOption = None,
+    kafka: KafkaOption = None,
+    registry: UrlOption = None,
+    topics: TopicsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run another number of replicas of an application; those that stay are left alone."""
+    face = Face.of(_url(registry, kafka, cluster), json)
+    name = ApplicationId.parse(application)
+    with _opened(face, topics) as opened:
+        command = opened.scale(name, replicas)
+        if wait:
+            _await(face, opened, name, command, timeout)
+    face.answer(
+        {"application": application, "command": command, "replicas": replicas, "settled": wait},
+        f"{application} has {counted(replicas, 'replica')}, and all run or have finished"
+        if wait
+        else f"{application}: commanded to have {counted(replicas, 'replica')}",
+    )
+
+
+@app.command()
 def retry(
     applications: Annotated[
         list[str] | None,
@@ -749,12 +802,13 @@ def retry(
         document = opened.read(Settings().connect_timeout_s)
         known = document.applications if document is not None else {}
         failed = {
-            name
+            name.whole
             for name, entry in known.items()
             if entry.state is ApplicationState.FAILED and any(each.matches(name) for each in patterns)
         }
         chosen = sorted(failed.union(wanted))
-        sound = [name for name in chosen if name in known and not known[name].failed_on]
+        failing = {name.whole for name, entry in known.items() if entry.failed_on}
+        sound = [name for name in chosen if name in known and name not in failing]
         broken = [name for name in chosen if name not in sound]
         commanded = opened.restart_all(broken) if broken else Commanded({}, {})
     face.answer(

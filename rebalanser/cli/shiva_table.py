@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -31,11 +32,14 @@ def headline(status: ClusterStatus) -> str:
     leads = _leads(status)
     if status.epoch is None:
         return f"{status.cluster}: no leader has published anything yet{f', {leads}' if status.stale else ''}"
-    running = sum(each.state == ApplicationState.RUNNING for each in status.applications)
+    states: dict[str, set[str]] = defaultdict(set)
+    for each in status.applications:
+        states[each.application.partition("#")[0]].add(each.state)
+    running = sum(of_replicas == {ApplicationState.RUNNING} for of_replicas in states.values())
     return (
         f"{status.cluster}: {f'{leads}, ' if leads else ''}epoch {status.epoch} by {status.leader}, "
         f"{counted(len(status.workers), 'worker')}, "
-        f"{running:,} of {counted(len(status.applications), 'application')} running"
+        f"{running:,} of {counted(len(states), 'application')} running"
     )
 
 
@@ -99,11 +103,19 @@ def _absent_and_cordoned(status: ClusterStatus) -> list[str]:
     return [f"{name}: {cordon}, not there" for name, cordon in status.cordons.items() if name not in there]
 
 
+def _replicas(application: ApplicationStatus) -> list[str]:
+    """Return how many of its replicas run, at the first of several: ``2 of 3 replicas running`` (SH-28)."""
+    if application.replicas == 1 or "#" in application.application:
+        return []
+    return [f"{application.running_replicas} of {application.replicas} replicas running"]
+
+
 def application_line(application: ApplicationStatus) -> str:
     """Return an application in one line."""
     parts = [str(application.state)]
     if application.worker is not None:
         parts[0] += f" on {application.worker}"
+    parts += _replicas(application)
     if application.leaving is not None:
         parts.append(f"{application.leaving} has to stop it first")
     if application.mode is Mode.EXCLUSIVE:
@@ -165,6 +177,6 @@ def render(status: ClusterStatus) -> RenderableType:
             each.worker or leaving,
             each.mode.value,
             " ".join(each.tags),
-            Text("\n".join(_reasons(each))),
+            Text("\n".join((*_replicas(each), *_reasons(each)))),
         )
     return Group(headline(status), workers, *_absent_and_cordoned(status), applications, *_set_aside(status))

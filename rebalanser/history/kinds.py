@@ -213,6 +213,9 @@ _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
         ),
         ShivaKind.START_COMMANDED: KindNote("the start of `resource` was commanded", ("command", "offset")),
         ShivaKind.STOP_COMMANDED: KindNote("the stop of `resource` was commanded", ("command",)),
+        ShivaKind.SCALE_COMMANDED: KindNote(
+            "another number of replicas of `resource` was commanded", ("command", "replicas")
+        ),
         ShivaKind.COMMAND_REFUSED: KindNote("a command was refused", ("command", "reason")),
         ShivaKind.RECORD_SET_ASIDE: KindNote(
             "a record of the log made no sense", ("offset", "key", "reason")

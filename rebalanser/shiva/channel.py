@@ -15,11 +15,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rebalanser.core.shiva.types import ApplicationId, Mode
+from rebalanser.core.shiva.types import MAX_REPLICAS, ApplicationId, Mode
 from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.cluster import Start
 from rebalanser.shiva.manifest import EnvironmentName, Text, problems_in
@@ -37,6 +37,9 @@ class ChannelApplication(_Part):
 
     source: Text = Field(min_length=1, description="folder or ZIP file, from the folder of this file on")
     tags: list[str] = Field(default=[], description="tags beside those of its manifest")
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
+        default=None, description="number of replicas; default: that of its manifest"
+    )
     mode: Mode = Field(default=Mode.AVAILABLE, description="`available` or `exclusive`")
     environment: dict[EnvironmentName, Text] = Field(
         default={}, description="added to the environment of its manifest"
@@ -73,6 +76,7 @@ def read_channel_file(file: Path) -> list[Start]:
             each.tags,
             each.mode,
             each.environment,
+            each.replicas,
         )
         for name, each in channel.applications.items()
     ]

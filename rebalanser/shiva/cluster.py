@@ -23,6 +23,7 @@ from rebalanser.core.shiva.types import (
     Mode,
     Tag,
     WorkerId,
+    check_replicas,
 )
 from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import ApplicationFailed, InvalidName, UnknownApplication
@@ -79,6 +80,18 @@ class Start:
     tags: Sequence[Tag] = ()
     mode: Mode = Mode.AVAILABLE
     environment: Mapping[str, str] = field(default_factory=lambda: NO_ENVIRONMENT)
+    replicas: int | None = None
+    """Number of replicas (SH-28); None for what the manifest says."""
+
+    def __post_init__(self) -> None:
+        """Check what it names.
+
+        Raises:
+            InvalidName: it names a single replica, or there can be no such number of them.
+        """
+        self.application.require_whole()
+        if self.replicas is not None:
+            check_replicas(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +162,13 @@ class Cluster(ABC):
         mode: Mode = Mode.AVAILABLE,
         environment: Mapping[str, str] = NO_ENVIRONMENT,
         progress: Progress = lambda _done, _total: None,
+        replicas: int | None = None,
     ) -> CommandId:
         """Publish an application's archive and a start command; the id of the command (SH-4).
 
         ``source`` is a folder, or a ZIP file, with a manifest at its root. ``environment`` is added to the
-        manifest's, in the archive that is sent.
+        manifest's, in the archive that is sent. ``replicas`` is the number of replicas (SH-28); None for what
+        the manifest says.
 
         Raises:
             InvalidManifest: the manifest is missing or does not validate; each error with its place.
@@ -163,7 +178,7 @@ class Cluster(ABC):
             RegistryUnavailable: the log could not be written; the start had no effect.
             OutcomeUnknown: it may have one.
         """
-        (command,) = self.start_all([Start(application, source, tags, mode, environment)], progress)
+        (command,) = self.start_all([Start(application, source, tags, mode, environment, replicas)], progress)
         return command
 
     @abstractmethod
@@ -222,11 +237,25 @@ class Cluster(ABC):
         """
 
     @abstractmethod
+    def scale(self, application: ApplicationId, replicas: int) -> CommandId:
+        """Run another number of replicas of an application; the id of the command (SH-28).
+
+        More are started from the archive that is on the log, or those with the greatest numbers are stopped.
+        The others are left alone. A later ``start`` has a number of its own, a ``restart`` keeps it.
+
+        Raises:
+            UnknownApplication: the last document does not know it, or a stop of it is on its way.
+            InvalidName: there can be no such number.
+            ApplicationFailed: its start was refused, so that the log does not keep its archive.
+            RegistryUnavailable: the log could not be written; the command had no effect.
+        """
+
+    @abstractmethod
     def applications(self, timeout_s: float) -> dict[ApplicationId, ApplicationState]:
         """Return the applications that there are, those included whose start no leader has read yet (SH-25).
 
         One whose last command no leader has read yet is ``waiting`` after a start, ``stopping`` after a stop;
-        all others are as in the last document.
+        all others are as in the last document, those with replicas as their first one.
 
         Raises:
             RegistryUnavailable: the topics could not be read to their ends within ``timeout_s``.
@@ -273,6 +302,8 @@ class Cluster(ABC):
         on_document: OnDocument = lambda _document: None,
     ) -> ApplicationEntry | None:
         """Wait for the effect of a command: until it runs or finished, or, after a stop, is gone (None).
+
+        All of its replicas are waited for, and the entry is that of the first one (SH-28).
 
         Raises:
             NotSettled: not within ``timeout_s``; the message says how it stands and why.

@@ -5,10 +5,10 @@
     lock              held by the worker's process, and by the guardian of its processes until all have ended
     worker            locked by the worker's process alone
     identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
-    applications/     one folder for each application: its unpacked files, a folder for its own data, and the
-                      file ``kept`` while the application is stopped and its data stays
+    applications/     one folder for each application: its unpacked files, a folder for the data of each
+                      replica, and the file ``kept`` while it is stopped and its data stays
     logs/             one folder for each application: what it printed
-    locks/            one file for each application, locked while a process of it lives
+    locks/            one file for each replica of an application, locked while a process of it lives
 
 An application's folder is named by its id, made safe, and by a hash of the id: whatever the id is, the folder
 is a direct child of its parent, and no two ids share one (SH-16).
@@ -48,7 +48,6 @@ _log = get_logger("rebalanser.shiva")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARS: Final = 120
 _HASH_CHARS: Final = 24
-_OUTPUT: Final = "output.log"
 _KEPT: Final = "kept"
 
 
@@ -63,7 +62,13 @@ def _digest(text: str) -> str:
 
 def output_file(data_folder: Path, application: ApplicationId) -> Path:
     """Where the newest output of an application stands, in a worker's data folder."""
-    return data_folder / "logs" / folder_name(str(application)) / _OUTPUT
+    file = f"output{_numbered(application)}.log"
+    return data_folder / "logs" / folder_name(str(application.whole)) / file
+
+
+def _numbered(application: ApplicationId) -> str:
+    """The end of a name that is another one for each replica; empty for the first (SH-28)."""
+    return f"-{application.replica}" if application.replica else ""
 
 
 class DataFolder:
@@ -156,7 +161,7 @@ class DataFolder:
     def data_of(self, application: ApplicationId) -> Path:
         """An application's folder for files of its own, made if it is missing (``SHIVA_DATA``)."""
         folder = self._folder_of(application)
-        data = folder / "data"
+        data = folder / f"data{_numbered(application)}"
         data.mkdir(parents=True, exist_ok=True)
         (folder / _KEPT).unlink(missing_ok=True)
         return data
@@ -199,7 +204,7 @@ class DataFolder:
             return False
         if keep_data is None:
             keep_data = (folder / _KEPT).exists()
-        if not (keep_data and (folder / "data").is_dir()):
+        if not (keep_data and any(folder.glob("data*"))):
             remove_folder(folder)
         else:
             (folder / _KEPT).touch()
@@ -242,7 +247,7 @@ class DataFolder:
             remove_folder(folder)
 
     def _folder_of(self, application: ApplicationId) -> Path:
-        return self.path / "applications" / folder_name(str(application))
+        return self.path / "applications" / folder_name(str(application.whole))
 
     def close(self) -> None:
         """Let the folder go; a guardian that has inherited its lock still holds it. Twice does nothing."""

@@ -11,6 +11,8 @@ and TMPDIR of its worker and nothing else of the worker's environment, then ``en
 ``SHIVA_TENANT``       the three parts of the application's name
 ``SHIVA_CHANNEL``
 ``SHIVA_APPLICATION``
+``SHIVA_REPLICA``      the number of this replica, from 0, and the number of replicas when it was started
+``SHIVA_REPLICAS``
 ``SHIVA_WORKER``       the worker that it runs on
 ``SHIVA_TOKEN``        a fencing token: grows from worker to worker (SH-13)
 ``SHIVA_DATA``         a folder on this worker for files of its own, kept until the application is stopped
@@ -30,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from rebalanser.core.allocation import MAX_AMOUNT, Requests, thousandths
 from rebalanser.core.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME
-from rebalanser.core.shiva.types import HealthPolicy, RestartPolicy, check_part
+from rebalanser.core.shiva.types import MAX_REPLICAS, HealthPolicy, RestartPolicy, check_part
 from rebalanser.errors import InvalidManifest, InvalidName
 
 RESERVED_PREFIX: Final = "SHIVA_"
@@ -183,6 +185,9 @@ class Manifest(_Part):
     limits: Limits = Field(default_factory=Limits)
     requests: RequestedAmounts = Field(
         default_factory=RequestedAmounts, description="it runs only on a worker that has these amounts free"
+    )
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+        default=1, description="copies that run, each on another worker (SH-28)"
     )
     health_check: HealthCheck | None = Field(
         default=None, description="without one it counts as running as soon as its process does"

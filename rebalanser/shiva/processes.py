@@ -109,17 +109,19 @@ class ApplicationProcesses:
         token: int,
         deadline: float | None = None,
         environment: Mapping[str, str] | None = None,
+        replicas: int = 1,
     ) -> None:
         """Start an application's command in ``folder``, where its files are.
 
         It waits, at most ``LOCK_TIMEOUT_S``, for an earlier process of the application to end. By
         ``deadline`` (seconds of ``SystemClock``) it has ended, whatever
-        becomes of this process; None lets it run on. ``environment`` comes on top of the manifest's. A start
-        that fails is told as ``ProcessExited`` with its ``error``, and raises nothing.
+        becomes of this process; None lets it run on. ``environment`` comes on top of the manifest's, and
+        ``replicas`` is the number of the application's replicas, for its environment (SH-28). A start that
+        fails is told as ``ProcessExited`` with its ``error``, and raises nothing.
         """
         key = application, run
         try:
-            job = self._job(application, folder, manifest, token, deadline, environment or {})
+            job = self._job(application, folder, manifest, token, deadline, environment or {}, replicas)
             with self._lock:
                 guarded = self._guardian()
                 number = guarded.start(job, lambda outcome: self._hear(key, outcome, manifest.health_check))
@@ -199,6 +201,7 @@ class ApplicationProcesses:
         token: int,
         deadline: float | None,
         environment: Mapping[str, str],
+        replicas: int,
     ) -> Job:
         limits = {"RLIMIT_DATA": manifest.limits.memory_bytes, "RLIMIT_NOFILE": manifest.limits.open_files}
         return Job(
@@ -212,6 +215,8 @@ class ApplicationProcesses:
                 "SHIVA_TENANT": application.tenant,
                 "SHIVA_CHANNEL": application.channel,
                 "SHIVA_APPLICATION": application.application,
+                "SHIVA_REPLICA": str(application.replica),
+                "SHIVA_REPLICAS": str(replicas),
                 "SHIVA_WORKER": self._worker,
                 "SHIVA_TOKEN": str(token),
                 "SHIVA_DATA": str(self._data.data_of(application)),

@@ -6,7 +6,7 @@ is read from the last ping and the last pongs. What is too old is never called r
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -102,6 +102,10 @@ class ApplicationStatus(BaseModel):
     cpu: float = 0.0
     """Processors that it requests of its worker (SH-27)."""
     memory_mb: int = 0
+    replicas: int = 1
+    """Number of replicas of its application, each with a status of its own (SH-28)."""
+    running_replicas: int = 0
+    """Number of those that run."""
 
 
 class SetAsideStatus(BaseModel):
@@ -174,20 +178,29 @@ def status_of(
         worker: _worker(worker, known, named[worker], document.cordons.get(worker), heard, limit_s)
         for worker, known in sorted(document.workers.items())
     }
+    applications = {
+        application: _application(
+            application,
+            entry,
+            workers.get(entry.worker or ""),
+            _report_of(application, entry, document, heard),
+            unled=status.stale,
+        )
+        for application, entry in sorted(document.applications.items())
+    }
+    running = Counter(
+        application.whole
+        for application, each in applications.items()
+        if each.state == ApplicationState.RUNNING
+    )
     return status.model_copy(
         update={
             "leader": document.leader,
             "epoch": str(document.epoch),
             "workers": list(workers.values()),
             "applications": [
-                _application(
-                    application,
-                    entry,
-                    workers.get(entry.worker or ""),
-                    _report_of(application, entry, document, heard),
-                    unled=status.stale,
-                )
-                for application, entry in sorted(document.applications.items())
+                each.model_copy(update={"running_replicas": running[application.whole]})
+                for application, each in applications.items()
             ],
             "set_aside": [
                 SetAsideStatus(offset=each.offset, key=each.key, reason=each.reason)
@@ -282,4 +295,5 @@ def _application(
         failed_on=dict(sorted(entry.failed_on.items())),
         cpu=entry.requests.cpu_milli / 1000 if entry.requests else 0.0,
         memory_mb=entry.requests.memory_mb if entry.requests else 0,
+        replicas=entry.replicas,
     )

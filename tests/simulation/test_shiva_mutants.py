@@ -70,6 +70,14 @@ def _on_whatever(chain: DocumentChain, change: DocumentChange) -> AssignmentDocu
     return chain.document
 
 
+_STOP_FROM = AssignmentTable._stop_from
+
+
+def _only_all(table: AssignmentTable, application: ApplicationId, first: int) -> None:
+    if first == 0:
+        _STOP_FROM(table, application, first)
+
+
 _EXCLUSIVE = frozenset({"SH-13", "SH-14"})
 
 MUTANTS = (
@@ -252,6 +260,41 @@ MUTANTS = (
         frozenset({"SH-27"}),
         "weights",
         first=300,
+    ),
+    Mutant(
+        "replicas apart",
+        "replicas of an application are placed on different workers",
+        (Switch(AssignmentTable, "_apart", always({})), Switch(Safeguards, "waits_for", always(False))),
+        frozenset({"SH-28"}),
+        "replicas",
+    ),
+    Mutant(
+        "replica that leaves",
+        "a worker is given a replica once another one has left it",
+        (Switch(Safeguards, "waits_for", always(False)),),
+        frozenset({"SH-28"}),
+        "replicas",
+    ),
+    Mutant(
+        "replica that still runs",
+        "a worker starts a replica once its process of another one has ended",
+        (Switch(Worker, "_waits_for", always(False)),),
+        frozenset({"SH-28"}),
+        "replicas cut off",
+    ),
+    Mutant(
+        "replicas scaled away",
+        "the replicas beyond the number that was commanded last end",
+        (Switch(AssignmentTable, "_stop_from", instead(_only_all)),),
+        frozenset({"SH-28"}),
+        "replicas",
+    ),
+    Mutant(
+        "number of a later start",
+        "a number that was commanded before a start does not count after it",
+        (Switch(Safeguards, "follows_start", always(True)),),
+        frozenset({"SH-28"}),
+        "replicas",
     ),
     Mutant(
         "commands answered",

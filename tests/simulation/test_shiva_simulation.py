@@ -66,6 +66,15 @@ def test_no_worker_is_given_more_than_its_capacity_whatever_fails() -> None:
     assert exercised(report, profile) == []
 
 
+@pytest.mark.rule("SH-12", "SH-13", "SH-14", "SH-28")
+@pytest.mark.lesson(12)
+def test_no_two_replicas_are_on_one_worker_whatever_fails() -> None:
+    profile = PROFILES["replicas"]
+    report = run_seeds(0, CHUNK // 2, profile)
+    assert not report.violations, report.told(lambda seed: replay_command(seed, profile))
+    assert exercised(report, profile) == []
+
+
 @pytest.mark.rule("SH-13", "SH-14", "SH-24")
 @pytest.mark.lesson(12)
 def test_whatever_changes_are_lost_nothing_runs_twice_and_all_is_well_soon() -> None:

@@ -28,6 +28,7 @@ FULL: dict[str, Any] = {
     "stop_timeout_s": 2.5,
     "limits": {"memory_bytes": 268435456, "open_files": 64, "log_bytes": 65536, "log_files": 2},
     "requests": {"cpu": 0.5, "memory_mb": 256},
+    "replicas": 3,
     "tags": ["gpu", "zone-a"],
     "version": "1.2",
     "health_check": {

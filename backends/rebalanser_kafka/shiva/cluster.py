@@ -18,6 +18,7 @@ from rebalanser.core.shiva.records import (
     AssignmentDocument,
     OutputAnswer,
     OutputRequest,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -64,7 +65,7 @@ from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import NewRecord
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.candidate import LeaderCandidate
-from rebalanser_kafka.shiva.commands import Publication, last_commanded, packed_starts
+from rebalanser_kafka.shiva.commands import LastCommands, Publication, last_commanded, packed_starts
 from rebalanser_kafka.shiva.decoding import output_answer
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
@@ -89,6 +90,8 @@ class _Sent:
 
     offset: int | None
     starts: bool
+    replicas: int | None = None
+    """Number of replicas that it is for, if it is nothing but that (SH-28)."""
 
 
 _UNKNOWN: Final = _Sent(None, starts=False)
@@ -143,7 +146,7 @@ class KafkaCluster(Cluster):
         taken = sum(
             entry.archive.size_bytes
             for name, entry in others.items()
-            if name not in sizes and entry.state is not ApplicationState.REFUSED
+            if name == name.whole and name not in sizes and entry.state is not ApplicationState.REFUSED
         )
         needed = sum(sizes.values())
         if taken + needed > options.budget_bytes:
@@ -179,40 +182,56 @@ class KafkaCluster(Cluster):
         gone: set[ApplicationId] = set()
         left_out: dict[ApplicationId, UnknownApplication | ApplicationFailed] = {}
         for application in dict.fromkeys(applications):
-            entry, command = known.get(application), last.get(application)
+            command = last.get(application)
+            entry = _unless_stopped(known.get(application), command)
             if isinstance(command, StartCommand):
                 starts.append(replace(command, command=uuid.uuid4().hex))
-            elif entry is None or command is not None or entry.state is ApplicationState.STOPPING:
+            elif entry is None:
                 gone.add(application)
             elif entry.state is ApplicationState.REFUSED:
-                left_out[application] = ApplicationFailed(
-                    f"{application} was refused, so the log does not keep its archive; start it with its "
-                    f"files: {entry.reason}"
-                )
+                left_out[application] = _refused(application, entry)
             else:
-                command_id, requests = uuid.uuid4().hex, entry.requests
+                replicas = command.replicas if isinstance(command, ScaleCommand) else entry.replicas
                 starts.append(
-                    StartCommand(application, command_id, entry.archive, entry.mode, entry.tags, requests)
+                    StartCommand(
+                        application,
+                        uuid.uuid4().hex,
+                        entry.archive,
+                        entry.mode,
+                        entry.tags,
+                        entry.requests,
+                        replicas,
+                    )
                 )
         return self._commanded(starts, {**left_out, **self._unknown(gone, document)})
+
+    def scale(self, application: ApplicationId, replicas: int) -> CommandId:
+        scale = ScaleCommand(application, uuid.uuid4().hex, replicas)
+        document = self.read(self._timeout_s)
+        last = self._last_commanded(document, self._timeout_s).get(application)
+        known = {} if document is None else document.applications
+        entry = _unless_stopped(known.get(application), last)
+        if not isinstance(last, StartCommand):
+            if entry is None:
+                raise self._unknown([application], document)[application]
+            if entry.state is ApplicationState.REFUSED:
+                raise _refused(application, entry)
+        (command,) = self._append_commands([scale])
+        return command
 
     def applications(self, timeout_s: float) -> dict[ApplicationId, ApplicationState]:
         document = self.read(timeout_s)
         known = {} if document is None else document.applications
-        states = {application: entry.state for application, entry in known.items()}
+        states = {name: entry.state for name, entry in known.items() if name == name.whole}
         for application, command in self._last_commanded(document, timeout_s).items():
             if isinstance(command, StartCommand):
                 states[application] = ApplicationState.WAITING
-            elif application in states:
+            elif isinstance(command, StopCommand) and application in states:
                 states[application] = ApplicationState.STOPPING
         return states
 
-    def _last_commanded(
-        self, document: AssignmentDocument | None, timeout_s: float
-    ) -> dict[ApplicationId, StartCommand | StopCommand]:
-        def read(
-            connection: Connection, topic: str, left_s: float
-        ) -> dict[ApplicationId, StartCommand | StopCommand]:
+    def _last_commanded(self, document: AssignmentDocument | None, timeout_s: float) -> LastCommands:
+        def read(connection: Connection, topic: str, left_s: float) -> LastCommands:
             return last_commanded(connection, topic, document, left_s)
 
         return self._once_there(self._topics.command, read, timeout_s)
@@ -273,7 +292,7 @@ class KafkaCluster(Cluster):
         )
 
     def _append_commands(
-        self, commands: Sequence[StartCommand | StopCommand | WorkerCommand]
+        self, commands: Sequence[StartCommand | StopCommand | ScaleCommand | WorkerCommand]
     ) -> list[CommandId]:
         self._require_command()
         records = [
@@ -281,7 +300,11 @@ class KafkaCluster(Cluster):
         ]
         offsets = self._writer.append_all(records, timeout_s=self._timeout_s)
         sent = {
-            command.command: _Sent(offset, isinstance(command, StartCommand))
+            command.command: _Sent(
+                offset,
+                isinstance(command, StartCommand),
+                command.replicas if isinstance(command, ScaleCommand) else None,
+            )
             for command, offset in zip(commands, offsets, strict=True)
         }
         self._remember(sent)
@@ -377,7 +400,11 @@ class KafkaCluster(Cluster):
         effects = Effects(
             {
                 application: Effect(
-                    application, command, sent[application].offset, starts=sent[application].starts
+                    application,
+                    command,
+                    sent[application].offset,
+                    starts=sent[application].starts,
+                    replicas=sent[application].replicas,
                 )
                 for application, command in commands.items()
             }
@@ -513,6 +540,22 @@ class KafkaDocumentWatch(DocumentWatch):
 
     def close(self) -> None:
         self._follower.close()
+
+
+def _unless_stopped(
+    entry: ApplicationEntry | None, last: StartCommand | StopCommand | ScaleCommand | None
+) -> ApplicationEntry | None:
+    """Return the entry of an application; None if it is not there, or is being stopped."""
+    if entry is None or isinstance(last, StopCommand) or entry.state is ApplicationState.STOPPING:
+        return None
+    return entry
+
+
+def _refused(application: ApplicationId, entry: ApplicationEntry) -> ApplicationFailed:
+    return ApplicationFailed(
+        f"{application} was refused, so the log does not keep its archive; start it with its files: "
+        f"{entry.reason}"
+    )
 
 
 def _check_deadline(application: ApplicationId, document: AssignmentDocument, stop_timeout_s: float) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
-from rebalanser.core.shiva.messages import StartRead, StopRead
-from rebalanser.core.shiva.records import AssignmentDocument, StartCommand, StopCommand
+from rebalanser.core.shiva.messages import ScaleRead, StartRead, StopRead
+from rebalanser.core.shiva.records import AssignmentDocument, ScaleCommand, StartCommand, StopCommand
 from rebalanser.core.shiva.types import ApplicationId, Archive, CommandId, check_part
 from rebalanser.errors import (
     InvalidArchive,
@@ -138,7 +139,9 @@ class Publication:
     def _command(self, start: Start, packed: Packed) -> StartCommand:
         archive = Archive(packed.sha256, packed.size_bytes, -(-packed.size_bytes // self._part_bytes))
         tags = packed.tags.union(start.tags)
-        return StartCommand(start.application, uuid.uuid4().hex, archive, start.mode, tags, packed.requests)
+        replicas = packed.manifest.replicas if start.replicas is None else start.replicas
+        command = uuid.uuid4().hex
+        return StartCommand(start.application, command, archive, start.mode, tags, packed.requests, replicas)
 
     def _parts(self, commands: Sequence[StartCommand], packed: Sequence[Packed]) -> Iterator[NewRecord]:
         for command, each in zip(commands, packed, strict=True):
@@ -168,10 +171,15 @@ def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
+LastCommands: TypeAlias = dict[ApplicationId, StartCommand | StopCommand | ScaleCommand]
+
+
 def last_commanded(
     connection: Connection, topic: str, document: AssignmentDocument | None, timeout_s: float
-) -> dict[ApplicationId, StartCommand | StopCommand]:
+) -> LastCommands:
     """Return the last command of each application that has one after the consumed offset.
+
+    A start that another number of replicas was commanded for has that number.
 
     Raises:
         RegistryUnavailable: COMMAND could not be read to its end within ``timeout_s`` seconds.
@@ -185,9 +193,9 @@ def last_commanded(
 
 def _last(
     connection: Connection, topic: str, start: int | Literal["earliest"], timeout_s: float
-) -> dict[ApplicationId, StartCommand | StopCommand]:
+) -> LastCommands:
     deadline = time.monotonic() + timeout_s
-    last: dict[ApplicationId, StartCommand | StopCommand] = {}
+    last: LastCommands = {}
     with LogReader(connection, topic, start) as reader:
         end = reader.end_offset(timeout_s)
         while reader.position < end:
@@ -199,4 +207,10 @@ def _last(
                         last[command.application] = command
                     case StopRead(record=stop):
                         last[stop.application] = stop
+                    case ScaleRead(record=scale):
+                        before = last.get(scale.application)
+                        if isinstance(before, StartCommand):
+                            last[scale.application] = replace(before, replicas=scale.replicas)
+                        elif not isinstance(before, StopCommand):
+                            last[scale.application] = scale
     return last

@@ -12,6 +12,7 @@ from rebalanser.core.shiva.messages import (
     DocumentRead,
     LeaderRead,
     PartRead,
+    ScaleRead,
     Standing,
     StartRead,
     StopRead,
@@ -28,6 +29,7 @@ from rebalanser.core.shiva.records import (
     OutputRequest,
     Ping,
     Pong,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -169,6 +171,8 @@ def _event(at: Standing, record: Written) -> CommandEvent | None:
             return StartRead(at, record)
         case StopCommand():
             return StopRead(at, record)
+        case ScaleCommand():
+            return ScaleRead(at, record)
         case WorkerCommand():
             return WorkerCommandRead(at, record)
         case AssignmentDocument():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from rebalanser.core.shiva.records import AssignmentDocument
@@ -52,19 +53,28 @@ def reasons_of(document: AssignmentDocument) -> SetAsideReasons:
 class Effect:
     """Follows one command through the documents.
 
-    ``offset`` is its offset on COMMAND, and ``starts`` is True for a start, False for a stop, if known.
+    ``offset`` is its offset on COMMAND, and ``starts`` is True for a start, False for a stop, if known. A
+    command that is for nothing but another number of replicas has ``replicas``.
     """
 
     def __init__(
-        self, application: ApplicationId, command: CommandId, offset: int | None, *, starts: bool = False
+        self,
+        application: ApplicationId,
+        command: CommandId,
+        offset: int | None,
+        *,
+        starts: bool = False,
+        replicas: int | None = None,
     ) -> None:
         self._application = application
         self._command = command
         self._offset = offset
         self._starts = starts
+        self._replicas = replicas
         self._document: AssignmentDocument | None = None
+        self._others: Sequence[ApplicationId] = ()
         self.entry: ApplicationEntry | None = None
-        """The application in the last document; None if that does not have it."""
+        """The application, or its first replica, in the last document; None if that does not have it."""
 
     @property
     def standing(self) -> str:
@@ -73,33 +83,48 @@ class Effect:
             return "no leader has published anything yet"
         return self._told(self._document)
 
-    def has_come(self, document: AssignmentDocument, set_aside: SetAsideReasons) -> bool:
+    def has_come(
+        self,
+        document: AssignmentDocument,
+        set_aside: SetAsideReasons,
+        others: Sequence[ApplicationId] = (),
+    ) -> bool:
         """True if the document shows the effect: the application runs or finished, or is gone.
 
-        ``set_aside`` is what ``reasons_of`` finds in the document.
+        ``set_aside`` is what ``reasons_of`` finds in the document, and ``others`` are the replicas in it
+        beside the first one.
 
         Raises:
             ApplicationFailed: the effect will not come; the message says why.
             Superseded: a later command took effect.
         """
-        self._document = document
+        self._document, self._others = document, others
         self.entry = document.applications.get(self._application)
         # The key distinguishes it from a record of CONTROL.
-        reason = set_aside.get((self._offset, f"cmd:{self._application}")) if set_aside else None
+        kind = "cmd" if self._replicas is None else "scale"
+        reason = set_aside.get((self._offset, f"{kind}:{self._application}")) if set_aside else None
         if reason is not None:
             raise ApplicationFailed(f"{self._application}: {reason}")
         if self._offset is not None and document.consumed < self._offset:
             return False
         stopping = self.entry is not None and self.entry.state is ApplicationState.STOPPING
-        if self._starts and (self.entry is None or stopping):
+        if (self._starts or self._replicas is not None) and (self.entry is None or stopping):
             raise Superseded(f"a later command has stopped {self._application}")
         if self.entry is None:
-            return True
-        if self.entry.command != self._command:
+            return not others
+        if self._replicas is None and self.entry.command != self._command:
             return self._is_overtaken(self.entry)
-        if self.entry.state in _HOPELESS:
+        if self._replicas not in (None, self.entry.replicas):
+            raise Superseded(
+                f"another command came later: {self._application} is to have {self.entry.replicas} replicas"
+            )
+        return self._do_all_run(document, self.entry)
+
+    def _do_all_run(self, document: AssignmentDocument, first: ApplicationEntry) -> bool:
+        states = [document.applications[each].state for each in (self._application, *self._others)]
+        if any(state in _HOPELESS for state in states):
             raise ApplicationFailed(self.standing)
-        return self.entry.state in _EFFECTIVE
+        return len(states) == first.replicas and all(state in _EFFECTIVE for state in states)
 
     def _is_overtaken(self, entry: ApplicationEntry) -> bool:
         """Judge the entry of another command: after a stop it may be one that is being stopped."""
@@ -108,17 +133,22 @@ class Effect:
         raise Superseded(f"another command for {self._application} came later: {self.standing}")
 
     def _told(self, document: AssignmentDocument) -> str:
-        entry = self.entry
         if self._offset is not None and document.consumed < self._offset:
             return f"no leader has taken up the command for {self._application} yet"
-        if entry is None:
+        known = document.applications
+        there = [each for each in (self._application, *self._others) if each in known]
+        lacking = [each for each in there if known[each].state not in _EFFECTIVE]
+        hopeless = [each for each in lacking if known[each].state in _HOPELESS]
+        shown = next(iter((*hopeless, *lacking, *there)), None)
+        if shown is None:
             return f"{self._application} is not there"
+        entry = known[shown]
         place = f" on {entry.worker}" if entry.worker else ""
         if entry.state is ApplicationState.STOPPING and entry.leaving is not None:
             place = f" on {entry.leaving.worker}, which has not said yet that it stopped it"
         reason = f": {entry.reason}" if entry.reason else ""
         each = "".join(f"; {worker}: {why}" for worker, why in sorted(entry.failed_on.items())[:_SHOWN])
-        return f"{self._application} is {entry.state}{place}{reason}{each}"
+        return f"{shown} is {entry.state}{place}{reason}{each}"
 
 
 class Effects:
@@ -146,9 +176,13 @@ class Effects:
             Superseded: the only command was replaced by a later one.
         """
         set_aside = reasons_of(document)
+        others: dict[ApplicationId, list[ApplicationId]] = defaultdict(list)
+        for each in document.applications:
+            if each.replica:
+                others[each.whole].append(each)
         for application, effect in list(self._waiting.items()):
             try:
-                if not effect.has_come(document, set_aside):
+                if not effect.has_come(document, set_aside, sorted(others.get(application, ()))):
                     continue
                 self.entries[application] = effect.entry
             except (ApplicationFailed, Superseded) as error:

@@ -29,6 +29,7 @@ from rebalanser.core.shiva.records import (
     OutputRequest,
     Ping,
     Pong,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -37,6 +38,8 @@ from rebalanser.core.shiva.types import ApplicationId, Archive, Epoch
 from rebalanser.errors import InvalidName
 
 FORMAT: Final = 1
+FORMAT_WITH_REPLICAS: Final = 2
+"""Format of records that a version without replicas would misread (SH-28)."""
 MAX_VALUE_BYTES: Final = 64 * 2**20
 """Maximum bytes of an unpacked value."""
 MAX_PARTS: Final = 100_000
@@ -52,7 +55,7 @@ _PART: Final = re.compile(r"part:([^:]+):([0-9a-f]{64}):([0-9]{1,5})")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PEEKED_BYTES: Final = 256
 _EPOCH: Final = re.compile(
-    rb'\{"kind":"assignement","format":1,"record":\{"epoch":\{"term":([0-9]{1,18}),"number":([0-9]{1,18})\},'
+    rb'\{"kind":"assignement","format":[12],"record":\{"epoch":\{"term":([0-9]{1,18}),"number":([0-9]{1,18})\},'
 )
 
 ASSIGNEMENT_KEY: Final = "assignement"
@@ -84,6 +87,7 @@ _KINDS: Final[Mapping[str, type[Written]]] = MappingProxyType(
     {
         "start": StartCommand,
         "stop": StopCommand,
+        "scale": ScaleCommand,
         "worker": WorkerCommand,
         "output": OutputRequest,
         "printed": OutputAnswer,
@@ -100,6 +104,7 @@ _KINDS_OF_KEY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "cmd": frozenset({"start", "stop"}),
         "keep": frozenset({"keep"}),
+        "scale": frozenset({"scale"}),
         "worker": frozenset({"worker"}),
         "output": frozenset({"output"}),
         "printed": frozenset({"printed"}),
@@ -122,20 +127,16 @@ def key_of(record: Written) -> str:
             return f"cmd:{application}"
         case KeptCommand(start=start):
             return kept_key(start.application)
-        case WorkerCommand(worker=worker):
-            return f"worker:{worker}"
-        case OutputRequest(worker=worker):
-            return f"output:{worker}"
-        case OutputAnswer(worker=worker):
-            return f"printed:{worker}"
+        case ScaleCommand(application=application):
+            return f"scale:{application}"
         case LeaderAnnouncement():
             return LEADER_KEY
         case AssignmentDocument() | DocumentChange():
             return ASSIGNEMENT_KEY if isinstance(record, AssignmentDocument) else record.key
         case Ping():
             return PING_KEY
-        case Pong(worker=worker):
-            return f"pong:{worker}"
+        case WorkerCommand() | OutputRequest() | OutputAnswer() | Pong():
+            return f"{_NAMES[type(record)]}:{record.worker}"
 
 
 def kept_key(application: ApplicationId) -> str:
@@ -154,7 +155,10 @@ def _plain(value: object) -> object:
         return str(value)
     if is_dataclass(value):
         kind: type = type(value)
-        return {name: _with_text_keys(getattr(value, name)) for name in _field_names(kind)}
+        plain = {name: _with_text_keys(getattr(value, name)) for name in _field_names(kind)}
+        if plain.get("replicas") == 1:
+            del plain["replicas"]  # without replicas a record is as an earlier version writes it
+        return plain
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, Mapping):
@@ -170,10 +174,31 @@ def _with_text_keys(value: object) -> object:
 
 def encode(record: Written) -> bytes:
     """Return a record's value."""
-    content = {"kind": _NAMES[type(record)], "format": FORMAT, "record": record}
+    replicated = _has_replicas(record)
+    content = {
+        "kind": _NAMES[type(record)],
+        "format": FORMAT_WITH_REPLICAS if replicated else FORMAT,
+        "record": record,
+    }
     text = json.dumps(content, default=_plain, separators=(",", ":"), allow_nan=False).encode()
     level = _COMPRESSION_OF_CHANGES if isinstance(record, DocumentChange) else _COMPRESSION
     return text if len(text) < _COMPRESSED_FROM_BYTES else zlib.compress(text, level)
+
+
+def _has_replicas(record: Written) -> bool:
+    match record:
+        case StartCommand(replicas=replicas):
+            return replicas > 1
+        case KeptCommand(start=start):
+            return start.replicas > 1
+        case AssignmentDocument(applications=applications) | DocumentChange(applications=applications):
+            progress = record.progress if isinstance(record, DocumentChange) else {}
+            return any(
+                application.replica or (entry is not None and entry.replicas > 1)
+                for application, entry in applications.items()
+            ) or any(application.replica for application in progress)
+        case _:
+            return False
 
 
 def decode_part_key(key: bytes | None) -> PartKey | None:
@@ -243,8 +268,11 @@ def _envelope(value: bytes) -> tuple[str, Any]:
         raise NotReadable(f"the value is no JSON: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise NotReadable("the value is no JSON object")
-    if content.get("format") != FORMAT:
-        raise NotReadable(f"format {content.get('format')!r}; this version reads format {FORMAT}")
+    if content.get("format") not in (FORMAT, FORMAT_WITH_REPLICAS):
+        raise NotReadable(
+            f"format {content.get('format')!r}; this version reads formats {FORMAT} and "
+            f"{FORMAT_WITH_REPLICAS}"
+        )
     return str(content.get("kind")), content.get("record")
 
 

@@ -270,7 +270,7 @@ class KafkaWorker:
 
     def _in_files(self, application: ApplicationId, work: Callable[[], None]) -> None:
         """Run a job on an application's files after its earlier ones."""
-        self._files.submit(folder_name(str(application)), work)
+        self._files.submit(folder_name(str(application.whole)), work)
 
     def _store_lacking(self) -> None:
         """Retry archives that could not be fetched, once COMMAND was read as far as their parts can be."""
@@ -336,11 +336,11 @@ class KafkaWorker:
         self, at: Standing, entries: Mapping[ApplicationId, ApplicationEntry | Progress | None]
     ) -> None:
         self._mentioned.update(
-            application
+            application.whole
             for application, entry in entries.items()
             if entry is not None
             and entry.state is not ApplicationState.STOPPING
-            and self._stopped_at.get(application, -1) < at.offset
+            and self._stopped_at.get(application.whole, -1) < at.offset
         )
 
     def _note_position(self, position: int) -> None:
@@ -436,7 +436,7 @@ class KafkaWorker:
             self._pongs.works("pongs are written again")
 
     def _start(self, start: StartProcess) -> None:
-        sha256, manifest = self._manifests[start.application][start.command]
+        sha256, manifest = self._manifests[start.application.whole][start.command]
         self._processes.start(
             start.application,
             start.run,
@@ -444,6 +444,7 @@ class KafkaWorker:
             manifest,
             start.token,
             start.deadline,
+            replicas=start.replicas,
         )
 
     def _store(self, store: StoreFiles, *, last_try: bool = False) -> None:

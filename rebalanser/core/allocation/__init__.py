@@ -119,6 +119,30 @@ each worker; an arc for each kind open to a pool, and for each worker that holds
 resources does not enter. At most two flows are computed for each part that is tried and one for each block,
 so that there are fewer than five times as many as there are different levels.
 
+Theory of operation: apart
+==========================
+
+*Terms.* Resources of a **group**, the replicas of an application, are each to be on a worker of its own.
+
+*How they are placed.* A replica stays where it is if it may be there and no other one of its group is. The
+others take the emptiest workers; if all that are open to one have a sibling, siblings move along an
+alternating path. So each group has a greatest matching with the workers open to its replicas, and no more can
+be placed. All other resources are then placed around the replicas as above, as if each of those were pinned.
+Last, while some worker leads to one with a load smaller by two, over resources of any sort, the shortest such
+way is followed. Then all others are placed once more around the replicas as they are now, so that these move
+as little as can be.
+
+*Why this is even.* A placement is a flow, from each pool and group over at most one unit for each pair of a
+group and a worker. If the same workers are open to all of a group, a unit can be led from one worker to
+another just if there is such a way. A flow has the least sum of squares if no unit can be led to a load
+smaller by two, as any better one would differ from it by such ways; and none is left. Where replicas have
+failed on different workers a way may use two siblings that hinder each other. It is then left out, and the
+outcome may be less even.
+
+*Why it is idempotent.* On its own output every replica stays, the others do not move, and no way is left.
+
+*With requests* the search below is kept to workers without a sibling in each of its steps.
+
 Theory of operation: weights
 ============================
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from rebalanser.core.allocation.apart import Apart, OthersPool
 from rebalanser.core.allocation.balanced import (
     NO_PINS,
     as_before,
@@ -18,7 +19,7 @@ from rebalanser.core.allocation.balanced import (
 )
 from rebalanser.core.allocation.balanced import effort as balanced_effort
 from rebalanser.core.allocation.flow import Network
-from rebalanser.core.allocation.reasons import why_nowhere
+from rebalanser.core.allocation.reasons import why_apart, why_nowhere
 from rebalanser.core.allocation.weighted import Capacity, Requests, place_by_weight
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 NO_REFUSALS: Mapping[str, frozenset[str]] = MappingProxyType({})
 NO_REQUESTS: Mapping[str, Requests] = MappingProxyType({})
 NO_CAPACITIES: Mapping[str, Capacity] = MappingProxyType({})
+NO_GROUPS: Mapping[str, str] = MappingProxyType({})
 NOBODY: frozenset[str] = frozenset()
 
 
@@ -54,14 +56,18 @@ def place(
     pinned: Mapping[str, str] = NO_PINS,
     requests: Mapping[str, Requests] = NO_REQUESTS,
     capacities: Mapping[str, Capacity] = NO_CAPACITIES,
+    apart: Mapping[str, str] = NO_GROUPS,
 ) -> Placement:
     """Place ``resources`` on ``workers`` as evenly as their tags allow, moving as few as that allows (SH-12).
 
     Every resource without requests that may be on some worker is placed. The sum of the squared loads is the
     least there is, and no placement with the same sum moves fewer resources (RB-10). Those with requests are
     placed by weight, beside them: no worker gets more than its capacity, and what has no room anywhere is
-    unplaced (SH-27). The outcome depends on the contents of the arguments only, not on their order, and is
-    the same when its holders are fed back as ``previous``.
+    unplaced (SH-27). Of resources that are to be apart no two of a group are on one worker: as many as
+    possible are placed, and those with requests as far as the search goes (SH-28). With such resources the
+    sum of the squared loads is still the least, if the same workers are open to all of a group, and few
+    resources move. The outcome depends on the contents of the arguments only, not on their order, and is the
+    same when its holders are fed back as ``previous``.
 
     Args:
         workers: the tags of each live worker.
@@ -76,9 +82,12 @@ def place(
         requests: the amounts that a resource takes of its worker; one that is missing, or requests nothing,
             counts by number only. Unknown resources are ignored.
         capacities: the amounts that the resources of a worker may take; one that is missing has no limit.
+        apart: the group of each resource that is to be on another worker than all others of its group.
+            Unknown resources are ignored.
     """
     together: dict[tuple[str, ...], list[str]] = defaultdict(list)
     weighed: dict[str, tuple[str, ...]] = {}
+    separate: dict[str, tuple[str, ...]] = {}
     unplaced: dict[str, str] = {}
     demands = {
         name: _Demand(resources[name], refused.get(name, NOBODY), pinned.get(name))
@@ -91,18 +100,60 @@ def place(
             unplaced[name] = answer
         elif requests.get(name):
             weighed[name] = answer
+        elif name in apart:
+            separate[name] = answer
         else:
             together[answer].append(name)
     pools = [_pool(able, names, previous) for able, names in together.items()]
+    if separate:
+        replicas = _separated(pools, separate, apart, previous)
+        for name, (size, open_to) in replicas.unplaced().items():
+            unplaced[name] = why_apart(size, open_to)
+        pools = _around(pools, replicas.holders)
+    holders = _even(pools)
+    if not weighed:
+        return Placement(dict(sorted(holders.items())), dict(sorted(unplaced.items())))
+    packed, left, full = place_by_weight(workers, weighed, requests, capacities, previous, apart)
+    return Placement(dict(sorted((holders | packed).items())), dict(sorted((unplaced | left).items())), full)
+
+
+def _even(pools: Sequence[_Pool]) -> dict[str, str]:
     holders = {name: worker for pool in pools for worker, names in pool.held.items() for name in names}
     for block in _blocks(_whole(pools)):
         holders.update(_settled(block).arriving)
-    if not weighed:
-        return Placement(dict(sorted(holders.items())), unplaced)
-    packed, full = place_by_weight(workers, weighed, requests, capacities, previous)
-    return Placement(
-        dict(sorted((holders | packed).items())), dict(sorted((unplaced | full).items())), frozenset(full)
+    return holders
+
+
+def _separated(
+    pools: Sequence[_Pool],
+    open_to: Mapping[str, tuple[str, ...]],
+    groups: Mapping[str, str],
+    previous: Mapping[str, str],
+) -> Apart:
+    """Place replicas so that the others can be placed evenly around them."""
+    held = Counter(worker for pool in pools for worker, names in pool.held.items() for _ in names)
+    replicas = Apart(open_to, groups, previous, held)
+    holders = _even(_around(pools, replicas.holders))
+    replicas.even_out(
+        [
+            OthersPool(
+                pool.workers, Counter(holders[name] for name in (*pool.waiting, *chain(*pool.held.values())))
+            )
+            for pool in pools
+        ]
     )
+    return replicas
+
+
+def _around(pools: Sequence[_Pool], replicas: Mapping[str, str]) -> list[_Pool]:
+    """Return the pools with those of replicas, which may be only where they are."""
+    fixed_to: dict[str, list[str]] = defaultdict(list)
+    for name, worker in sorted(replicas.items()):
+        fixed_to[worker].append(name)
+    return [
+        *pools,
+        *(_Pool((worker,), {worker: names}, (), len(names)) for worker, names in sorted(fixed_to.items())),
+    ]
 
 
 def allocate(

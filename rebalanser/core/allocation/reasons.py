@@ -25,6 +25,19 @@ def why_nowhere(
     return f"failed on {those}: {_some(refused.intersection(fitting))}"
 
 
+def why_apart(size: int, workers: int) -> str:
+    """Why a replica has no worker: all that may take it have another one of the same group (SH-28).
+
+    Args:
+        size: the number of replicas of the group.
+        workers: the number of workers that may take one of them.
+    """
+    noun = "worker" if workers == 1 else "workers"
+    if size > workers:
+        return f"{size} replicas on {workers} {noun} that may take them"
+    return f"each worker that may take this replica has another one; {size} replicas on {workers} {noun}"
+
+
 def why_full(
     needs: tuple[int, int],
     free: Mapping[str, tuple[float, ...]],

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heapreplace, nsmallest
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rebalanser.core.allocation.balanced import vacancies
-from rebalanser.core.allocation.reasons import why_full
+from rebalanser.core.allocation.reasons import why_apart, why_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,8 +118,11 @@ def place_by_weight(
     requests: Mapping[str, Requests],
     capacities: Mapping[str, Capacity],
     previous: Mapping[str, str],
-) -> tuple[dict[str, str], dict[str, str]]:
+    apart: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
     """Place resources that request something; return the holders, and why the others have none (SH-27).
+
+    The last value has those of the others that some worker may take once it has room.
 
     Args:
         workers: all live workers.
@@ -127,19 +130,22 @@ def place_by_weight(
         requests: the requests of each of these resources.
         capacities: the capacities of workers; one that is missing has no limit.
         previous: the worker that holds a resource.
+        apart: the group of a resource that is to be on another worker than all others of its group (SH-28).
     """
     together: dict[_Kind, list[str]] = defaultdict(list)
-    for name in sorted(open_to):
-        together[_Kind(requests[name], open_to[name])].append(name)
+    for name in sorted(open_to, key=lambda name: (len(name), name) if name in apart else (0, name)):
+        together[_Kind(requests[name], open_to[name], apart.get(name, ""))].append(name)
     limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
     scale = _full_amounts(limits.values(), [requests[name] for name in open_to])
     kinds = sorted(together, key=lambda kind: (-_relative_load(kind.requests.amounts, scale), *kind))
-    held = [_held(kind, together[kind], previous) for kind in kinds]
+    taken: set[tuple[str, str]] = set()
+    held = [_held(kind, together[kind], previous, taken) for kind in kinds]
     packing = _Packing(kinds, held, [len(together[kind]) for kind in kinds], limits, scale)
     packing.search()
 
     holders: dict[str, str] = {}
-    full: dict[str, str] = {}
+    left: dict[str, str] = {}
+    full: set[str] = set()
     for number, kind in enumerate(kinds):
         needs, going, waiting = {}, [], []
         kept: set[str] = set()
@@ -153,8 +159,10 @@ def place_by_weight(
         homeless = iter([*sorted(going), *waiting])
         holders.update((next(homeless), worker) for worker in vacancies(needs))
         for name in homeless:
-            full[name] = packing.why_full(number)
-    return holders, full
+            left[name] = packing.why_full(number)
+            if packing.has_place(number):
+                full.add(name)
+    return holders, left, frozenset(full)
 
 
 class _Kind(NamedTuple):
@@ -162,6 +170,8 @@ class _Kind(NamedTuple):
 
     requests: Requests
     open_to: tuple[str, ...]
+    group: str = ""
+    """Group of which no two are on one worker (SH-28); empty for none."""
 
 
 def _full_amounts(capacities: Iterable[Capacity], requests: Iterable[Requests]) -> Amounts:
@@ -182,13 +192,19 @@ def _relative_load(amounts: Amounts, scale: Amounts) -> float:
     return max(amounts[0] / scale[0], amounts[1] / scale[1])
 
 
-def _held(kind: _Kind, names: Sequence[str], previous: Mapping[str, str]) -> dict[str, list[str]]:
+def _held(
+    kind: _Kind, names: Sequence[str], previous: Mapping[str, str], taken: set[tuple[str, str]]
+) -> dict[str, list[str]]:
+    """Return what each worker holds of a kind; ``taken`` has the groups and workers that have one already."""
     held: dict[str, list[str]] = defaultdict(list)
     able = frozenset(kind.open_to)
     for name in names:
         holder = previous.get(name)
-        if holder in able:
-            held[holder].append(name)
+        if holder not in able or (kind.group, holder) in taken:
+            continue
+        held[holder].append(name)
+        if kind.group:
+            taken.add((kind.group, holder))
     return held
 
 
@@ -207,6 +223,9 @@ class _Packing:
         self._needs = [kind.requests.amounts for kind in kinds]
         self._sizes = [_relative_load(needs, scale) for needs in self._needs]
         self._able = [frozenset(kind.open_to) for kind in kinds]
+        self._groups = [kind.group for kind in kinds]
+        self._grouped: Counter[tuple[str, str]] = Counter()
+        """Number of resources of each group on each worker."""
         self._held = held
         self._waiting = list(sizes)
         self._limits = {worker: capacity.limits for worker, capacity in capacities.items()}
@@ -236,13 +255,24 @@ class _Packing:
             again = self._even_out() or placed
             again = self._undo_moves() or again
 
+    def has_place(self, number: int) -> bool:
+        """True if one more of a kind may be on some worker, as far as its group is concerned."""
+        return any(self._is_apart(number, worker) for worker in self._kinds[number].open_to)
+
     def why_full(self, number: int) -> str:
         """Return the reason for which no worker has room for one more of a kind."""
+        if not self.has_place(number):
+            group = self._groups[number]
+            alike = [each for each, known in enumerate(self._groups) if known == group]
+            size = sum(self._waiting[each] for each in alike)
+            size += sum(counts[each] for counts in self.counts.values() for each in alike)
+            return why_apart(size, len({w for each in alike for w in self._kinds[each].open_to}))
         free = {
             worker: tuple(
                 limit - load for limit, load in zip(self._limits[worker], self._loads[worker], strict=True)
             )
             for worker in self._kinds[number].open_to
+            if self._is_apart(number, worker)
         }
         everywhere = len(free) == len(self.counts)
         return why_full(self._needs[number], free, self._limits, everywhere=everywhere)
@@ -256,11 +286,17 @@ class _Packing:
         counts[number] += count
         if not counts[number]:
             del counts[number]
+        if self._groups[number]:
+            self._grouped[self._groups[number], worker] += count
         self._emptiest_two = {}
 
     def _move(self, number: int, worker: str, other: str) -> None:
         self._put(number, worker, -1)
         self._put(number, other)
+
+    def _is_apart(self, number: int, worker: str) -> bool:
+        """True if a worker has no resource of the group of a kind (SH-28)."""
+        return not self._groups[number] or not self._grouped[self._groups[number], worker]
 
     def _fits(self, number: int, worker: str) -> bool:
         return has_room(self._limits[worker], self._loads[worker], self._needs[number])
@@ -297,7 +333,7 @@ class _Packing:
         emptiest = [
             (_relative_load(self._load_with(worker, number), self._scales[worker]), worker)
             for worker in self._kinds[number].open_to
-            if self._fits(number, worker)
+            if self._fits(number, worker) and self._is_apart(number, worker)
         ]
         heapify(emptiest)
         placed = False
@@ -305,7 +341,7 @@ class _Packing:
             worker = emptiest[0][1]
             self._put(number, worker)
             placed = True
-            if self._fits(number, worker):
+            if self._fits(number, worker) and self._is_apart(number, worker):
                 load = self._load_with(worker, number)
                 heapreplace(emptiest, (_relative_load(load, self._scales[worker]), worker))
             else:
@@ -344,7 +380,9 @@ class _Packing:
 
     def _may_make_room(self, number: int, worker: str, at_most: int, room: _Loads) -> bool:
         """False if as many of what fits elsewhere are too little for sure: so on most of full workers."""
-        if not has_room(self._limits[worker], NOTHING, self._needs[number]):
+        if not has_room(self._limits[worker], NOTHING, self._needs[number]) or not self._is_apart(
+            number, worker
+        ):
             return False
         wanted, limits = self._load_with(worker, number), self._limits[worker]
         return all(
@@ -392,7 +430,7 @@ class _Packing:
             able = (
                 (_relative_load(self._load_with(worker, number), self._scales[worker]), worker)
                 for worker in self._kinds[number].open_to
-                if self._fits(number, worker)
+                if self._fits(number, worker) and self._is_apart(number, worker)
             )
             two = self._emptiest_two[number] = [worker for _, worker in nsmallest(2, able)]
         return next((worker for worker in two if worker != but), None)
@@ -417,7 +455,7 @@ class _Packing:
         full = self._relative_loads[worker]
         for number in self.counts[worker]:
             for other in self._kinds[number].open_to:
-                if self._relative_loads[other] < EVEN * full:
+                if self._relative_loads[other] < EVEN * full and self._is_apart(number, other):
                     after = self._after(worker, other, number)
                     if after is not None and after < (full, self._relative_loads[other]):
                         yield after, number, other
@@ -432,9 +470,9 @@ class _Packing:
                     (after, number, back, other)
                     for number in self.counts[worker]
                     for other in self._kinds[number].open_to
-                    if self._relative_loads[other] < enough
+                    if self._relative_loads[other] < enough and self._is_apart(number, other)
                     for back in self.counts[other]
-                    if back != number and worker in self._able[back]
+                    if back != number and worker in self._able[back] and self._is_apart(back, worker)
                     if (after := self._after(worker, other, number, back)) is not None and after[0] <= enough
                 ),
                 default=None,
@@ -474,6 +512,8 @@ class _Packing:
 
     def _worker_away(self, number: int, home: str) -> str | None:
         """The worker from which a resource of a kind can return to where it was; None if there is none."""
+        if not self._is_apart(number, home):
+            return None
         for away in self._kinds[number].open_to:
             if self.counts[away][number] > len(self._held[number].get(away, ())):
                 now = self._relative_loads[away], self._relative_loads[home]

@@ -78,6 +78,14 @@ only delays, and proves nothing: the next worker, even the same one, gets an app
 process has stopped it or is gone as above. A cordoned worker gets no further applications, a drained one has
 none. Cordons come as commands, and stay in the document.
 
+*Replicas* (SH-28). An application with several replicas has an entry for each, ``T/C/A#1`` for the second,
+with a worker, state, failures and tokens of its own: all above holds for each by itself. They share the
+start command, the archive and the files on a worker. No two are ever on one worker. A leader names a worker
+for one only once no document lets another one run there, and a worker starts one only once its process of
+another one has ended: it may have been cut off, and have been given that replica while it still ran this one.
+The number comes with each start, and with a scale command, which counts for the start before it. Records that
+name replicas have a format of their own, which earlier versions refuse.
+
 *Rounds* (SH-8). The leader pings each round. Workers pong at once, and whenever their state changes. Changes
 in quick succession share a pong, as each pong has all applications of the worker. A worker that has not been
 heard for ``missed_rounds`` full rounds is removed; a new leader begins to count with its first ping, and

@@ -96,7 +96,11 @@ class Retries:
 
 
 class AssignmentTable:
-    """All applications that a leader knows, indexed so that a pong takes few steps."""
+    """All applications that a leader knows, indexed so that a pong takes few steps.
+
+    An application with replicas has an entry for each of them (SH-28). All that are to run have the same
+    start command, archive and mode.
+    """
 
     def __init__(self, members: Members, guards: Safeguards, retries: Retries) -> None:
         self.entries: dict[ApplicationId, ApplicationEntry] = {}
@@ -120,6 +124,11 @@ class AssignmentTable:
         """Workers that are cordoned or drained (SH-26)."""
         self._needed_bytes = 0
         self._sizes: dict[ApplicationId, int] = {}
+        """Size of the archive of each application of which a replica is to run."""
+        self._replicas: dict[ApplicationId, dict[ApplicationId, None]] = {}
+        """All replicas of each application."""
+        self._needed: dict[ApplicationId, dict[ApplicationId, None]] = {}
+        """Those that are to run."""
 
     def take_over(self, document: AssignmentDocument, kept_until: float) -> None:
         """Go on from a predecessor's document; applications of absent workers wait until ``kept_until``."""
@@ -144,8 +153,17 @@ class AssignmentTable:
         return self._needed_bytes
 
     def to_run(self) -> Iterator[tuple[ApplicationId, ApplicationEntry]]:
-        """Applications that are to run."""
+        """Replicas that are to run."""
         return ((app, entry) for app, entry in self.entries.items() if entry.state in TO_RUN)
+
+    def needed(self) -> Iterator[tuple[ApplicationId, ApplicationEntry]]:
+        """Applications of which a replica is to run, each with the entry of one."""
+        return ((whole, self.entries[next(iter(replicas))]) for whole, replicas in self._needed.items())
+
+    def needing(self, application: ApplicationId) -> ApplicationEntry | None:
+        """Return the entry of a replica of an application that is to run; None if none is."""
+        replica = next(iter(self._needed.get(application, ())), None)
+        return None if replica is None else self.entries[replica]
 
     def put(self, application: ApplicationId, entry: ApplicationEntry) -> None:
         """Replace an application's entry."""
@@ -167,11 +185,24 @@ class AssignmentTable:
             self._kept.setdefault(entry.kept_for, {})[application] = None
         if entry.state is not ApplicationState.MOVING:
             self._targets.pop(application, None)
-        size = entry.archive.size_bytes if entry.state in TO_RUN else 0
-        self._needed_bytes += size - self._sizes.pop(application, 0)
-        if size:
-            self._sizes[application] = size
+        whole = application.whole
+        self._replicas.setdefault(whole, {})[application] = None
+        if entry.state in TO_RUN:
+            self._needed.setdefault(whole, {})[application] = None
+            self._count_size(whole, entry.archive.size_bytes)
+        elif application in self._needed.get(whole, ()):
+            self._no_longer_needed(whole, application)
         self.changed = True
+
+    def _count_size(self, whole: ApplicationId, size_bytes: int) -> None:
+        """Count the archive of an application, which its replicas share."""
+        self._needed_bytes += size_bytes - self._sizes.get(whole, 0)
+        self._sizes[whole] = size_bytes
+
+    def _no_longer_needed(self, whole: ApplicationId, application: ApplicationId) -> None:
+        _remove(self._needed, whole, application)
+        if whole not in self._needed:
+            self._needed_bytes -= self._sizes.pop(whole)
 
     def _unindex(self, application: ApplicationId) -> None:
         before = self.entries.get(application)
@@ -187,12 +218,44 @@ class AssignmentTable:
         check_step(self.entries.pop(application).state, None)
         self._targets.pop(application, None)
         self._retries.forget(application)
-        self._needed_bytes -= self._sizes.pop(application, 0)
+        whole = application.whole
+        _remove(self._replicas, whole, application)
+        if application in self._needed.get(whole, ()):
+            self._no_longer_needed(whole, application)
         self.changed = True
 
     def start(self, start: StartCommand, offset: int, timestamp_ms: int) -> None:
-        """Run an application by this command from now on; the worker of an earlier one may keep it."""
-        before = self.entries.get(start.application)
+        """Run an application by this command from now on; the workers of an earlier one may keep it."""
+        for replica in range(start.replicas):
+            self._start(start.application.numbered(replica), start, offset, timestamp_ms)
+        self._stop_from(start.application, start.replicas)
+
+    def scale(self, application: ApplicationId, replicas: int) -> None:
+        """Run another number of replicas of an application that is to run, or has finished (SH-28).
+
+        Those that go on are left alone: of their entries only the number changes.
+        """
+        first = self.entries[application]
+        start = StartCommand(
+            application, first.command, first.archive, first.mode, first.tags, first.requests, replicas
+        )
+        for replica in range(replicas):
+            each = application.numbered(replica)
+            entry = self.entries.get(each)
+            if entry is None or entry.state is ApplicationState.STOPPING:
+                self._start(each, start, first.offset, first.timestamp_ms)
+            else:
+                self.put(each, replace(entry, replicas=replicas))
+        self._stop_from(application, replicas)
+
+    def _stop_from(self, application: ApplicationId, first: int) -> None:
+        """Stop the replicas with this number and greater ones."""
+        for replica in sorted(self._replicas.get(application, ())):
+            if replica.replica >= first and self.entries[replica].state is not ApplicationState.STOPPING:
+                self._stop(replica)
+
+    def _start(self, application: ApplicationId, start: StartCommand, offset: int, timestamp_ms: int) -> None:
+        before = self.entries.get(application)
         entry = ApplicationEntry(
             command=start.command,
             state=ApplicationState.WAITING,
@@ -202,6 +265,7 @@ class AssignmentTable:
             requests=start.requests,
             offset=offset,
             timestamp_ms=timestamp_ms,
+            replicas=start.replicas,
         )
         if before is not None:
             stays = before.mode is start.mode and before.requests == start.requests
@@ -209,8 +273,8 @@ class AssignmentTable:
             named = vacated.worker is not None
             state = ApplicationState.ASSIGNED if named else ApplicationState.WAITING
             entry = replace(entry, state=state, worker=vacated.worker, leaving=vacated.leaving)
-        self.put(start.application, entry)
-        self._retries.forget(start.application)
+        self.put(application, entry)
+        self._retries.forget(application)
         self._unplaced = True
 
     def retry_failed(self) -> None:
@@ -241,11 +305,15 @@ class AssignmentTable:
                 reason=reason,
                 offset=offset,
                 timestamp_ms=timestamp_ms,
+                replicas=start.replicas,
             ),
         )
 
     def stop(self, application: ApplicationId) -> None:
-        """Stop an application; it is removed once nothing of it runs any more (SH-5)."""
+        """Stop all replicas of an application; each is removed once nothing of it runs any more (SH-5)."""
+        self._stop_from(application, 0)
+
+    def _stop(self, application: ApplicationId) -> None:
         vacated = self._vacated(self.entries[application])
         self.put(application, replace(vacated, state=ApplicationState.STOPPING, reason="", kept_for=None))
         if vacated.leaving is None:
@@ -254,8 +322,9 @@ class AssignmentTable:
 
     def restand(self, application: ApplicationId, offset: int, timestamp_ms: int) -> None:
         """Note the new offset of a start command; no document is published for that alone."""
-        entry = self.entries[application]
-        self.entries[application] = replace(entry, offset=offset, timestamp_ms=timestamp_ms)
+        for replica in self._replicas[application]:
+            entry = self.entries[replica]
+            self.entries[replica] = replace(entry, offset=offset, timestamp_ms=timestamp_ms)
 
     def recall_requests(self, start: StartCommand) -> None:
         """Take the requests from a start command: a leader of an earlier version leaves them out (SH-27)."""
@@ -513,7 +582,12 @@ class AssignmentTable:
             capacities={
                 worker: known.capacity for worker, known in self._members.entries.items() if known.capacity
             },
+            apart=self._apart(named),
         )
+
+    def _apart(self, named: Mapping[str, tuple[ApplicationId, ApplicationEntry]]) -> Mapping[str, str]:
+        """Return the application of each replica, of which no two are on one worker (SH-28)."""
+        return {name: str(app.whole) for name, (app, entry) in named.items() if entry.replicas > 1}
 
     def _cordoned(self, cordon: Cordon) -> frozenset[WorkerId]:
         return frozenset(worker for worker, known in self.cordons.items() if known is cordon)
@@ -545,7 +619,9 @@ class AssignmentTable:
             self.put(application, assigned)
             return
         if leaving is None:
-            reason = f"to be started on {target} once others that leave it have made room"
+            sibling = self._sibling_on(target, application)
+            awaited = f"{sibling} has left it" if sibling else "others that leave it have made room"
+            reason = f"to be started on {target} once {awaited}"
             self._held_up.add(application)
         else:
             reason = f"to be started on {target} once {leaving.worker} has stopped it or is gone"
@@ -553,7 +629,9 @@ class AssignmentTable:
         self._targets[application] = target
 
     def _has_room(self, worker: WorkerId, application: ApplicationId, entry: ApplicationEntry) -> bool:
-        """True if a worker has room for an application beside all that it may still run (SH-27)."""
+        """True if a worker has room for an application beside all that it may still run (SH-27, SH-28)."""
+        if self._guards.waits_for(self._sibling_on(worker, application)):
+            return False
         known, requests = self._members.entries[worker], entry.requests
         if requests is None or known.capacity is None:
             return True
@@ -566,12 +644,29 @@ class AssignmentTable:
                 taken.append(leaving.requests)
         return self._guards.has_room(known.capacity, requests, [each for each in taken if each is not None])
 
+    def _sibling_on(self, worker: WorkerId, application: ApplicationId) -> ApplicationId | None:
+        """Return another replica that a worker is to run, or may still run; None for none (SH-28)."""
+        for other in self._replicas[application.whole]:
+            entry = self.entries[other]
+            if other != application and worker in (
+                entry.worker,
+                entry.leaving.worker if entry.leaving else None,
+            ):
+                return other
+        return None
+
     def _send_nowhere(
         self, application: ApplicationId, entry: ApplicationEntry, reason: str, full: bool
     ) -> None:
         workers = self._members.entries
         able = [worker for worker, known in workers.items() if entry.tags <= known.tags]
-        closed = sorted(worker for worker in able if worker in self.cordons and worker not in entry.failed_on)
+        closed = sorted(
+            worker
+            for worker in able
+            if worker in self.cordons
+            and worker not in entry.failed_on
+            and self._sibling_on(worker, application) is None
+        )
         failed = not full and not closed and any(worker in able for worker in entry.failed_on)
         state = ApplicationState.FAILED if failed else ApplicationState.WAITING
         if closed and not full:

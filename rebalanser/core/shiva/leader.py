@@ -31,6 +31,7 @@ from rebalanser.core.shiva.messages import (
     Published,
     RecordRead,
     Report,
+    ScaleRead,
     SendPing,
     Standing,
     StartRead,
@@ -56,7 +57,6 @@ from rebalanser.core.shiva.records import (
 from rebalanser.core.shiva.replay import Commanded, Replay, commanded
 from rebalanser.core.shiva.republish import Republisher
 from rebalanser.core.shiva.safeguards import Safeguards
-from rebalanser.core.shiva.states import TO_RUN
 from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
@@ -108,6 +108,7 @@ class Leader:
         self._replay = Replay(self._guards)
         self._unread: list[SetAside] = []
         self._worker_commands: dict[WorkerId, WorkerCommandRead] = {}
+        self._scale_commands: dict[ApplicationId, ScaleRead] = {}
         self._term = _NOTHING_READ
         self._took_over_at = 0.0
         self._announced = _NOTHING_READ
@@ -271,8 +272,8 @@ class Leader:
         match event:
             case StartRead() | StopRead():
                 self._command_read(event)
-            case WorkerCommandRead():
-                self._worker_command_read(event)
+            case ScaleRead() | WorkerCommandRead():
+                self._setting_read(event)
             case DocumentRead(at, record) | ChangeRead(at, record):
                 self._give_way_to(record.epoch.term)
                 if not self._caught_up and at.offset < self._term:
@@ -316,6 +317,37 @@ class Leader:
                 self._publisher.commanded(event.at.offset, self._now)
             self._follow(command)
             self._forget_other_starts(command.record.application)
+
+    def _setting_read(self, event: ScaleRead | WorkerCommandRead) -> None:
+        match event:
+            case ScaleRead():
+                self._scale_command_read(event)
+            case WorkerCommandRead():
+                self._worker_command_read(event)
+            case _:
+                assert_never(event)
+
+    def _scale_command_read(self, event: ScaleRead) -> None:
+        """Take in a command about the number of replicas of an application: the last one counts (SH-28)."""
+        application, replicas, offset = event.record.application, event.record.replicas, event.at.offset
+        if not self._caught_up:
+            self._scale_commands[application] = event
+            return
+        self._publisher.commanded(offset, self._now)
+        self._forget_earlier_set_aside(f"scale:{application}", offset)
+        entry = self._assignments.entries.get(application)
+        if entry is None or entry.state in {ApplicationState.STOPPING, ApplicationState.REFUSED}:
+            reason = f"{application} is not to run: start it first"
+            self._put_aside(SetAside(offset, f"scale:{application}", reason))
+        elif self._guards.follows_start(offset, self._retained.original(application, entry)):
+            self._assignments.scale(application, replicas)
+            self._report(
+                FactKind.SCALE_COMMANDED,
+                application,
+                revision=offset,
+                command=event.record.command,
+                replicas=replicas,
+            )
 
     def _worker_command_read(self, event: WorkerCommandRead) -> None:
         """Take in a command about a worker: the last one counts (SH-26)."""
@@ -396,12 +428,18 @@ class Leader:
         for event in commands.values():
             if not self._guards.is_reflected(event.at.offset, consumed):
                 self._worker_command_read(event)
+        scales, self._scale_commands = self._scale_commands, {}
+        for scale in scales.values():
+            known = scale.record.application in self._assignments.entries
+            if known and not self._guards.is_reflected(scale.at.offset, consumed):
+                self._scale_command_read(scale)
         self._replay = Replay(self._guards)
         self._unread = []
 
     def _follow(self, command: Commanded) -> bool:
         """Carry out a client's command; False if it is refused."""
-        self._forget_earlier_set_aside(f"cmd:{command.record.application}", command.at.offset)
+        for kind in ("cmd", "scale"):
+            self._forget_earlier_set_aside(f"{kind}:{command.record.application}", command.at.offset)
         match command.record:
             case StartCommand() as start:
                 return self._start(start, command)
@@ -416,8 +454,10 @@ class Leader:
         entry = self._assignments.entries.get(application)
         stopping = entry is not None and entry.state is ApplicationState.STOPPING
         if not stopping and self._restand(start, command):
+            if self._assignments.needing(application) is not None:
+                self._assignments.scale(application, start.replicas)  # as a replay of the log has it
             return True
-        why_not = self._why_not(start, entry)
+        why_not = self._why_not(start)
         if why_not:
             self._refuse(start, command, entry, why_not)
             return False
@@ -428,11 +468,12 @@ class Leader:
         )
         return True
 
-    def _why_not(self, start: StartCommand, entry: ApplicationEntry | None) -> str:
+    def _why_not(self, start: StartCommand) -> str:
         missing = self._retained.missing(start.application, start.archive)
         if missing:
             return missing
-        replaced = entry.archive.size_bytes if entry and entry.state in TO_RUN else 0
+        needing = self._assignments.needing(start.application)
+        replaced = needing.archive.size_bytes if needing is not None else 0
         others = self._assignments.needed_bytes - replaced
         budget = self._options.budget_bytes
         if self._guards.fits(others + start.archive.size_bytes, budget):
@@ -452,7 +493,7 @@ class Leader:
             FactKind.COMMAND_REFUSED, application, revision=at.offset, command=start.command, reason=reason
         )
         self._put_aside(SetAside(at.offset, f"cmd:{application}", reason))
-        if entry is not None and entry.state in TO_RUN:
+        if self._assignments.needing(application) is not None:
             self._republisher.keep(application)
         refused_later = (
             entry is not None and entry.state is ApplicationState.REFUSED and entry.offset > at.offset
@@ -464,9 +505,7 @@ class Leader:
     def _stop(self, stop: StopCommand, offset: int) -> None:
         application = stop.application
         self._report(FactKind.STOP_COMMANDED, application, revision=offset, command=stop.command)
-        entry = self._assignments.entries.get(application)
-        if entry is not None and entry.state is not ApplicationState.STOPPING:
-            self._assignments.stop(application)
+        self._assignments.stop(application)
 
     def _put_aside(self, record: SetAside) -> None:
         """Show a record that was not carried out; each source's complaint is shown once (SH-16)."""

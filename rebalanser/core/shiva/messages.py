@@ -21,6 +21,7 @@ from rebalanser.core.shiva.records import (
     LeaderAnnouncement,
     Ping,
     Pong,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -56,6 +57,14 @@ class StopRead:
 
     at: Standing
     record: StopCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRead:
+    """A command about the number of replicas of an application was read from COMMAND."""
+
+    at: Standing
+    record: ScaleCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,7 @@ class Stop:
 RecordRead: TypeAlias = (
     StartRead
     | StopRead
+    | ScaleRead
     | WorkerCommandRead
     | DocumentRead
     | ChangeRead
@@ -251,6 +261,7 @@ class FactKind(StrEnum):
     WORKER_UNCORDONED = "worker_uncordoned"
     START_COMMANDED = "start_commanded"
     STOP_COMMANDED = "stop_commanded"
+    SCALE_COMMANDED = "scale_commanded"
     COMMAND_REFUSED = "command_refused"
     RECORD_SET_ASIDE = "record_set_aside"
     DOCUMENT_PUBLISHED = "document_published"
@@ -410,7 +421,8 @@ class StartProcess:
 
     ``run`` numbers the processes of this worker. ``token`` is the offset of the document that named this
     worker: it grows from worker to worker. By ``deadline`` (monotonic seconds) the process must have ended,
-    whatever becomes of the worker; None in mode ``available`` (SH-14).
+    whatever becomes of the worker; None in mode ``available`` (SH-14). ``replicas`` is the present number of
+    replicas of the application.
     """
 
     application: ApplicationId
@@ -418,6 +430,7 @@ class StartProcess:
     run: int
     token: int
     deadline: float | None
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ topic          key                                        value
 COMMAND        ``cmd:T/C/A``                              ``StartCommand`` or ``StopCommand``
 COMMAND        ``keep:T/C/A``                             ``KeptCommand``
 COMMAND        ``part:T/C/A:SHA256:N``                    the bytes of part N of an archive
+COMMAND        ``scale:T/C/A``                            ``ScaleCommand``
 COMMAND        ``worker:W``                               ``WorkerCommand``
 COMMAND        ``output:W``                               ``OutputRequest``
 COMMAND        ``leader``                                 ``LeaderAnnouncement``
@@ -47,12 +48,17 @@ from rebalanser.core.shiva.types import (
     WorkerEntry,
     WorkerId,
     check_part,
+    check_replicas,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StartCommand:
-    """A client's request to run an application (SH-4). The parts of its archive precede it."""
+    """A client's request to run an application (SH-4). The parts of its archive precede it.
+
+    Raises:
+        InvalidName: it is for a single replica, or there can be no such number of them.
+    """
 
     application: ApplicationId
     command: CommandId
@@ -61,16 +67,51 @@ class StartCommand:
     tags: frozenset[Tag] = frozenset()
     requests: Requests | None = None
     """Amounts of its worker that it takes (SH-27); None for none, and from a version that knew none."""
+    replicas: int = 1
+    """Number of replicas, each on a worker of its own (SH-28)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names a single replica."""
+        self.application.require_whole()
+        check_replicas(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:
-    """A client's request to stop an application (SH-5)."""
+    """A client's request to stop an application with all of its replicas (SH-5).
+
+    Raises:
+        InvalidName: it is for a single replica.
+    """
 
     application: ApplicationId
     command: CommandId
     keep_data: bool = False
     """True if workers keep the folder with its own data."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names a single replica."""
+        self.application.require_whole()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCommand:
+    """A client's request to run another number of replicas of an application (SH-28).
+
+    A later start command has a number of its own.
+
+    Raises:
+        InvalidName: it is for a single replica, or there can be no such number of them.
+    """
+
+    application: ApplicationId
+    command: CommandId
+    replicas: int
+
+    def __post_init__(self) -> None:
+        """Refuse what names a single replica."""
+        self.application.require_whole()
+        check_replicas(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +314,7 @@ class Pong:
 CommandRecord: TypeAlias = (
     StartCommand
     | StopCommand
+    | ScaleCommand
     | WorkerCommand
     | OutputRequest
     | KeptCommand

@@ -9,7 +9,6 @@ from rebalanser.core.shiva.command_log import Files, RetainedRecords
 from rebalanser.core.shiva.messages import DropRecords, KeepCommands, Standing
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import KeptCommand, StartCommand
-from rebalanser.core.shiva.states import TO_RUN
 from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, CommandId
 from rebalanser.errors import InternalError
 
@@ -31,7 +30,7 @@ class Republisher:
 
     def look(self, wall_ms: int) -> None:
         """Find start commands that are old, or far from the end of COMMAND."""
-        for application in self._retained.due(self._assignments.to_run(), wall_ms):
+        for application in self._retained.due(self._assignments.needed(), wall_ms):
             self.keep(application)
 
     def batch(self) -> KeepCommands | None:
@@ -41,8 +40,8 @@ class Republisher:
         commands: list[KeptCommand] = []
         size_bytes = 0
         for application in list(self._soon):
-            entry = self._assignments.entries.get(application)
-            if entry is not None and self._is_there(application, entry):
+            entry = self._assignments.needing(application)
+            if entry is not None and not self._retained.missing(application, entry.archive):
                 size_bytes += entry.archive.size_bytes
                 if commands and size_bytes > self._batch_bytes:
                     break
@@ -51,9 +50,6 @@ class Republisher:
                 self._under_way[application] = entry.command
             del self._soon[application]
         return KeepCommands(tuple(commands)) if commands else None
-
-    def _is_there(self, application: ApplicationId, entry: ApplicationEntry) -> bool:
-        return entry.state in TO_RUN and not self._retained.missing(application, entry.archive)
 
     def kept(self, at: Mapping[ApplicationId, Standing]) -> int:
         """Note the offsets of the batch under way; return how many commands it has.
@@ -88,14 +84,16 @@ class Republisher:
         return DropRecords(kept, frozenset(archives)) if kept or archives else None
 
     def _needs_command(self, application: ApplicationId, command: CommandId) -> bool:
-        entry = self._assignments.entries.get(application)
-        return entry is not None and entry.state in TO_RUN and entry.command == command
+        entry = self._assignments.needing(application)
+        return entry is not None and entry.command == command
 
     def _needs_files(self, files: Files) -> bool:
         application, sha256 = files
-        entry = self._assignments.entries.get(application)
-        return entry is not None and entry.state in TO_RUN and entry.archive.sha256 == sha256
+        entry = self._assignments.needing(application)
+        return entry is not None and entry.archive.sha256 == sha256
 
 
 def _start_of(application: ApplicationId, entry: ApplicationEntry) -> StartCommand:
-    return StartCommand(application, entry.command, entry.archive, entry.mode, entry.tags, entry.requests)
+    return StartCommand(
+        application, entry.command, entry.archive, entry.mode, entry.tags, entry.requests, entry.replicas
+    )

@@ -27,6 +27,13 @@ class Safeguards:
         """
         return order >= other
 
+    def follows_start(self, order: int, start: int) -> bool:
+        """True if a number of replicas was commanded after the start that it is for (SH-28).
+
+        A start has a number of its own.
+        """
+        return order > start
+
     def is_overtaken(self, term: int, other: int) -> bool:
         """True if the term of another leader ends this one's (SH-7)."""
         return other > term
@@ -92,6 +99,10 @@ class Safeguards:
         """True if a worker has what an application requests beside what is taken (SH-27)."""
         load = sum(each.cpu_milli for each in taken), sum(each.memory_mb for each in taken)
         return has_room(capacity.limits, load, requests.amounts)
+
+    def waits_for(self, sibling: ApplicationId | None) -> bool:
+        """True if a replica must wait for another one that its worker runs, or may still run (SH-28)."""
+        return sibling is not None
 
     def keeps_room(self, requests: Requests | None, before: Requests | None) -> bool:
         """True if what an application requests now covers what its last process may still take (SH-27)."""

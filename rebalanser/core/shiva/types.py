@@ -21,6 +21,9 @@ CommandId: TypeAlias = str
 Tag: TypeAlias = str
 
 MAX_PART_CHARS: Final = 64
+MAX_REPLICAS: Final = 1000
+"""Maximum replicas of an application (SH-28)."""
+_REPLICA: Final = re.compile(r"[1-9][0-9]{0,2}")
 _PART: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
@@ -45,35 +48,82 @@ def check_part(text: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ApplicationId:
-    """``tenant/channel/application``: names an application of a cluster (SH-2)."""
+    """``tenant/channel/application``: names an application of a cluster (SH-2), or a replica of it (SH-28).
+
+    The first replica has the application's own name, the others a number behind it: ``acme/main/web#2``.
+    """
 
     tenant: str
     channel: str
     application: str
+    replica: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a name that cannot be a part of a path.
 
         Raises:
-            InvalidName: a part is no name (SH-16).
+            InvalidName: a part is no name (SH-16), or there can be no such replica.
         """
         for what in ("tenant", "channel", "application"):
             check_part(getattr(self, what), what)
+        if not 0 <= self.replica < MAX_REPLICAS:
+            raise InvalidName(f"replicas have numbers from 0 to {MAX_REPLICAS - 1}, not {self.replica}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``tenant/channel/application``.
+        """Parse ``tenant/channel/application``, or ``tenant/channel/application#number``.
 
         Raises:
-            InvalidName: it has not three parts, or one is no name.
+            InvalidName: it has not three parts, one is no name, or the number is invalid.
         """
-        parts = text.split("/")
+        name, numbered, number = text.partition("#")
+        parts = name.split("/")
         if len(parts) != 3:
             raise InvalidName(f"{text[:200]!r} is not TENANT/CHANNEL/APPLICATION")
-        return cls(*parts)
+        tenant, channel, application = parts
+        if not numbered:
+            return cls(tenant, channel, application)
+        if not _REPLICA.fullmatch(number):
+            raise InvalidName(
+                f"{text[:200]!r} names no replica: give a number from 1 to {MAX_REPLICAS - 1} behind '#', "
+                "and nothing for the first"
+            )
+        return cls(tenant, channel, application, int(number))
+
+    @property
+    def whole(self) -> ApplicationId:
+        """The application that it is, or that it is a replica of."""
+        return self.numbered(0)
+
+    def numbered(self, replica: int) -> ApplicationId:
+        """Return a replica of the application."""
+        if replica == self.replica:
+            return self
+        return ApplicationId(self.tenant, self.channel, self.application, replica)
+
+    def require_whole(self) -> None:
+        """Check that it names an application: commands are for all of its replicas.
+
+        Raises:
+            InvalidName: it names another replica than the first.
+        """
+        if self.replica:
+            raise InvalidName(f"{self} is a replica: give {self.whole}, for all of them")
 
     def __str__(self) -> str:
-        return f"{self.tenant}/{self.channel}/{self.application}"
+        number = f"#{self.replica}" if self.replica else ""
+        return f"{self.tenant}/{self.channel}/{self.application}{number}"
+
+
+def check_replicas(number: int) -> int:
+    """Return a number of replicas, if it is valid (SH-28).
+
+    Raises:
+        InvalidName: it is not.
+    """
+    if not 1 <= number <= MAX_REPLICAS:
+        raise InvalidName(f"an application has 1 to {MAX_REPLICAS} replicas, not {number}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +318,7 @@ class WorkerEntry:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationEntry:
-    """An application in an assignment document."""
+    """An application in an assignment document, or a replica of it."""
 
     command: CommandId
     state: ApplicationState
@@ -291,6 +341,8 @@ class ApplicationEntry:
     """The absent worker that gets it back if it returns in time (SH-26)."""
     requests: Requests | None = None
     """Amounts of its worker that it takes (SH-27); None for none."""
+    replicas: int = 1
+    """Number of replicas of its application (SH-28)."""
 
 
 @dataclass(frozen=True, slots=True)

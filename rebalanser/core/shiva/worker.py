@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias, assert_never
@@ -30,6 +30,7 @@ from rebalanser.core.shiva.messages import (
     ProcessExited,
     ProcessStarted,
     Report,
+    ScaleRead,
     SendPong,
     Standing,
     StartProcess,
@@ -122,6 +123,8 @@ class Worker:
         self._permission = ExclusiveLease()
         self._files = WorkerFiles(options.keep_files_s)
         self._runs: dict[ApplicationId, Run] = {}
+        self._together: dict[ApplicationId, dict[ApplicationId, None]] = {}
+        """Replicas of each application that have a run (SH-28)."""
         self._assignments: dict[ApplicationId, Assignment] = {}
         self._caught_up = False
         self._stopping = False
@@ -226,18 +229,22 @@ class Worker:
         if self._check_at is not None and now >= self._check_at:
             return None
         match event:
-            case PartRead() | WorkerCommandRead() | DocumentPassed() | Unreadable() | Wakeup():
+            case PartRead() | ScaleRead() | WorkerCommandRead() | DocumentPassed() | Unreadable() | Wakeup():
                 return ()
             case ChangeRead(record=change) if self._goes_on_with(change):
                 return self._concerned_by_change(change)
             case StartRead(record=KeptCommand(start=start)) | StartRead(record=StartCommand() as start):
-                return (start.application,)
+                return self._replicas(start.application)
             case StopRead(record=stop):
-                return (stop.application,)
+                return self._replicas(stop.application)
             case FilesStored() | FilesRefused() | ProcessStarted() | ProcessExited() | HealthChecked():
-                return (event.application,)
+                return self._replicas(event.application)
             case _:
                 return None
+
+    def _replicas(self, application: ApplicationId) -> tuple[ApplicationId, ...]:
+        """Return the replicas of its application that have a run here."""
+        return tuple(self._together.get(application.whole, ()))
 
     def _goes_on_with(self, change: DocumentChange) -> bool:
         """True if the change follows the document acted on, and has the same process behind this id."""
@@ -255,9 +262,8 @@ class Worker:
     def _concerned_by_change(self, change: DocumentChange) -> tuple[ApplicationId, ...]:
         """Return the applications that it changes or may decide on, or that wait for a newer document."""
         waiting = (a for a, run in self._runs.items() if run.exclusive and run.state is RunState.PENDING)
-        return tuple(
-            dict.fromkeys((*self._files.undecided, *change.applications, *change.progress, *waiting))
-        )
+        undecided = (replica for each in self._files.undecided for replica in self._replicas(each))
+        return tuple(dict.fromkeys((*undecided, *change.applications, *change.progress, *waiting)))
 
     def _runs_of(self, concerned: Concerned) -> list[Run]:
         if concerned is None:
@@ -302,7 +308,7 @@ class Worker:
                 self._set_aside(event.at, event.key, event.reason)
             case CaughtUp():
                 self._has_caught_up(now)
-            case PartRead() | WorkerCommandRead() | DocumentPassed():
+            case PartRead() | ScaleRead() | WorkerCommandRead() | DocumentPassed():
                 pass
             case _:
                 assert_never(event)
@@ -419,7 +425,9 @@ class Worker:
         followed = self._follows_at_once(document)
         self._assignments = self._assigned(document, document.applications, offset, followed)
         self._note_adopted(document, offset, now)
-        self._files.decided(document.consumed, *self._decisions(document.applications))
+        known = document.applications
+        wholes = dict.fromkeys(application.whole for application in known)
+        self._files.decided(document.consumed, *self._decisions(document, wholes))
         self._settle_files(self._files.applications, now)
 
     def _adopt_change(
@@ -435,7 +443,8 @@ class Worker:
                 self._assignments.pop(application, None)
         self._assignments.update(assigned)
         self._note_adopted(document, offset, now)
-        concerned = self._files.decided_further(document.consumed, changed, *self._decisions(entries))
+        wholes = tuple(dict.fromkeys(application.whole for application in changed))
+        concerned = self._files.decided_further(document.consumed, wholes, *self._decisions(document, wholes))
         self._settle_files(concerned, now)
 
     def _assigned(
@@ -455,15 +464,25 @@ class Worker:
         }
 
     def _decisions(
-        self, entries: Mapping[ApplicationId, ApplicationEntry]
+        self, document: AssignmentDocument, applications: Collection[ApplicationId]
     ) -> tuple[_Commands, _Commands, _Commands]:
-        """Return, of these entries, the commands to run, those finished, and those for this worker."""
-        mine = self._assignments
-        return (
-            {a: e.command for a, e in entries.items() if e.state in TO_RUN},
-            {a: e.command for a, e in entries.items() if e.state is ApplicationState.FINISHED},
-            {a: mine[a].command for a in entries if a in mine},
-        )
+        """Return, of these applications, the commands to run, those finished, and those for this worker.
+
+        Replicas share their files: a command is to run if it is for one of them.
+        """
+        to_run: _Commands = {}
+        finished: _Commands = {}
+        mine: _Commands = {}
+        for whole in applications:
+            for replica in _replicas_in(document, whole):
+                entry = document.applications[replica]
+                if entry.state in TO_RUN:
+                    to_run[whole] = entry.command
+                elif entry.state is ApplicationState.FINISHED:
+                    finished[whole] = entry.command
+                if replica in self._assignments:
+                    mine[whole] = self._assignments[replica].command
+        return to_run, finished, mine
 
     def _note_adopted(self, document: AssignmentDocument, offset: int, now: float) -> None:
         self._adopted, self._version = document, offset
@@ -549,9 +568,10 @@ class Worker:
 
     def _settle_files(self, applications: Collection[ApplicationId], now: float) -> None:
         if self._may_act():
-            runs = {a: self._runs[a] for a in applications if a in self._runs}
-            in_use = {a: run.command for a, run in runs.items() if run.process is not None}
-            self._effects += self._files.settle(applications, in_use, now)
+            wholes = tuple(dict.fromkeys(application.whole for application in applications))
+            runs = (self._runs[replica] for whole in wholes for replica in self._replicas(whole))
+            in_use = {run.application.whole: run.command for run in runs if run.process is not None}
+            self._effects += self._files.settle(wholes, in_use, now)
 
     def _process_started(self, event: ProcessStarted, now: float) -> None:
         run = self._runs.get(event.application)
@@ -631,14 +651,14 @@ class Worker:
         return ""
 
     def _was_stopped(self, run: Run) -> bool:
-        started = self._files.find(run.application, run.command)
+        started = self._files.find(run.application.whole, run.command)
         return started is None or started.stopped
 
     def _advance(self, concerned: Concerned, now: float) -> None:
         """Start runs that may start, and forget those that are neither wanted nor running."""
         for ended in self._runs_of(concerned):
             if self._is_over(ended.application, ended):
-                del self._runs[ended.application]
+                self._forget(ended.application)
         if not self._may_act() or self._stopping:
             return
         wanted = self._assignments if concerned is None else concerned
@@ -648,7 +668,8 @@ class Worker:
                 run = self._runs[application] = Run(
                     application, assignment.command, assignment.mode, assignment.token, now
                 )
-                if self._files.retry(application, assignment.command):
+                self._together.setdefault(application.whole, {})[application] = None
+                if self._files.retry(application.whole, assignment.command):
                     self._settle_files([application], now)
             elif run.state is not RunState.FAILED:
                 run.named = assignment.token
@@ -656,6 +677,13 @@ class Worker:
                 run.elapsed()
             if run.state is RunState.PENDING:
                 self._start_if_it_may(run, assignment, now)
+
+    def _forget(self, application: ApplicationId) -> None:
+        del self._runs[application]
+        together = self._together[application.whole]
+        del together[application]
+        if not together:
+            del self._together[application.whole]
 
     def _is_over(self, application: ApplicationId, run: Run) -> bool:
         """True if a run has ended, and its end needs no further report.
@@ -668,7 +696,7 @@ class Worker:
         return run.state is RunState.FAILED and assignment.token != run.named
 
     def _start_if_it_may(self, run: Run, assignment: Assignment, now: float) -> None:
-        started = self._files.find(run.application, assignment.command)
+        started = self._files.find(run.application.whole, assignment.command)
         if started is not None and started.stage is Stage.REFUSED:
             run.refused(started.reason)
             started.reported = True
@@ -681,13 +709,13 @@ class Worker:
     def _what_is_missing(self, run: Run, started: Started | None, now: float) -> str:
         if started is not None and not started.stopped:
             return "its files are being stored" if now >= run.since + QUICK_S else ""
-        if started is not None or self._files.was_stopped(run.application):
+        if started is not None or self._files.was_stopped(run.application.whole):
             return "a stop was commanded"
         return "its start command has not been read yet"
 
     def _start_if_permitted(self, run: Run, started: Started, token: int, now: float) -> None:
         run.policy = started.policy
-        obstacle = self._obstacle(run, now) if run.exclusive else ""
+        obstacle = self._sibling(run) or (self._obstacle(run, now) if run.exclusive else "")
         if obstacle:
             run.wait(obstacle)
             return
@@ -703,8 +731,19 @@ class Worker:
                 self._processes,
                 token,
                 self._permission.until if run.exclusive else None,
+                self._number_of_replicas(run),
             )
         )
+
+    def _sibling(self, run: Run) -> str:
+        """Return why a replica may not start beside another one; empty if it may."""
+        others = (self._runs[each] for each in self._replicas(run.application) if each != run.application)
+        other = next((other for other in others if self._waits_for(other)), None)
+        return "" if other is None else f"{other.application} still runs on this worker"
+
+    def _number_of_replicas(self, run: Run) -> int:
+        entry = self._adopted.applications.get(run.application) if self._adopted is not None else None
+        return 1 if entry is None else entry.replicas
 
     def _obstacle(self, run: Run, now: float) -> str:
         """Return why an exclusive application may not start now; empty if it may."""
@@ -823,6 +862,10 @@ class Worker:
         """True if no process of it exists or may come to exist (SH-13)."""
         return run.process is None
 
+    def _waits_for(self, other: Run) -> bool:
+        """True if another replica of the application has a process here, which ends first (SH-28)."""
+        return not self._has_ended(other)
+
     def _is_of_present_term(self, ping: Ping) -> bool:
         """True if no later leader is known than its sender (SH-14)."""
         return ping.term >= max(self._announced, self._permission.term)
@@ -848,3 +891,12 @@ class Worker:
         """True if a leader heard this worker so lately that the process can be stopped in time (SH-14)."""
         until = self._permission.until
         return until is not None and now < until - run.policy.stop_timeout_s
+
+
+def _replicas_in(document: AssignmentDocument, whole: ApplicationId) -> Iterator[ApplicationId]:
+    """Yield the replicas of an application in a document that are not being stopped (SH-28)."""
+    first = document.applications.get(whole)
+    for replica in range(0 if first is None else first.replicas):
+        application = whole.numbered(replica)
+        if application in document.applications:
+            yield application

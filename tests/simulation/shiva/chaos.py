@@ -13,7 +13,7 @@ from simulation.shiva.clients import awkward
 from simulation.shiva.faults import Fault
 from simulation.shiva.log import Poison, Write
 from simulation.shiva.running import SIGKILL
-from simulation.shiva.scenario import DRIFT_RATIO, requests
+from simulation.shiva.scenario import DRIFT_RATIO, MAX_REPLICAS, requests
 
 if TYPE_CHECKING:
     from rebalanser.core.shiva.messages import Fact
@@ -31,6 +31,7 @@ _DRAWS_FAULTS: Final = frozenset(
         FactKind.PROCESS_STARTING,
         FactKind.PROCESS_STOPPING,
         FactKind.STOP_COMMANDED,
+        FactKind.SCALE_COMMANDED,
     }
 )
 _BURST: Final = 0.04
@@ -64,6 +65,7 @@ class Chaos:
             Fault.OVERSIZE: self._oversize,
             Fault.POISON: self._poison,
             Fault.BULK: self._bulk,
+            Fault.SCALE: self._scale,
             Fault.CORDON: self._cordon,
             Fault.LEAVE: self._leave,
             Fault.CRASH: self._crash,
@@ -159,6 +161,9 @@ class Chaos:
             requests=requests(random)
             if world.scenario.weighed and random.random() < world.scenario.weighed
             else None,
+            replicas=random.randint(1, MAX_REPLICAS)
+            if world.scenario.replicated and random.random() < world.scenario.replicated
+            else 1,
         )
 
     def _command_start(self, _: Host) -> None:
@@ -209,6 +214,11 @@ class Chaos:
     def _bulk(self, _: Host) -> None:
         self._hit(Fault.BULK, "an archive that is never started")
         self._world.clients.bulk(self._world.application(self._number()))
+
+    def _scale(self, _: Host) -> None:
+        number, replicas = self._number(), self._random.randint(1, MAX_REPLICAS)
+        self._hit(Fault.SCALE, f"a{number} is to have {replicas} replicas")
+        self._world.clients.scale(self._world.application(number), replicas)
 
     def _cordon(self, host: Host) -> None:
         if host.plan.worker is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rebalanser.core.shiva.records import StartCommand, StopCommand, WorkerCommand
+from rebalanser.core.shiva.records import ScaleCommand, StartCommand, StopCommand, WorkerCommand
 from rebalanser.core.shiva.types import ApplicationId, Archive, Cordon, Mode, RestartPolicy, WorkerId
 from simulation.shiva.events import PART_BYTES, part_key, size_bytes
 from simulation.shiva.log import Part, Write
@@ -41,6 +41,7 @@ class Clients:
         parts: int = 1,
         anew: bool = True,
         requests: Requests | None = None,
+        replicas: int = 1,
     ) -> None:
         """Write an archive and the command to start it; ``anew`` for an archive that is not there yet."""
         self._commands += 1
@@ -54,9 +55,8 @@ class Clients:
             (part_key(application, archive.sha256, n), Part(application, archive.sha256, n))
             for n in range(archive.parts)
         ]
-        values.append(
-            (f"cmd:{application}", StartCommand(application, command, archive, mode, tags, requests))
-        )
+        start = StartCommand(application, command, archive, mode, tags, requests, replicas)
+        values.append((f"cmd:{application}", start))
         self._send(values)
 
     def start_without_parts(self, application: ApplicationId, mode: Mode) -> None:
@@ -83,6 +83,12 @@ class Clients:
         """Command a stop."""
         self._commands += 1
         self._send([(f"cmd:{application}", StopCommand(application, f"c{self._commands}"))])
+
+    def scale(self, application: ApplicationId, replicas: int) -> None:
+        """Command another number of replicas."""
+        self._commands += 1
+        scale = ScaleCommand(application, f"c{self._commands}", replicas)
+        self._send([(f"scale:{application}", scale)])
 
     def cordon(self, worker: WorkerId, cordon: Cordon | None) -> None:
         """Cordon or drain a worker, or end both."""
@@ -123,12 +129,18 @@ class Clients:
     def _append(self, key: str, value: Value) -> None:
         world = self._world
         record = world.broker.append(world.now, Write(world.broker.command, key, value, size_bytes(value)))
-        if isinstance(value, StopCommand | WorkerCommand):
+        if isinstance(value, StopCommand | ScaleCommand | WorkerCommand):
             world.oracle.awaited(record.offset)
         if isinstance(value, WorkerCommand):
             world.oracle.cordoned(value)
             if world.trace:
                 world.say("client", f"{record.offset}: {value.worker} is {value.cordon or 'uncordoned'}")
+        if isinstance(value, ScaleCommand):
+            world.oracle.scaled(value)
+            if world.trace:
+                world.say(
+                    "client", f"{record.offset}: {value.application} is to have {value.replicas} replicas"
+                )
         if isinstance(value, StartCommand | StopCommand):
             world.oracle.commanded(value)
             if world.trace:

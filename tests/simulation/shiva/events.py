@@ -10,6 +10,7 @@ from rebalanser.core.shiva.messages import (
     DocumentRead,
     LeaderRead,
     PartRead,
+    ScaleRead,
     Standing,
     StartRead,
     StopRead,
@@ -21,6 +22,7 @@ from rebalanser.core.shiva.records import (
     DocumentChange,
     KeptCommand,
     LeaderAnnouncement,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -63,6 +65,8 @@ def command_event(record: Record) -> CommandEvent | None:
             return StartRead(at, start)
         case StopCommand() as stop:
             return StopRead(at, stop)
+        case ScaleCommand() as scale:
+            return ScaleRead(at, scale)
         case WorkerCommand() as command:
             return WorkerCommandRead(at, command)
         case AssignmentDocument() as document:

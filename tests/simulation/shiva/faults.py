@@ -16,6 +16,7 @@ class Fault(StrEnum):
     WITHOUT_PARTS = "start without its archive"
     OVERSIZE = "start beyond the budget"
     POISON = "record that nobody can read"
+    SCALE = "another number of replicas commanded"
     BULK = "archives that are never started"
     CORDON = "worker cordoned, drained or uncordoned"
     LEAVE = "worker stops gracefully"

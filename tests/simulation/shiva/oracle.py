@@ -11,6 +11,7 @@ from rebalanser.core.shiva.records import (
     AssignmentDocument,
     DocumentChange,
     KeptCommand,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -62,6 +63,10 @@ class Oracle:
         self.excused = 0
         self.side_by_side = 0
         self._started: dict[CommandId, StartCommand] = {}
+        self._replicas: dict[CommandId, int] = {}
+        """Number of replicas that was commanded last for a start command."""
+        self._workers: dict[ApplicationId, str] = {}
+        """Worker of each replica that has one in the last document."""
         self._ran_on: dict[ApplicationId, str] = {}
         self._epochs: set[Epoch] = set()
         self._named: dict[Epoch, set[tuple[str | None, CommandId]]] = {}
@@ -75,6 +80,13 @@ class Oracle:
             self._effective[command.application] = command
         if isinstance(command, StartCommand):
             self._started[command.command] = command
+            self._replicas[command.command] = command.replicas
+
+    def scaled(self, scale: ScaleCommand) -> None:
+        """A command about a number of replicas stands on COMMAND."""
+        command = self.commands.get(scale.application)
+        if isinstance(command, StartCommand):
+            self._replicas[command.command] = scale.replicas
 
     def awaited(self, offset: int) -> None:
         """A client waits for the effect of its command at this offset, which may change nothing."""
@@ -136,9 +148,32 @@ class Oracle:
         for application, entry in document.applications.items():
             if entry.worker is not None and entry.leaving is not None:
                 raise Violation("SH-13", f"{application} names {entry.worker} beside {entry.leaving.worker}")
+        self._judge_replicas(document)
         for name, load in self._loads(document).items():
             if not _fits(load, document.workers[name].capacity):
                 raise Violation("SH-27", f"{name} is given {load}, and has {document.workers[name].capacity}")
+
+    def _judge_replicas(self, document: AssignmentDocument) -> None:
+        """No two replicas of an application are on one worker, also while one still leaves (SH-28)."""
+        named: set[tuple[ApplicationId, str]] = set()
+        leaving = {
+            (application.whole, entry.leaving.worker): application
+            for application, entry in document.applications.items()
+            if entry.leaving is not None
+        }
+        before, self._workers = self._workers, {}
+        for application, entry in document.applications.items():
+            if entry.worker is None:
+                continue
+            self._workers[application] = entry.worker
+            place = application.whole, entry.worker
+            if place in named:
+                raise Violation("SH-28", f"{entry.worker} is named for two replicas of {application.whole}")
+            named.add(place)
+            if place in leaving and before.get(application) != entry.worker:
+                raise Violation(
+                    "SH-28", f"{application} is given to {entry.worker} before {leaving[place]} left"
+                )
 
     def _loads(self, document: AssignmentDocument) -> dict[str, tuple[int, ...]]:
         """Amounts that the applications of each known worker in a document request, as commanded."""
@@ -153,7 +188,7 @@ class Oracle:
 
     def asked_to_start(self, worker: WorkerProcess, start: StartProcess) -> None:
         """A worker wants a process."""
-        if (start.application, start.command) not in worker.stored:
+        if (start.application.whole, start.command) not in worker.stored:
             raise Violation("SH-6", f"{worker.name} starts {start.application} without its files")
         if self._started[start.command].mode is Mode.EXCLUSIVE and start.deadline is None:
             raise Violation("SH-14", f"{worker.name} starts {start.application}, exclusive, for ever")
@@ -166,8 +201,11 @@ class Oracle:
 
     def dropped(self, worker: WorkerProcess, application: ApplicationId, gone: set[str]) -> None:
         """A worker has removed the unpacked archives of these sha256."""
-        for process in self.running[application]:
-            if process.host is worker.host and self._started[process.command].archive.sha256 in gone:
+        for process in worker.host.processes:
+            if (
+                process.application.whole == application
+                and self._started[process.command].archive.sha256 in gone
+            ):
                 raise Violation("SH-5", f"{worker.name} drops the files of {application} while it runs")
 
     def acted(self, worker: WorkerProcess) -> None:
@@ -189,6 +227,11 @@ class Oracle:
             world.say(process.host.plan.name, f"RUNS {application} ({process.command}, {_mode(process)})")
         for other in self.running[application]:
             self._judge_overlap(other, process)
+        for beside in process.host.processes:
+            if beside.application.whole == application.whole and beside.application != application:
+                raise Violation(
+                    "SH-28", f"{process.host.plan.name} starts {application} beside {beside.application}"
+                )
         self._judge_room(process)
         self.running[application].append(process)
         before = self._ran_on.get(application)
@@ -268,27 +311,81 @@ class Oracle:
         return f"SH-8: the document does not know {sorted(missing)}" if missing else None
 
     def _commands_unsettled(self, document: AssignmentDocument) -> str | None:
+        replicas: dict[ApplicationId, list[ApplicationId]] = defaultdict(list)
+        for application in document.applications:
+            replicas[application.whole].append(application)
         for application, command in self.commands.items():
-            entry = document.applications.get(application)
             if isinstance(command, StopCommand):
-                if entry is not None:
-                    return f"SH-5: {application} was stopped, and is {entry.state}"
+                for there in replicas[application]:
+                    return f"SH-5: {there} was stopped, and is {document.applications[there].state}"
             else:
-                wrong = self._start_unsettled(document, command, entry)
+                wrong = self._replicas_unsettled(document, command, replicas[application])
                 if wrong:
                     return wrong
-        unknown = set(document.applications) - set(self.commands)
+        unknown = set(replicas) - set(self.commands)
         return f"SH-11: nobody commanded {sorted(map(str, unknown))}" if unknown else None
 
-    def _start_unsettled(
-        self, document: AssignmentDocument, command: StartCommand, entry: ApplicationEntry | None
+    def _replicas_unsettled(
+        self, document: AssignmentDocument, command: StartCommand, there: list[ApplicationId]
     ) -> str | None:
-        application = command.application
-        refusable = command.command in self.refusable or not self._has_parts(application, command.archive)
+        application, first = command.application, document.applications.get(command.application)
+        wrong = self._start_unsettled(document, command, application, first)
+        if wrong or first is None or first.state is ApplicationState.REFUSED:
+            return wrong
+        number = self._replicas[first.command]
+        if first.command == command.command and sorted(there) != [
+            application.numbered(n) for n in range(number)
+        ]:
+            return f"SH-28: {application} is to have {number} replicas, and has {sorted(map(str, there))}"
+        for each in there:
+            wrong = wrong or self._start_unsettled(document, command, each, document.applications[each])
+        return wrong or self._too_few_placed(document, there)
+
+    def _too_few_placed(self, document: AssignmentDocument, there: list[ApplicationId]) -> str | None:
+        """Check that as many replicas have a worker as can have one of their own (SH-28)."""
+        entries = {each: document.applications[each] for each in there}
+        if any(self._requests(entry.command) for entry in entries.values()):
+            return None
+        able = {
+            each: [
+                worker
+                for worker, known in document.workers.items()
+                if entry.tags <= known.tags
+                and worker not in entry.failed_on
+                and (worker not in document.cordons or worker == entry.worker)
+            ]
+            for each, entry in entries.items()
+            if entry.state in TO_RUN
+        }
+        on: dict[str, ApplicationId] = {}
+
+        def finds_place(each: ApplicationId, tried: set[str]) -> bool:
+            for worker in able[each]:
+                if worker not in tried:
+                    tried.add(worker)
+                    if worker not in on or finds_place(on[worker], tried):
+                        on[worker] = each
+                        return True
+            return False
+
+        most = sum(finds_place(each, set()) for each in sorted(able))
+        placed = sum(entry.worker is not None for entry in entries.values())
+        return f"SH-28: {placed} of {there} are placed, and {most} could be" if placed < most else None
+
+    def _start_unsettled(
+        self,
+        document: AssignmentDocument,
+        command: StartCommand,
+        application: ApplicationId,
+        entry: ApplicationEntry | None,
+    ) -> str | None:
+        refusable = command.command in self.refusable or not self._has_parts(
+            application.whole, command.archive
+        )
         if entry is None:
             return f"SH-4: {application} was started, and is not in the document"
         if entry.command != command.command:
-            effective = self._effective.get(application, command)
+            effective = self._effective.get(application.whole, command)
             compacted = self._world.hits[Fault.COMPACTION] > 0
             if not refusable or (entry.command != effective.command and not compacted):
                 return f"SH-2: {application} is of {entry.command}, not {effective.command}"
@@ -298,15 +395,18 @@ class Oracle:
         if entry.failed_on and self._world.scenario.options.retry_max_s < NEVER_S:
             return f"SH-17: {application} has not been tried again on {sorted(entry.failed_on)}"
         able = {w for w, known in document.workers.items() if command.tags <= known.tags}
+        taken = self._taken(document, application)
+        left = able - entry.failed_on.keys() - taken
         behaviour = self._world.behaviours[entry.command]
         allowed = {
             ApplicationState.RUNNING: behaviour.exits_after_s is None and not behaviour.unusable,
             ApplicationState.REFUSED: refusable,
             ApplicationState.FINISHED: behaviour.ends,
             ApplicationState.WAITING: not able
-            or _closed(document, able - entry.failed_on.keys())
-            or self._is_full(document, entry, able),
-            ApplicationState.FAILED: self._has_failed(entry, able),
+            or (taken and not left)
+            or _closed(document, left)
+            or self._is_full(document, entry, left),
+            ApplicationState.FAILED: self._has_failed(entry, able, taken),
         }
         if not allowed.get(entry.state, False):
             return (
@@ -316,19 +416,28 @@ class Oracle:
             return f"SH-11: no reason is given why {application} is {entry.state}"
         return None
 
-    def _is_full(self, document: AssignmentDocument, entry: ApplicationEntry, able: set[str]) -> bool:
-        """True if no worker that may take it has room, and not all for another reason."""
+    def _taken(self, document: AssignmentDocument, application: ApplicationId) -> set[str]:
+        """Workers that have another replica of the application (SH-28)."""
+        return {
+            entry.worker
+            for other, entry in document.applications.items()
+            if other.whole == application.whole and other != application and entry.worker is not None
+        }
+
+    def _is_full(self, document: AssignmentDocument, entry: ApplicationEntry, left: set[str]) -> bool:
+        """True if none of the workers that are left to it has room, and not all for another reason."""
         loads, requests = self._loads(document), self._requests(entry.command)
-        left = able - entry.failed_on.keys() - document.cordons.keys()
+        left = left - document.cordons.keys()
         return bool(left) and not any(
             _fits(_plus(loads[worker], requests), document.workers[worker].capacity) for worker in left
         )
 
-    def _has_failed(self, entry: ApplicationEntry, able: set[str]) -> bool:
+    def _has_failed(self, entry: ApplicationEntry, able: set[str], taken: set[str]) -> bool:
         tried_again = self._world.scenario.options.retry_max_s < NEVER_S
         faulty = self._world.faulty_applications and not tried_again
         may_fail = self._world.behaviours[entry.command].fails or faulty
-        return may_fail and bool(able) and able <= set(entry.failed_on)
+        failed_on = able & entry.failed_on.keys()
+        return may_fail and bool(failed_on) and able - taken <= failed_on
 
     def _processes_unsettled(self, document: AssignmentDocument) -> str | None:
         runs = {
@@ -360,7 +469,8 @@ class Oracle:
                 continue
             requests, here = self._requests(entry.command), entry.worker
             for other, known in document.workers.items():
-                if other in entry.failed_on or other in document.cordons or not entry.tags <= known.tags:
+                closed = entry.failed_on.keys() | document.cordons.keys() | self._taken(document, application)
+                if other in closed or not entry.tags <= known.tags:
                     continue
                 if requests:
                     grown, less = _plus(weights[other], requests), _plus(weights[here], requests, -1)
@@ -431,7 +541,7 @@ class Oracle:
         for application, entry in document.applications.items():
             if entry.state not in _NAMED:
                 continue
-            if entry.command not in starts or not self._has_parts(application, entry.archive):
+            if entry.command not in starts or not self._has_parts(application.whole, entry.archive):
                 return f"SH-15: COMMAND has lost the files or the start command of {application}"
         return None
 
@@ -445,9 +555,12 @@ class Oracle:
 
     def _budget_exceeded(self, document: AssignmentDocument) -> str | None:
         budget = self._world.scenario.options.budget_bytes
-        needed = sum(
-            entry.archive.size_bytes for entry in document.applications.values() if entry.state in _NAMED
-        )
+        sizes = {
+            application.whole: entry.archive.size_bytes
+            for application, entry in document.applications.items()
+            if entry.state in _NAMED
+        }
+        needed = sum(sizes.values())
         if needed > budget:
             return f"SH-15: {needed} bytes are to run, and the budget is {budget} bytes"
         return None

@@ -17,6 +17,7 @@ from simulation.shiva.faults import Fault
 DRIFT_RATIO: Final = 0.04
 MARGIN_S: Final = 0.2
 KEEP_FILES_S: Final = 4.0
+MAX_REPLICAS: Final = 4
 NEVER_S: Final = 1000.0
 """Longer than any run."""
 LEADER_OPTIONS: Final = LeaderOptions(
@@ -82,6 +83,8 @@ class Scenario:
     """How probable it is that an application exits by itself, hangs or cannot be unpacked."""
     weighed: float = 0.0
     """Probability that a start command requests processors or memory."""
+    replicated: float = 0.0
+    """Probability that a start command is for several replicas."""
 
     def worker_options(self, plan: HostPlan, incarnation: int = 1) -> WorkerOptions:
         """The options of an incarnation of a host's worker."""
@@ -113,6 +116,8 @@ class Profile:
     """Of leaders; with several each run has one of them."""
     weighed: tuple[float, ...] = (0.0,)
     """Probabilities of requests; with several each run has one of them, and its workers have capacities."""
+    replicated: float = 0.0
+    """Probability that a start command is for several replicas."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
@@ -145,6 +150,7 @@ class Profile:
             tagged=random.choice((0.0, 0.4)),
             awkward=random.choice(self.awkward),
             weighed=self.weighed[0] if len(self.weighed) == 1 else random.choice(self.weighed),
+            replicated=self.replicated,
         )
 
     def _faults(self, random: Random) -> dict[Fault, float]:
@@ -323,6 +329,39 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 exclusive=(0.0, 1.0),
                 away_grace_s=(0.0, 6.0),
                 weighed=(0.6, 1.0),
+            ),
+            replace(
+                _closer(
+                    "replicas",
+                    {
+                        **_COMMANDS,
+                        Fault.SCALE: 6,
+                        Fault.CORDON: 1,
+                        Fault.LEAVE: 3,
+                        Fault.ROLLING: 3,
+                        Fault.HANG: 3,
+                        Fault.CUT: 3,
+                        Fault.KICK: 1,
+                        Fault.LAG: 2,
+                        Fault.DUPLICATE: 1,
+                        Fault.FILES_REFUSED: 1,
+                    },
+                    mean_between_faults_s=(0.4, 1.5),
+                ),
+                exclusive=(0.0, 1.0),
+                away_grace_s=(0.0, 6.0),
+                weighed=(0.0, 0.0, 0.8),
+                replicated=0.8,
+            ),
+            replace(
+                _closer(
+                    "replicas cut off",
+                    {Fault.CUT: 5, Fault.SCALE: 5, Fault.HANG: 3},
+                    mean_between_faults_s=(0.4, 1.2),
+                    daemons=0,
+                ),
+                exclusive=(0.0,),
+                replicated=1.0,
             ),
             _closer("retention", {**_COMMANDS, Fault.BULK: 4, Fault.RETENTION: 4, Fault.COMPACTION: 4}),
             _closer(
