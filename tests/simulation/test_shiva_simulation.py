@@ -75,6 +75,14 @@ def test_no_two_replicas_are_on_one_worker_whatever_fails() -> None:
     assert exercised(report, profile) == []
 
 
+@pytest.mark.rule("SH-2", "SH-15")
+def test_a_start_whose_archive_is_dropped_before_it_is_read_is_refused_and_the_last_one_runs_on() -> None:
+    """A client wrote an old archive anew just when a leader that read COMMAND late was to drop it."""
+    profile = PROFILES["weights"]
+    report = run_seeds(700_693, 1, profile)
+    assert not report.violations, report.told(lambda seed: replay_command(seed, profile))
+
+
 @pytest.mark.rule("SH-13", "SH-14", "SH-24")
 @pytest.mark.lesson(12)
 def test_whatever_changes_are_lost_nothing_runs_twice_and_all_is_well_soon() -> None:

@@ -129,6 +129,8 @@ class Clients:
     def _append(self, key: str, value: Value) -> None:
         world = self._world
         record = world.broker.append(world.now, Write(world.broker.command, key, value, size_bytes(value)))
+        if isinstance(value, Part):
+            world.oracle.part_written(value)
         if isinstance(value, StopCommand | ScaleCommand | WorkerCommand):
             world.oracle.awaited(record.offset)
         if isinstance(value, WorkerCommand):
@@ -142,7 +144,7 @@ class Clients:
                     "client", f"{record.offset}: {value.application} is to have {value.replicas} replicas"
                 )
         if isinstance(value, StartCommand | StopCommand):
-            world.oracle.commanded(value)
+            world.oracle.commanded(value, record.offset)
             if world.trace:
                 world.say(
                     "client", f"{record.offset}: {type(value).__name__} {value.application} {value.command}"

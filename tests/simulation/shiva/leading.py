@@ -71,6 +71,8 @@ class LeaderProcess(Process):
         self._busy = False
         self._attempt = 0
         self._parts: dict[str, Part] = {}
+        self._read_to = -1
+        """The offset of the last record of COMMAND that was read."""
         self._control_position = 0
         self._stop_at: int | None = None
 
@@ -150,7 +152,7 @@ class LeaderProcess(Process):
     def _take_over(self, chain: DocumentChain, pongs: tuple[Pong, ...], end: int, control_end: int) -> None:
         self.machine = self.world.make_leader(self.host.plan.name)
         self.world.oracle.took_over(self)
-        self._stop_at, self._control_position = None, control_end
+        self._stop_at, self._control_position, self._read_to = None, control_end, -1
         document = None if chain.missed else chain.document
         self.take(TookOver(self.term, document, pongs, chain.missed))
         broker = self.world.broker
@@ -200,6 +202,7 @@ class LeaderProcess(Process):
         self.take(Wakeup())
 
     def _command_record(self, record: Record) -> None:
+        self._read_to = record.offset
         if isinstance(record.value, Part):
             self._parts[record.key] = record.value
         event = command_event(record)
@@ -247,7 +250,8 @@ class LeaderProcess(Process):
                     for number in range(archive.parts)
                 ]
                 writes = [self._write(broker.command, key, None) for key in keys]
-                self._work.append(Work(tuple(writes), lambda _: None))
+                self.world.oracle.drops_archives(archives, self._read_to)
+                self._work.append(Work(tuple(writes), lambda _: self.world.oracle.archives_dropped(archives)))
 
     def _published(self, document: AssignmentDocument, records: list[Record]) -> None:
         self.world.say(self.name, f"document {document.epoch} stands at {records[0].offset}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rebalanser.core.allocation import Capacity, Requests
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rebalanser.core.shiva.messages import StartProcess, StoreFiles
     from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId, Epoch
     from simulation.shiva.leading import LeaderProcess
-    from simulation.shiva.log import Record
+    from simulation.shiva.log import Part, Record
     from simulation.shiva.running import ApplicationProcess
     from simulation.shiva.working import WorkerProcess
     from simulation.shiva.world import World
@@ -45,8 +45,10 @@ class Oracle:
         self._world = world
         self.commands: dict[ApplicationId, StartCommand | StopCommand] = {}
         """The last command of each application, in the order of the log."""
-        self._effective: dict[ApplicationId, StartCommand | StopCommand] = {}
-        """The last one that no leader had a reason to refuse."""
+        self._history: dict[ApplicationId, list[tuple[int, StartCommand | StopCommand]]] = defaultdict(list)
+        """All commands of an application with their offsets."""
+        self._dropped: dict[tuple[ApplicationId, str], bool] = {}
+        """Archives that the leader drops; True once their tombstones stand, until they are written again."""
         self._cordons: dict[str, Cordon] = {}
         self._to_answer = -1
         """The offset of the last command whose client waits for a document that has read it."""
@@ -73,20 +75,49 @@ class Oracle:
         """Who is named for which command, by the epoch of the document."""
         self._consumed = -1
 
-    def commanded(self, command: StartCommand | StopCommand) -> None:
+    def commanded(self, command: StartCommand | StopCommand, offset: int) -> None:
         """A command of a client stands on COMMAND."""
         self.commands[command.application] = command
-        if command.command not in self.refusable:
-            self._effective[command.application] = command
+        self._history[command.application].append((offset, command))
         if isinstance(command, StartCommand):
             self._started[command.command] = command
             self._replicas[command.command] = command.replicas
+            files = (command.application, command.archive.sha256)
+            if files in self._dropped:
+                self.refusable.add(command.command)
 
     def scaled(self, scale: ScaleCommand) -> None:
         """A command about a number of replicas stands on COMMAND."""
         command = self.commands.get(scale.application)
         if isinstance(command, StartCommand):
             self._replicas[command.command] = scale.replicas
+
+    def drops_archives(self, archives: Iterable[tuple[ApplicationId, Archive]], read_to: int) -> None:
+        """A leader that has read COMMAND to an offset drops archives: a start behind it comes too late."""
+        for application, archive in archives:
+            self._dropped[application, archive.sha256] = False
+            for offset, command in self._history[application]:
+                if (
+                    offset > read_to
+                    and isinstance(command, StartCommand)
+                    and command.archive.sha256 == archive.sha256
+                ):
+                    self.refusable.add(command.command)
+
+    def archives_dropped(self, archives: Iterable[tuple[ApplicationId, Archive]]) -> None:
+        """The tombstones of archives stand on COMMAND: what is written from now on stays."""
+        self._dropped |= {(application, archive.sha256): True for application, archive in archives}
+
+    def part_written(self, part: Part) -> None:
+        """A part of an archive of a client stands on COMMAND."""
+        files = (part.application, part.sha256)
+        if self._dropped.get(files):
+            del self._dropped[files]
+
+    def _effective(self, command: StartCommand | StopCommand) -> StartCommand | StopCommand:
+        """The last command of an application that no leader had a reason to refuse."""
+        known = (each for _, each in reversed(self._history[command.application]))
+        return next((each for each in known if each.command not in self.refusable), command)
 
     def awaited(self, offset: int) -> None:
         """A client waits for the effect of its command at this offset, which may change nothing."""
@@ -102,6 +133,7 @@ class Oracle:
     def took_over(self, leader: LeaderProcess) -> None:
         """A leader has begun its term."""
         self.terms += 1
+        self._dropped = {files: stands for files, stands in self._dropped.items() if stands}
         if self._world.trace:
             leader.say(f"took over with term {leader.term}")
 
@@ -385,7 +417,7 @@ class Oracle:
         if entry is None:
             return f"SH-4: {application} was started, and is not in the document"
         if entry.command != command.command:
-            effective = self._effective.get(application.whole, command)
+            effective = self._effective(command)
             compacted = self._world.hits[Fault.COMPACTION] > 0
             if not refusable or (entry.command != effective.command and not compacted):
                 return f"SH-2: {application} is of {entry.command}, not {effective.command}"
