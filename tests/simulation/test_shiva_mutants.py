@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rebalanser.core.allocation import weighted
+from rebalanser.core.allocation import RememberedSearch, weighted
 from rebalanser.core.shiva.assignments import AssignmentTable
 from rebalanser.core.shiva.changes import DocumentChain, changed
 from rebalanser.core.shiva.publishing import Publisher
@@ -22,7 +22,7 @@ from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.core.shiva.worker import Worker
 from rebalanser.core.shiva.worker_files import Started, WorkerFiles
-from simulation.kernel.mutants import Caught, Mutant, Switch, always, instead, scan
+from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from simulation.shiva import PROFILES, Broker, World, run_seed
 from simulation.shiva.running import ApplicationProcess
 
@@ -244,6 +244,19 @@ MUTANTS = (
         "a worker is given no more than its capacity",
         (Switch(weighted, "has_room", always(True)), Switch(Safeguards, "has_room", always(True))),
         frozenset({"SH-27"}),
+        "weights",
+    ),
+    Mutant(
+        "search remembered",
+        "a placement is searched anew once what an application requests has changed",
+        (
+            Switch(
+                RememberedSearch,
+                "__call__",
+                edited("asked != self._asked", "asked[:2] != (self._asked or ())[:2]"),
+            ),
+        ),
+        frozenset({"SH-27", "SH-4"}),
         "weights",
     ),
     Mutant(

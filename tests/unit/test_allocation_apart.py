@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import Capacity, Placement, Requests, place
+from rebalanser.core.allocation import Capacity, Placement, RememberedSearch, Requests, place
 
 NO_TAGS: frozenset[str] = frozenset()
 
@@ -25,7 +25,9 @@ class Case:
     previous: Mapping[str, str]
     refused: Mapping[str, frozenset[str]]
 
-    def placement(self, requests: Mapping[str, Requests] | None = None) -> Placement:
+    def placement(
+        self, requests: Mapping[str, Requests] | None = None, by_weight: RememberedSearch | None = None
+    ) -> Placement:
         return place(
             self.workers,
             self.resources,
@@ -33,6 +35,7 @@ class Case:
             refused=self.refused,
             requests=requests or {},
             apart=self.groups,
+            by_weight=by_weight,
         )
 
     def open_to(self, name: str) -> list[str]:
@@ -205,3 +208,16 @@ def test_a_worker_that_joins_takes_its_part_of_replicas_alone() -> None:
     )
     assert Counter(after.values()) == {f"w{number}": 3 for number in range(4)}
     assert sum(after[name] != before[name] for name in names) == 3
+
+
+@pytest.mark.rule("SH-28")
+def test_a_remembered_search_is_repeated_once_replicas_come_or_go() -> None:
+    names, requests = ("app", "app#1", "app#2"), Requests(1)
+    search, workers = RememberedSearch(), dict.fromkeys(("w1", "w2"), NO_TAGS)
+    placed = []
+    for groups in ({}, dict.fromkeys(names, "app"), dict.fromkeys(names[:2], "app"), {}):
+        case = Case(workers, dict.fromkeys(names, NO_TAGS), groups, {}, {})
+        placement = case.placement(dict.fromkeys(names, requests), search)
+        assert placement == case.placement(dict.fromkeys(names, requests))
+        placed.append(len(placement.holders))
+    assert placed == [3, 2, 3, 3]

@@ -21,12 +21,13 @@ from rebalanser.core.allocation import (
     MAX_AMOUNT,
     Capacity,
     Placement,
+    RememberedSearch,
     Requests,
     has_room,
     place,
     weighted,
 )
-from rebalanser.core.allocation.weighted import EVEN
+from rebalanser.core.allocation.weighted import EVEN, _Packing
 
 NO_TAGS: frozenset[str] = frozenset()
 
@@ -39,13 +40,14 @@ class Case:
     requests: Mapping[str, Requests]
     capacities: Mapping[str, Capacity]
 
-    def placement(self) -> Placement:
+    def placement(self, by_weight: RememberedSearch | None = None) -> Placement:
         return place(
             self.workers,
             self.resources,
             self.previous,
             requests=self.requests,
             capacities=self.capacities,
+            by_weight=by_weight,
         )
 
     def open_to(self, name: str) -> list[str]:
@@ -295,6 +297,68 @@ def test_what_only_some_workers_may_take_says_so() -> None:
 def test_an_amount_that_no_worker_can_have_is_refused(amount: int, kind: type[Requests | Capacity]) -> None:
     with pytest.raises(ValueError, match="memory_mb is"):
         kind(memory_mb=amount)
+
+
+@pytest.mark.rule("SH-27")
+@given(cases(), cases(), st.randoms(use_true_random=True))
+@settings(max_examples=10 * settings().max_examples)
+def test_a_search_is_spared_only_if_nothing_that_matters_has_changed(
+    case: Case, other: Case, random: Random
+) -> None:
+    """Each case differs from the one before in some part, down to one resource or worker."""
+    search = RememberedSearch()
+    for _ in range(4):
+        placement = case.placement(search)
+        assert placement == case.placement()
+        fields = random.sample(["workers", "resources", "previous", "requests", "capacities"], 2)
+        changes: dict[str, Any] = {}
+        for field in fields:
+            mine, theirs = getattr(case, field), getattr(other, field)
+            key = random.choice([*mine, *theirs, ""])
+            changes[field] = {**mine, **{name: theirs[name] for name in theirs if name == key}}
+            if key not in theirs:
+                changes[field].pop(key, None)
+        known = changes.get("resources", case.resources).keys()
+        if random.random() < 0.5:
+            changes["previous"] = placement.holders
+        case = replace(case, **changes)
+        case = replace(case, requests={name: each for name, each in case.requests.items() if name in known})
+
+
+@pytest.mark.rule("SH-27")
+def test_a_search_is_not_repeated_while_nothing_that_matters_changes() -> None:
+    requests = {name: Requests(600) for name in "abc"}
+    case = Case(
+        {"w1": NO_TAGS, "w2": NO_TAGS},
+        {**dict.fromkeys(requests, NO_TAGS), "light": NO_TAGS},
+        {},
+        requests,
+        {"w1": Capacity(1000), "w2": Capacity(700), "gone": Capacity(5)},
+    )
+    changed = [
+        replace(case, workers={"w1": NO_TAGS}),
+        replace(case, workers={**case.workers, "w3": NO_TAGS}),
+        replace(case, resources={**case.resources, "a": frozenset("x")}),
+        replace(case, previous={"a": "w2"}),
+        replace(case, requests={**requests, "c": Requests(400)}),
+        replace(case, capacities={"w1": Capacity(1000)}),
+        replace(case, capacities={"w1": Capacity(1200), "w2": Capacity(700)}),
+    ]
+    for other in changed:
+        search = RememberedSearch()
+        with mock.patch.object(_Packing, "search", autospec=True, side_effect=_Packing.search) as searches:
+            placement = case.placement(search)
+            assert placement.full
+            same = [
+                case,
+                replace(case, previous=placement.holders),
+                replace(case, resources={**case.resources, "another": NO_TAGS}),
+                replace(case, capacities={**case.capacities, "gone": Capacity(9)}),
+            ]
+            assert [each.placement(search).full for each in same] == [placement.full] * len(same)
+            assert searches.call_count == 1
+            other.placement(search)
+            assert searches.call_count == 2
 
 
 @pytest.mark.rule("SH-27")

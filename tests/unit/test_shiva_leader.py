@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
+from unittest import mock
 
 import pytest
 
 from rebalanser.core.allocation import Capacity, Requests
+from rebalanser.core.allocation.weighted import _Packing
 from rebalanser.core.shiva.changes import change_between, changed
 from rebalanser.core.shiva.leader import Leader
 from rebalanser.core.shiva.messages import (
@@ -1212,6 +1214,30 @@ class TestRequests:
         assert full.settle().applications[C].worker is None
         full.pong("w1", {A: RunState.RUNNING}, cpu=1000)
         assert full.settle().applications[C].worker == "w1"
+
+    def test_room_is_searched_for_again_only_if_there_may_be_some(self, full: Rig) -> None:
+        """A search that finds none takes longest; many documents are published meanwhile."""
+        with mock.patch.object(_Packing, "search", autospec=True, side_effect=_Packing.search) as searches:
+            full.start(C, cpu=900)
+            full.settle()
+            assert searches.call_count == 1
+            light = [ApplicationId("t", "c", f"light-{number}") for number in range(3)]
+            for application in light:
+                full.start(application)
+                full.settle()
+            full.stop(light[0])
+            full.settle()
+            assert (full.state(C), searches.call_count) == (ApplicationState.WAITING, 1)
+            full.stop(B)
+            full.start(C, "start-2", cpu=400)
+            full.settle()
+            searched = searches.call_count
+            for _ in range(3):
+                full.pong("w1", {A: RunState.RUNNING, B: RunState.STOPPING}, cpu=1000)
+                full.settle()
+            assert (full.state(C), searches.call_count) == (ApplicationState.MOVING, searched)
+            full.pong("w1", {A: RunState.RUNNING}, cpu=1000)
+            assert full.settle().applications[C].worker == "w1"
 
     def test_what_requests_nothing_starts_on_a_full_worker(self, full: Rig) -> None:
         full.start(C)

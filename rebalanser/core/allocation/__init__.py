@@ -171,19 +171,28 @@ correctly: equal ones are equal on every machine.
 
 *Cost.* Resources with the same requests that may be on the same workers are of one kind, and the search only
 counts them. A step looks at all workers and kinds. To make room it first compares what is lacking with the
-most that any worker has free, so that full workers are passed over.
+most that any worker has free, so that full workers are passed over. Whoever places again and again keeps a
+``RememberedSearch``, which searches only if something that matters has changed.
 """
 
 from __future__ import annotations
 
 from rebalanser.core.allocation.balanced import balanced, minimum_moves, moves, share_out
 from rebalanser.core.allocation.placement import Placement, allocate, effort, place
-from rebalanser.core.allocation.weighted import MAX_AMOUNT, Capacity, Requests, has_room, thousandths
+from rebalanser.core.allocation.weighted import (
+    MAX_AMOUNT,
+    Capacity,
+    RememberedSearch,
+    Requests,
+    has_room,
+    thousandths,
+)
 
 __all__ = [
     "MAX_AMOUNT",
     "Capacity",
     "Placement",
+    "RememberedSearch",
     "Requests",
     "allocate",
     "balanced",

@@ -20,7 +20,7 @@ from rebalanser.core.allocation.balanced import (
 from rebalanser.core.allocation.balanced import effort as balanced_effort
 from rebalanser.core.allocation.flow import Network
 from rebalanser.core.allocation.reasons import why_apart, why_nowhere
-from rebalanser.core.allocation.weighted import Capacity, Requests, place_by_weight
+from rebalanser.core.allocation.weighted import Capacity, RememberedSearch, Requests, place_by_weight
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,6 +57,7 @@ def place(
     requests: Mapping[str, Requests] = NO_REQUESTS,
     capacities: Mapping[str, Capacity] = NO_CAPACITIES,
     apart: Mapping[str, str] = NO_GROUPS,
+    by_weight: RememberedSearch | None = None,
 ) -> Placement:
     """Place ``resources`` on ``workers`` as evenly as their tags allow, moving as few as that allows (SH-12).
 
@@ -84,6 +85,7 @@ def place(
         capacities: the amounts that the resources of a worker may take; one that is missing has no limit.
         apart: the group of each resource that is to be on another worker than all others of its group.
             Unknown resources are ignored.
+        by_weight: spares the search by weight if its arguments are those of its last one.
     """
     together: dict[tuple[str, ...], list[str]] = defaultdict(list)
     weighed: dict[str, tuple[str, ...]] = {}
@@ -113,7 +115,8 @@ def place(
     holders = _even(pools)
     if not weighed:
         return Placement(dict(sorted(holders.items())), dict(sorted(unplaced.items())))
-    packed, left, full = place_by_weight(workers, weighed, requests, capacities, previous, apart)
+    search = by_weight or place_by_weight
+    packed, left, full = search(workers, weighed, requests, capacities, previous, apart)
     return Placement(dict(sorted((holders | packed).items())), dict(sorted((unplaced | left).items())), full)
 
 

@@ -165,6 +165,39 @@ def place_by_weight(
     return holders, left, frozenset(full)
 
 
+class RememberedSearch:
+    """Answers as ``place_by_weight``, without a search if all that matters is as it was in the last one.
+
+    The search depends on its arguments only, and its own outcome fed back is its outcome again. To find
+    that nothing more has room takes longest, and would be repeated with each change of anything else.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[object, ...] | None = None
+        self._previous: tuple[Mapping[str, str | None], ...] = ()
+        self._outcome: tuple[dict[str, str], dict[str, str], frozenset[str]] = {}, {}, frozenset()
+
+    def __call__(
+        self,
+        workers: Iterable[str],
+        open_to: Mapping[str, tuple[str, ...]],
+        requests: Mapping[str, Requests],
+        capacities: Mapping[str, Capacity],
+        previous: Mapping[str, str],
+        apart: Mapping[str, str],
+    ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
+        """Return the holders of resources, and why the others have none; arguments as ``place_by_weight``."""
+        limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
+        groups = {name: apart[name] for name in open_to if name in apart}
+        asked = (limits, dict(open_to), {name: requests[name] for name in open_to}, groups)
+        held = {name: previous.get(name) for name in open_to}
+        if asked != self._asked or held not in self._previous:
+            self._outcome = place_by_weight(limits, open_to, requests, limits, previous, groups)
+            holders, *_ = self._outcome
+            self._asked, self._previous = asked, (held, {name: holders.get(name) for name in open_to})
+        return self._outcome
+
+
 class _Kind(NamedTuple):
     """Resources that request the same amounts and may be on the same workers."""
 

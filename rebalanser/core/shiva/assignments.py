@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
-from rebalanser.core.allocation import Placement, place
+from rebalanser.core.allocation import Placement, RememberedSearch, place
 from rebalanser.core.shiva.membership import Members
 from rebalanser.core.shiva.records import AssignmentDocument, Pong, RunReport, StartCommand
 from rebalanser.core.shiva.safeguards import Safeguards
@@ -113,6 +113,7 @@ class AssignmentTable:
         self._guards = guards
         self._retries = retries
         self._unplaced = True
+        self._by_weight = RememberedSearch()
         self._held_up: set[ApplicationId] = set()
         """Applications whose next worker has no room for them until others have left it (SH-27)."""
         self._named: dict[WorkerId, dict[ApplicationId, None]] = {}
@@ -583,6 +584,7 @@ class AssignmentTable:
                 worker: known.capacity for worker, known in self._members.entries.items() if known.capacity
             },
             apart=self._apart(named),
+            by_weight=self._by_weight,
         )
 
     def _apart(self, named: Mapping[str, tuple[ApplicationId, ApplicationEntry]]) -> Mapping[str, str]:
