@@ -21,7 +21,8 @@ whatever fails:
 Each command leads a session and process group of its own. When it has exited, the guardian kills the rest of
 the group, and reports the exit only once the group is empty. It is the subreaper of all that it starts, so an
 orphan of a group becomes its child. A process that creates a session of its own has left the group and is not
-waited for.
+waited for, unless the job asks for its ``whole_tree``: then orphans with the job's mark in their environment
+are killed and waited for, too. What begins with another environment, or runs as another user, gets away.
 
 A job may name a lock file. It is started once the guardian has the lock, and the command inherits the lock:
 no second job with the same file is started while a process of the first one lives that has not closed it.
@@ -72,6 +73,7 @@ PIPE_BYTES: Final = 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FILES_OF_A_START: Final = 3
+_MARK: Final = "REBALANSER_JOB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Job:
     """File that stays locked while the job lives."""
     lock_timeout_s: float = 0.0
     """Maximum seconds to wait for the lock."""
+    whole_tree: bool = False
+    """True if what has left the process group ends with the command too, if it has kept its environment."""
     output: Output | None = None
 
     @classmethod
@@ -146,6 +150,8 @@ class _Child:
     lock: int | None = None
     kill_at: float | None = None
     """Time of SIGKILL; None unless it has got SIGTERM."""
+    mark: str | None = None
+    """Entry of the environment of all its descendants; None if only the process group is killed."""
     by_guardian: bool = False
     """True if the guardian stopped it without an order."""
     code: int | None = None
@@ -292,7 +298,8 @@ class Guardian:
                 waiting.files += [writing]
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            process = self._run(job, waiting.files, lock)
+            mark = f"{os.getpid()}.{waiting.number}" if job.whole_tree else None
+            process = self._run(job, waiting.files, lock, {_MARK: mark} if mark else {})
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             _close(lock, reading)
             why = str(error)
@@ -305,13 +312,20 @@ class Guardian:
             return
         waiting.close()
         self._children[process.pid] = _Child(
-            waiting.number, process, job.stop_limit_s, waiting.deadline, lock
+            waiting.number,
+            process,
+            job.stop_limit_s,
+            waiting.deadline,
+            lock,
+            mark=f"{_MARK}={mark}" if mark else None,
         )
         if job.output is not None and reading is not None:
             self._keeper.keep(waiting.number, process.pid, job.output, reading, lock)
         self._report("started", number=waiting.number, pid=process.pid)
 
-    def _run(self, job: Job, files: Sequence[int], lock: int | None) -> subprocess.Popen[bytes]:
+    def _run(
+        self, job: Job, files: Sequence[int], lock: int | None, more: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         guardian = os.getpid()
         limits = [(resource.RLIMIT_NOFILE, self._usual_files)]
         for name, value in job.limits.items():
@@ -333,7 +347,7 @@ class Guardian:
             stdout=files[0] if files else None,
             stderr=files[-1] if files else None,
             cwd=job.folder,
-            env={**os.environ, **job.environment} if job.inherits else dict(job.environment),
+            env={**(os.environ if job.inherits else {}), **job.environment, **more},
             pass_fds=() if lock is None else (lock,),
             start_new_session=True,
             preexec_fn=become_the_command,  # noqa: PLW1509 - this process has one thread
@@ -349,6 +363,8 @@ class Guardian:
         """Stop and kill jobs by their deadlines and orders."""
         instant = now()
         for child in self._children.values():
+            if child.code is not None and child.mark is not None:
+                continue  # its group was killed and may be gone: another one may have its id
             if self._alone or instant >= child.deadline - child.stop_limit_s:
                 kill_at = min(instant + child.stop_limit_s, child.deadline)
                 self._terminate(child, kill_at, by_guardian=True)
@@ -370,7 +386,7 @@ class Guardian:
                     child.code = child.process.returncode = os.waitstatus_to_exitcode(status)
                 self._keeper.has_exited(exited.si_pid, status)
         for pid, child in list(self._children.items()):
-            if child.code is not None and _is_empty(pid):
+            if child.code is not None and _is_empty(pid) and not self._kill_orphans(child.mark):
                 del self._children[pid]
                 if not self._keeper.finish(child.number):
                     _close(child.lock)
@@ -381,6 +397,21 @@ class Guardian:
                     error=None,
                     by_guardian=child.by_guardian,
                 )
+
+    def _kill_orphans(self, mark: str | None) -> bool:
+        """Kill the children of this process that have a mark; return False if there are none.
+
+        When one ends, its own children become children of this process.
+        """
+        if mark is None:
+            return False
+        found = False
+        for pid in _own_children():
+            if _has_mark(pid, mark):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)  # its id is its own until this process reaps it
+                    found = True
+        return found
 
     def _report(self, kind: str, **what: object) -> None:
         self._outbox.append(json.dumps({"is": kind, "at": now(), **what}).encode())
@@ -539,6 +570,23 @@ def _is_empty(group: int) -> bool:
     except ChildProcessError:
         return True
     return False
+
+
+def _own_children() -> list[int]:
+    """Return the children of this process; none where the kernel does not list them."""
+    try:
+        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii")
+    except OSError:
+        return []
+    return [int(pid) for pid in listed.split()]
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    """Return True if a process has this entry in its environment; that of another user can't be read."""
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -333,6 +333,7 @@ class ApplicationProcesses:
             stop_limit_s=0.0,
             deadline=deadline,
             lock=None,
+            whole_tree=True,
             output=_NOWHERE,
         )
         return running.guarded.start(job, hear)

@@ -427,6 +427,31 @@ def test_a_check_that_takes_too_long_or_cannot_run_fails(
     assert error_of_check(bench).startswith(error)
 
 
+@pytest.mark.rule("SH-23")
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("setsid sh -c '{tell}; sleep 2015' & exec sleep 2000", "no answer within 2 s"),
+        ("setsid sh -c 'setsid sh -c \"{tell}; sleep 2015 & sleep 2015\" & sleep 2015' & {wait}", ""),
+    ],
+)
+def test_what_a_check_leaves_in_another_session_ends_with_it(
+    bench: Bench, tmp_path: Path, command: str, error: str
+) -> None:
+    sign = tmp_path / "session"
+    tell, wait = f"cut -d\\  -f5 /proc/self/stat > {sign}", f"until [ -s {sign} ]; do sleep 0.02; done"
+    script = f"[ -e {sign} ] && exit 4; {command.format(tell=tell, wait=wait)}"
+    outside = "setsid sh -c 'echo $$; exec sleep 2016' & exec sleep 2000"
+    bench.start(1, checked(outside, exec=("sh", "-c", script), timeout_s=2.0 if error else PATIENCE_S))
+    bench.started(1)
+    assert error_of_check(bench) == error
+    assert not members(int(sign.read_text()))
+    wait_until(bench.output, "what has left the process itself runs on")
+    (escaped,) = map(int, bench.output())
+    assert runs_program(escaped, "2016")
+    os.kill(escaped, signal.SIGKILL)
+
+
 @pytest.mark.rule("SH-17", "SH-23")
 def test_at_the_limit_of_threads_a_process_that_cannot_be_checked_ends_and_nothing_else_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
