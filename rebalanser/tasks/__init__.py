@@ -33,10 +33,10 @@ index, the clocks and the owners of partitions make them fast and fair.
 **Unknown outcomes.** A write whose answer was lost is read back. A claim names its *holder*, unique to each
 attempt: an attempt that finds its own name has the claim. Every other rule is idempotent for its claim.
 
-**Rooms.** ``writes`` batches the writes of a process and retries them; ``index`` finds the tasks to claim;
-``execution`` claims and runs them; ``processes`` and ``aio`` run bodies elsewhere than in threads; ``outbox``
-spools enqueues; ``http`` serves other languages; ``key_value`` is the engine on any registry. The modules
-beside them are the nouns, the rules and the faces of a queue.
+**Rooms.** What is pure is in ``core.tasks``, and the modules here carry it out. ``index`` finds the tasks to
+claim; ``execution`` claims and runs them; ``processes`` and ``aio`` run bodies elsewhere than in threads;
+``outbox`` spools enqueues; ``http`` serves other languages; ``key_value`` is the engine on any registry. The
+modules beside them are the faces of a queue.
 """
 
 from __future__ import annotations

@@ -18,18 +18,18 @@ from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.model import State, Stored, TaskId, Term, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.core.tasks.store import Change, ChangeFilter, Conflict, Lost, Move
+from rebalanser.core.tasks.writes import PendingWrite, WriteFuture
 from rebalanser.errors import Forked, InternalError, InvalidState, RegistryUnavailable, RetryLater
 from rebalanser.history import Event, Journal, Protocol, SkuldKind, author_here, open_sinks
 from rebalanser.history.sinks import HistorySink
 from rebalanser.registry.urls import RegistryUrl, load_opener, parse_url
 from rebalanser.settings import Settings
 from rebalanser.tasks.ancestry import Ancestry
+from rebalanser.tasks.batcher import WriteBatcher, result_of
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine, MovesInTransactions, Sink, Watch
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.writes.batcher import WriteBatcher
-from rebalanser.tasks.writes.pending import PendingWrite, WriteFuture
 
 if TYPE_CHECKING:
     import sqlite3
@@ -422,7 +422,7 @@ class Context:
     def write(self, pending: PendingWrite[ResultT]) -> ResultT:
         """Write it, and return its result; raises what its future does."""
         self.batcher.write_all([pending])
-        return pending.future.result()
+        return result_of(pending)
 
     def check(self, what: str, content: object) -> bytes:
         """Check the content of an update or a result; see ``check_content``."""

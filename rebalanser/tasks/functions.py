@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import importlib
 import inspect
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
-from types import TracebackType
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeGuard, get_type_hints
 
 from pydantic import (
@@ -39,7 +37,7 @@ from rebalanser.core.tasks.model import (
     TaskId,
     rate_of,
 )
-from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask, RequestTooLarge
+from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask
 from rebalanser.redaction import redact
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.handlers import name_of
@@ -688,29 +686,6 @@ def call_place(number: int) -> str:
 def call_places(calls: int) -> list[str]:
     """Return the places of so many calls."""
     return [call_place(number) for number in range(calls)]
-
-
-class concerning:  # noqa: N801 - named as a context manager is
-    """Context manager: errors of one of several calls begin with its place, unless that is empty.
-
-    It is a class, since a generator would take as long as the rest of an enqueue's checks.
-    """
-
-    __slots__ = ("_place",)
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._place and isinstance(error, InvalidTask | RequestTooLarge):
-            placed = copy.copy(error)  # another caller may have the error too
-            placed.args = (f"{self._place}: {error}",)
-            raise placed from error
 
 
 def require_function(function: object, kind: type[object]) -> None:

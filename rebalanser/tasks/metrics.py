@@ -27,10 +27,10 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rebalanser.core.tasks.failures import Trouble
 from rebalanser.core.tasks.model import Status
 from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.errors import MissingExtra
-from rebalanser.tasks.loops import Trouble
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

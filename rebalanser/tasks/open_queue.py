@@ -11,6 +11,7 @@ from typing import Final
 
 from rebalanser import folders, forks
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks.failures import Trouble
 from rebalanser.core.tasks.model import EnqueueAnswer, Stored, TaskId
 from rebalanser.errors import InvalidArgument, RetryLater, UnknownQueue, UnknownTask
 from rebalanser.group import default_label
@@ -26,7 +27,7 @@ from rebalanser.tasks.context import Context, OpenedQueue, QueueOpener, TaskHist
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, require_id, require_revision
 from rebalanser.tasks.id_files import IdSource
-from rebalanser.tasks.loops import ErrorPolicy, Trouble
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.outbox.outbox import Outbox, engine_name
 from rebalanser.tasks.pauses import Pauses

@@ -15,15 +15,16 @@ from rebalanser.core.tasks.clocks import room_at
 from rebalanser.core.tasks.ids import created_at, lowest_id_at
 from rebalanser.core.tasks.model import Room, Status, Stored, TaskId, Update
 from rebalanser.core.tasks.rules import Decision, Refused
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses
 from rebalanser.tasks.ancestry import with_blockers
+from rebalanser.tasks.batcher import result_of
 from rebalanser.tasks.functions import is_count, is_seconds, require_id, require_revision
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.retention import Collected, RetentionRecord, TaskArchive, collect
 from rebalanser.tasks.status import QueueStatus, workers_of
-from rebalanser.tasks.writes.pending import PendingMove
 
 MAX_ROOMS: Final = 500
 """Maximum number of listed tasks, the first ones, that say what room their limits leave."""
@@ -282,7 +283,7 @@ class Operator(OpenQueue):
             _require_tasks(batch)
             pending_writes = [PendingMove(stored, rule) for stored in batch]
             self.context.batcher.write_all(pending_writes)
-            changed += sum(not isinstance(pending.future.result(), Refused) for pending in pending_writes)
+            changed += sum(not isinstance(result_of(pending), Refused) for pending in pending_writes)
         return changed
 
     def collect(

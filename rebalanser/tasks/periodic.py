@@ -23,11 +23,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks.failures import ErrorKind, kind_of
 from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.writes import ResultT, run_script
 from rebalanser.errors import InvalidTask, TaskExists
 from rebalanser.tasks.functions import MAX_SECONDS, is_seconds
-from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
-from rebalanser.tasks.writes.script import ResultT, run_script
+from rebalanser.tasks.loops import ErrorPolicy, Loop
 
 if TYPE_CHECKING:
     from rebalanser.tasks.pauses import Pause

@@ -6,13 +6,25 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from rebalanser.core.tasks.failures import concerning
 from rebalanser.core.tasks.ids import created_at, partition_of_task
 from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
 from rebalanser.core.tasks.store import Duplicate, Enqueue, enqueued
+from rebalanser.core.tasks.writes import (
+    Await,
+    PendingEnqueue,
+    ReadPayloads,
+    ReadTasks,
+    Request,
+    Submit,
+    enqueue_together,
+    run_script,
+)
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import pauses, waiting
+from rebalanser.tasks.batcher import await_all, result_of
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.execution.middleware import Middleware
 from rebalanser.tasks.functions import (
@@ -26,7 +38,6 @@ from rebalanser.tasks.functions import (
     call_place,
     call_places,
     chosen_options,
-    concerning,
     dependencies,
     pairs_of,
     periodic_options,
@@ -43,9 +54,6 @@ from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, given_calls, refuse_too_many, sort_by_dependency
-from rebalanser.tasks.writes.batches import enqueue_together
-from rebalanser.tasks.writes.pending import PendingEnqueue, await_all
-from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit, run_script
 
 MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""
@@ -510,7 +518,7 @@ class Producer(OpenQueue):
         self.context.batcher.write_all(pending_writes)
         for each, place, pending in zip(tasks, places, pending_writes, strict=True):
             with concerning(place):
-                answer = enqueued(each, pending.future.result())
+                answer = enqueued(each, result_of(pending))
             yield answer
 
     def _perform(self, request: Request) -> object:

@@ -16,9 +16,10 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rebalanser.core.tasks.failures import ErrorKind, Trouble
 from rebalanser.core.tasks.model import Status
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.loops import ErrorKind, Loop, Trouble
+from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.pauses import Pauses
 
 LOOK_S: Final = 1.0

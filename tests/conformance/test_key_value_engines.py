@@ -26,7 +26,8 @@ from rebalanser.core.tasks.store import (
 from rebalanser.errors import LeaseNotFound
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks.engine import SharesSlots
-from rebalanser.tasks.key_value import KeyValueEngine, values
+from rebalanser.tasks.key_value import values
+from rebalanser.tasks.key_value.engine import KeyValueEngine
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.engine_suite import (
     OTHER_QUEUE,

@@ -20,6 +20,7 @@ from pydantic import AfterValidator
 from rebalanser import Settings
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.failures import ErrorKind, kind_of
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import OPEN, Head, State, Stored, TaskId
 from rebalanser.core.tasks.store import (
@@ -33,6 +34,7 @@ from rebalanser.core.tasks.store import (
     TakeOver,
     Write,
 )
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import (
     InternalError,
     InvalidArgument,
@@ -52,8 +54,6 @@ from rebalanser.tasks.execution.worker import FIRST_THREADS
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from rebalanser_sqlite.tasks import claims
 from rebalanser_sqlite.tasks.rows import Row, stored_of

@@ -21,6 +21,7 @@ from rebalanser.core.tasks.model import AfterFailure, State, Status, TaskId
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.slots import FreeSlot, Room, SlotNews, UsedSlot
 from rebalanser.core.tasks.store import Answer, Applied, Change, Lost, Page, Write
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
@@ -33,7 +34,6 @@ from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name
-from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

@@ -17,7 +17,7 @@ import pytest
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term
 from rebalanser.core.tasks.store import Applied, Collect, Enqueue, Exists, Lost, Move
 from rebalanser.errors import OutcomeUnknown, RetryLater
-from rebalanser.tasks.key_value import KeyValueEngine, open_engine
+from rebalanser.tasks.key_value.engine import KeyValueEngine, open_engine
 from rebalanser.testing.engine_suite import Recorder
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S

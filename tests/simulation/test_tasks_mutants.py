@@ -15,6 +15,7 @@ import pytest
 from rebalanser.core.tasks import clocks, dependencies, rules
 from rebalanser.core.tasks import owner as owner_module
 from rebalanser.core.tasks.clocks import ForeignTerms
+from rebalanser.core.tasks.failures import LoopFailures
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.core.tasks.owner import Owner
@@ -22,6 +23,7 @@ from rebalanser.core.tasks.ready_index import ClaimableTasks, RateState
 from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.core.tasks.slots import Arrival, OwnSlots, UsedSlot
 from rebalanser.core.tasks.store import Tally
+from rebalanser.core.tasks.writes import Batches, PendingMove, Settlement
 from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.execution.claim_source import IndexRequests
 from rebalanser.tasks.execution.decisions import ClaimLife, Execution
@@ -30,12 +32,9 @@ from rebalanser.tasks.index import claiming
 from rebalanser.tasks.index.claiming import OwnedIndex, PartitionClaims, PendingClaim
 from rebalanser.tasks.index.partitions import PausableClaims
 from rebalanser.tasks.index.slot_offers import SlotDecisions
-from rebalanser.tasks.loops import LoopFailures
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import Ticking
 from rebalanser.tasks.retention import Components, Marks, Retention
-from rebalanser.tasks.writes.batches import Batches, Settlement
-from rebalanser.tasks.writes.pending import PendingMove
 from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from simulation.tasks import PROFILES, producing, run_seed, working
 from simulation.tasks import engine as engine_module

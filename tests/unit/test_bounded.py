@@ -34,7 +34,7 @@ BOUNDED_OTHERWISE = {
         1,
         "no queue of this process: one of tasks, which lies in its engine",
     ),
-    "rebalanser/tasks/writes/batches.py": (
+    "rebalanser/core/tasks/writes.py": (
         2,
         "what callers wait for, and the claims that a worker has room for",
     ),

@@ -46,7 +46,7 @@ from rebalanser.registry.contract import (
     Transaction,
     Watch,
 )
-from rebalanser.tasks.key_value import KeyValueEngine, open_engine
+from rebalanser.tasks.key_value.engine import KeyValueEngine, open_engine
 from rebalanser.tasks.key_value.values import dump_head, dump_state, dump_task, load_task
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S

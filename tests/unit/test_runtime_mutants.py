@@ -30,6 +30,7 @@ from rebalanser.core.group.rebalancing import Rebalancing
 from rebalanser.core.group.types import PlanBasis
 from rebalanser.core.tasks import ready_index
 from rebalanser.core.tasks.ready_index import ClaimableTasks
+from rebalanser.core.tasks.writes import Batches
 from rebalanser.group import Group
 from rebalanser.history import Journal
 from rebalanser.observing import Observer
@@ -40,6 +41,7 @@ from rebalanser.runtime import running
 from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.tasks import producer, results, retention
+from rebalanser.tasks.batcher import WriteBatcher
 from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.index.partitions import PausableClaims
@@ -47,8 +49,6 @@ from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.writes.batcher import WriteBatcher
-from rebalanser.tasks.writes.batches import Batches
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
 from rebalanser_sqlite import SqliteRegistry, leases
 from rebalanser_sqlite.store import Store

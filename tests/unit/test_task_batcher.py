@@ -10,8 +10,17 @@ from unittest.mock import Mock
 
 import pytest
 
+from rebalanser.core.tasks.failures import ErrorKind
 from rebalanser.core.tasks.model import Head, Task
 from rebalanser.core.tasks.store import Applied, Enqueue
+from rebalanser.core.tasks.writes import (
+    Apply,
+    FirstError,
+    PendingEnqueue,
+    PendingWrite,
+    Settlement,
+    Sleep,
+)
 from rebalanser.errors import (
     InternalError,
     InvalidState,
@@ -22,11 +31,8 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks.loops import ErrorKind, ErrorPolicy
-from rebalanser.tasks.writes.batcher import WriteBatcher
-from rebalanser.tasks.writes.batches import FirstError, Settlement
-from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite, WriteFuture
-from rebalanser.tasks.writes.script import Apply, Sleep
+from rebalanser.tasks.batcher import WriteBatcher, on_settled, result_of
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
@@ -151,10 +157,13 @@ def begin(batcher: WriteBatcher, asked: Sequence[PendingWrite[str]]) -> threadin
 
 def outcomes(asked: Sequence[PendingWrite[str]]) -> list[str]:
     """What became of each: its result, or the name of its error."""
-    return [
-        type(error).__name__ if (error := each.future.exception(PATIENCE_S)) else each.future.result()
-        for each in asked
-    ]
+    found: list[str] = []
+    for each in asked:
+        try:
+            found.append(result_of(each, PATIENCE_S))
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
 
 
 @pytest.mark.rule("SK-15")
@@ -384,39 +393,60 @@ def test_who_ends_does_not_wait_for_an_engine_that_stays_away(
     lasting = Asked("a", lasting=True)
     batcher.submit(lasting)
     getattr(batcher, end)()
-    assert isinstance(lasting.future.exception(0), RegistryUnavailable)
+    assert isinstance(lasting.future.exception(), RegistryUnavailable)
 
 
 @pytest.mark.rule("SK-19")
 def test_the_future_of_a_write_is_settled_once_and_reports_to_each() -> None:
-    future = Asked("a").future
+    asked = Asked("a")
+    future = asked.future
     told: list[str] = []
 
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    future.add_done_callback(fail)
-    future.add_done_callback(lambda done: told.append(done.result()))
+    on_settled(future, fail)
+    on_settled(future, lambda done: told.append(done.result()))
     for timeout_s in (0, -0.5, -1):
         with pytest.raises(TimeoutError):
-            future.result(timeout_s)
+            result_of(asked, timeout_s)
+    with pytest.raises(InternalError):
+        future.result()
     future.set_result("written")
     with pytest.raises(InternalError):
         future.set_exception(ZeroDivisionError())
-    future.add_done_callback(lambda done: told.append(done.result()))
+    on_settled(future, lambda done: told.append(done.result()))
     assert told == ["written", "written"]
     assert (future.result(), future.exception()) == ("written", None)
 
 
 def test_who_waits_for_a_write_gets_its_error() -> None:
-    future, error = Asked("a").future, ZeroDivisionError()
-    waiter = threading.Thread(target=lambda: future.set_exception(error))
-    future.add_done_callback(lambda _: None)
+    asked, error = Asked("a"), ZeroDivisionError()
+    waiter = threading.Thread(target=lambda: asked.future.set_exception(error))
+    on_settled(asked.future, lambda _: None)
     waiter.start()
-    assert future.exception(PATIENCE_S) is error
     with pytest.raises(ZeroDivisionError):
-        future.result()
+        result_of(asked, PATIENCE_S)
+    assert asked.future.exception() is error
     waiter.join()
+
+
+def test_a_callback_that_is_added_while_a_write_is_settled_is_called_once() -> None:
+    for _ in range(500):
+        asked, together = Asked("a"), threading.Barrier(2)
+        called: list[int] = []
+        adder = threading.Thread(target=add_three, args=(asked, together, called))
+        adder.start()
+        together.wait()
+        asked.future.set_result("written")
+        adder.join()
+        assert sorted(called) == [0, 1, 2]
+
+
+def add_three(asked: Asked, together: threading.Barrier, called: list[int]) -> None:
+    together.wait()
+    for number in range(3):
+        asked.future.add_done_callback(lambda _, number=number: called.append(number))  # type: ignore[misc]
 
 
 def test_a_caller_that_waits_and_is_alone_hands_over_to_nobody(engine: Gated, batcher: WriteBatcher) -> None:
@@ -754,7 +784,7 @@ def test_many_callers_are_all_told_and_each_task_keeps_its_order(
     calls = count()
     inside: set[str] = set()
     done: dict[str, list[int]] = {}
-    futures: list[WriteFuture[str]] = []
+    every: list[Asked] = []
     apply = engine.apply
 
     def checked(writes: Sequence[Write], timeout_s: float) -> Sequence[Answer]:
@@ -775,7 +805,7 @@ def test_many_callers_are_all_told_and_each_task_keeps_its_order(
         for number in range(200):
             asked = Asked(name, lasting=True)
             asked.future.add_done_callback(lambda _, number=number: done[name].append(number))
-            futures.append(asked.future)
+            every.append(asked)
             (batcher.submit if number % 3 else lambda pending: batcher.write_all([pending]))(asked)
 
     threads = [threading.Thread(target=caller, args=(str(number),), daemon=True) for number in range(8)]
@@ -784,7 +814,7 @@ def test_many_callers_are_all_told_and_each_task_keeps_its_order(
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert all(each.result(PATIENCE_S) for each in futures)
+    assert all(result_of(each, PATIENCE_S) for each in every)
     batcher.close()
     assert all(each == list(range(200)) for each in done.values())
     assert errors.troubles == ()

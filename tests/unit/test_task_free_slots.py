@@ -168,7 +168,7 @@ def test_a_task_whose_slot_is_gone_is_offered_again_at_once() -> None:
     ask.write()
     ask.answered(SlotGone())
     ask.found(ask.last_read)
-    assert ask.future.result(timeout=0) == Refused(Reason.NO_SLOT)
+    assert ask.future.result() == Refused(Reason.NO_SLOT)
     assert claiming.settled(ask, 3.0) is None
     assert not claiming.deposed
     assert not keeps_slot(ask)

@@ -9,6 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from rebalanser.core.tasks.failures import (
+    LONGEST_PAUSE_S,
+    PERSISTS_ATTEMPTS,
+    PERSISTS_S,
+    REPORT_S,
+    SHORTEST_PAUSE_S,
+    ErrorKind,
+    Trouble,
+    kind_of,
+)
 from rebalanser.errors import (
     InternalError,
     InvalidArgument,
@@ -20,18 +30,7 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.tasks import loops
-from rebalanser.tasks.loops import (
-    LONGEST_PAUSE_S,
-    PERSISTS_ATTEMPTS,
-    PERSISTS_S,
-    REPORT_S,
-    SHORTEST_PAUSE_S,
-    ErrorKind,
-    ErrorPolicy,
-    Loop,
-    Trouble,
-    kind_of,
-)
+from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.testing.waiting import PATIENCE_S
 
 BUG = KeyError("what nobody foresaw")

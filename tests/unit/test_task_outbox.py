@@ -20,6 +20,7 @@ from typing import TypeAlias
 import pytest
 
 from rebalanser.cli import main
+from rebalanser.core.tasks.failures import ErrorKind
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import (
     ClaimState,
@@ -49,7 +50,6 @@ from rebalanser.errors import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import AsyncQueue, Claim, Queue, TaskFunction
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.loops import ErrorKind
 from rebalanser.tasks.outbox.outbox import Forwarding, WaitingCallers, engine_name
 from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
 from rebalanser.tasks.results import sources_in

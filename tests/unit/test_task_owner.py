@@ -31,10 +31,10 @@ from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.ready_index import ReadyTasks
 from rebalanser.core.tasks.rules import FailedDependency, Reason, Refused
 from rebalanser.core.tasks.store import Applied, Conflict, Epoch, RateStart
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RequestTooLarge
 from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, PartitionClaims, PendingClaim, pending_claim
 from rebalanser.tasks.retention import Components
-from rebalanser.tasks.writes.pending import PendingMove
 
 TTL_S, BUFFER_S = 10.0, 1.0
 HERE, ELSEWHERE = "boot-here", "boot-elsewhere"
@@ -950,7 +950,7 @@ def test_what_became_of_nobody_knows_is_read_before_it_is_offered_again() -> Non
 def test_an_ask_that_is_refused_for_good_says_why() -> None:
     ask = PendingMove(stored(1, Status.COMPLETED), lambda found: rules.cancel(found.state))
     assert ask.write() is None
-    assert ask.future.result(timeout=0) == Refused(Reason.FINISHED)
+    assert ask.future.result() == Refused(Reason.FINISHED)
 
 
 def _collectable(*known: Stored, keep: frozenset[int] = frozenset()) -> list[list[int]]:

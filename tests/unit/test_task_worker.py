@@ -14,9 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, ErrorKind
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Applied, Change, Lost
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.clock import SystemClock
@@ -39,11 +41,10 @@ from rebalanser.tasks.execution.worker import FIRST_THREADS, TaskWorker
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, TaskOptions
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.loops import LONGEST_PAUSE_S, UNREADABLE_S, ErrorKind, ErrorPolicy
+from rebalanser.tasks.loops import UNREADABLE_S, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.results import FilledPayload
-from rebalanser.tasks.writes.pending import PendingMove
 from rebalanser.testing import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

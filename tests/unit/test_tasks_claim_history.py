@@ -16,7 +16,7 @@ from rebalanser.core.tasks.store import Change, Lost
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, holder_with_token, parse_holder
-from rebalanser.tasks.index.partitions import Claimed
+from rebalanser.tasks.index.claiming import Claimed
 
 TASK = "1" * 40
 TTL_S = 10.0

@@ -37,6 +37,7 @@ from typing import (
 
 from rebalanser import forks
 from rebalanser.core.clock import Clock
+from rebalanser.core.tasks.failures import Trouble
 from rebalanser.core.tasks.model import Enqueued, Room, Stored, TaskId
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
@@ -66,7 +67,6 @@ from rebalanser.tasks.functions import (
     task_name,
     task_options,
 )
-from rebalanser.tasks.loops import Trouble
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.open_queue import IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.periodic import Schedule

@@ -14,12 +14,15 @@ from typing import Any, Final, Protocol
 
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, ErrorKind, kind_of, summary_of
 from rebalanser.core.tasks.model import Head, Status, Stored
 from rebalanser.core.tasks.rules import Decision, Reason, Refused
+from rebalanser.core.tasks.writes import WriteFuture
 from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge, RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import metrics
+from rebalanser.tasks.batcher import on_settled
 from rebalanser.tasks.execution.middleware import FailureReports, Middleware
 from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
@@ -31,13 +34,11 @@ from rebalanser.tasks.execution.outcomes import (
     Returned,
     raised,
     returned,
-    summary_of,
 )
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions, is_number
-from rebalanser.tasks.loops import LONGEST_PAUSE_S, ErrorKind, ErrorPolicy, kind_of
+from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.writes.pending import WriteFuture
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +374,7 @@ class Bodies:
     ) -> None:
         """End a claim by a rule: as ``completed``, or as failed by ``failure``."""
         if not claim.is_over:
-            claim.settle(rule).add_done_callback(partial(self._ended, claim, completed, failure))
+            on_settled(claim.settle(rule), partial(self._ended, claim, completed, failure))
         elif failure is not None:
             self._reports.report(claim, failure, is_dead=False)
 
@@ -423,7 +424,7 @@ class Bodies:
         outcome = raised(error)
         due = None if kind_of(error) is ErrorKind.POISON else self._backed_off(claim)
         failed = claim.settle(lambda stored: rules.fail(head, stored.state, claim.held, outcome.text, due))
-        failed.add_done_callback(partial(self._ended, claim, None, outcome.error))
+        on_settled(failed, partial(self._ended, claim, None, outcome.error))
 
     def _call_after_hooks(self, claim: WorkerClaim, error: BaseException | None) -> None:
         for each in reversed(self._middleware):

@@ -23,12 +23,12 @@ from rebalanser.core.tasks.model import TaskId, Term
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.slots import Rooms
 from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
+from rebalanser.core.tasks.writes import ResultT, run_script
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimsFromIndex, Watch
 from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.pauses import QUEUE, Pause
-from rebalanser.tasks.writes.script import ResultT, run_script
 
 _log = get_logger()
 

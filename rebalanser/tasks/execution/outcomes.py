@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import pydantic
 from pydantic_core import from_json, to_json
 
+from rebalanser.core.tasks.failures import MAX_SUMMARY, storable, summary_of
 from rebalanser.errors import InvalidArgument, InvalidTask
 from rebalanser.tasks.functions import MAX_SECONDS, TaskBody, is_seconds
 
@@ -22,8 +23,6 @@ MAX_ERROR: Final = 4000
 """Maximum characters of an error that are stored with a task."""
 MAX_MESSAGE: Final = 1000
 """Maximum characters of the message of an error that is too long to be stored whole."""
-MAX_SUMMARY: Final = 500
-"""Maximum characters of an error in one line."""
 PUBLIC: Final = "rebalanser.tasks"
 """Module from which users import the exceptions of this one; stored errors and ``error_type`` name it."""
 _TYPE_AND_MESSAGE: Final = re.compile(r"([^\W\d][\w.<>]*)(?:: (.*))?")
@@ -131,7 +130,7 @@ def raised(error: BaseException) -> Raised:
         text = _shortened(_without_callers(traceback.TracebackException.from_exception(error)))
     except Exception:  # whatever a class does when it is shown
         text = summary_of(error)
-    return Raised(error, _storable(text), frozenset(map(name_of_type, type(error).__mro__)))
+    return Raised(error, storable(text), frozenset(map(name_of_type, type(error).__mro__)))
 
 
 def name_of_type(kind: type) -> str:
@@ -214,17 +213,3 @@ def _written(value: object, write: Callable[[object], bytes]) -> Returned | Rais
             reason = ", which has no word for NaN and infinities"
         return raised(GiveUp(f"the result is no JSON{reason}"))
     return Returned(result)
-
-
-def summary_of(error: BaseException) -> str:
-    """Return an error's type and message in one line, even if its class can't show it."""
-    try:
-        summary = repr(error)
-    except Exception:  # whatever a class does when it is shown
-        summary = type(error).__name__
-    return _storable(summary[:MAX_SUMMARY])
-
-
-def _storable(text: str) -> str:
-    """Escape lone surrogates, as in some file names, which have no UTF-8."""
-    return text.encode(errors="backslashreplace").decode()

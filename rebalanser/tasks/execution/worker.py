@@ -39,6 +39,7 @@ from typing import Any, Final
 from rebalanser.core.tasks.model import Stored
 from rebalanser.core.tasks.slots import Room
 from rebalanser.core.tasks.store import Change, Lost, StatusFilter
+from rebalanser.core.tasks.writes import ResultT, run_script
 from rebalanser.errors import InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
@@ -71,7 +72,6 @@ from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.waiting import WaitingBodies
-from rebalanser.tasks.writes.script import ResultT, run_script
 
 
 @dataclass(slots=True)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks.model import Head, Status, Stored, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
+from rebalanser.core.tasks.writes import PendingMove, WriteFuture
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.owned import StopRequest
+from rebalanser.tasks.batcher import on_settled
 from rebalanser.tasks.claim import Claim, ClaimFacts
 from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.results import FilledPayload, fill_results
-from rebalanser.tasks.writes.pending import PendingMove, WriteFuture
 
 if TYPE_CHECKING:
     import sqlite3
@@ -150,7 +151,7 @@ class WorkerClaim(Claim):
             else:
                 renewal.outcome.set_exception(error)
 
-        renewal.pending.future.add_done_callback(settle)
+        on_settled(renewal.pending.future, settle)
         return renewal
 
     def _renewed(self, settled: Stored | Refused, sent: float) -> bool:

@@ -28,6 +28,7 @@ from rebalanser.core.tasks.clocks import Timers
 from rebalanser.core.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.core.tasks.rules import ClaimKey, Reason, Refused
 from rebalanser.core.tasks.store import Change, Lost
+from rebalanser.core.tasks.writes import Decide, PendingMove
 from rebalanser.errors import Fenced, RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
@@ -36,7 +37,6 @@ from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, Pro
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.writes.pending import Decide, PendingMove
 
 HISTORY_DELAY_S: Final = 1.0
 """Seconds; more than the watch of a working engine takes to report a change."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.writes import PendingMove, ResultT, run_script
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
@@ -41,8 +42,6 @@ from rebalanser.tasks.http.problems import TOO_MANY, ProblemRaised
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.results import fill_results
-from rebalanser.tasks.writes.pending import PendingMove
-from rebalanser.tasks.writes.script import ResultT, run_script
 
 _log = get_logger()
 

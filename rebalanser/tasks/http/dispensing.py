@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias
 
 from rebalanser.core.tasks.model import TaskId
 from rebalanser.core.tasks.slots import Names, Room, Rooms
+from rebalanser.core.tasks.writes import ResultT
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError, RetryLater
 from rebalanser.tasks.execution.decisions import FetchPayloads
 from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.results import MAX_RESULTS_BYTES
-from rebalanser.tasks.writes.script import ResultT
 
 SHORTEST_PAUSE_S: Final = 0.001
 

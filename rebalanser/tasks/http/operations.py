@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from rebalanser.core.tasks.failures import concerning
 from rebalanser.core.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.core.tasks.store import Enqueue
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.functions import EnqueueOptions, concerning
+from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.messages import ChangedCounts, NewTask, Selection
 from rebalanser.tasks.http.problems import INVALID, ProblemRaised
 from rebalanser.tasks.operator import MAX_ROOMS

@@ -15,15 +15,15 @@ from rebalanser.core.clock import Clock
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.clocks import ClockSkewDetector, SkewedClock
 from rebalanser.core.tasks.dependencies import Completions
+from rebalanser.core.tasks.failures import ErrorKind, kind_of
 from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 from rebalanser.core.tasks.slots import FreeSlot, Names
 from rebalanser.core.tasks.store import Answer, Applied, Change, Epoch, Page, RateStart
-from rebalanser.tasks.loops import ErrorKind, kind_of
-from rebalanser.tasks.writes.pending import PendingMove
-from rebalanser.tasks.writes.script import (
+from rebalanser.core.tasks.writes import (
     Await,
+    PendingMove,
     ReadPage,
     ReadPayloads,
     ReadRates,
@@ -201,7 +201,7 @@ class PartitionClaims:
         """
         self.owner.start_ended(pending.last_read.head, pending.applied_at)
         try:
-            outcome = pending.future.result(timeout=0)
+            outcome = pending.future.result()
         except BaseException as error:
             if kind_of(error) is ErrorKind.POISON:
                 self.owner.set_aside(pending.task, now + ASIDE_S)

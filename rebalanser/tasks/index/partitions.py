@@ -14,19 +14,9 @@ from rebalanser.core.group import Fact, FactKind
 from rebalanser.core.tasks.model import OPEN, Stored, TaskId
 from rebalanser.core.tasks.slots import Rooms
 from rebalanser.core.tasks.store import Change, Epoch, Lost, TakeOver
-from rebalanser.errors import InternalError
-from rebalanser.runtime.logs import get_logger
-from rebalanser.runtime.owned import Owned
-from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import SharesSlots, Watch
-from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
-from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
-from rebalanser.tasks.index.slot_offers import SlotOffers
-from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.pauses import QUEUE, Pause
-from rebalanser.tasks.writes.pending import PendingTakeOver, await_all
-from rebalanser.tasks.writes.script import (
+from rebalanser.core.tasks.writes import (
     Await,
+    PendingTakeOver,
     ReadPage,
     ReadPayloads,
     ReadRates,
@@ -37,6 +27,17 @@ from rebalanser.tasks.writes.script import (
     WriteHere,
     run_script,
 )
+from rebalanser.errors import InternalError
+from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.owned import Owned
+from rebalanser.tasks.batcher import await_all
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import SharesSlots, Watch
+from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
+from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
+from rebalanser.tasks.index.slot_offers import SlotOffers
+from rebalanser.tasks.loops import Loop
+from rebalanser.tasks.pauses import QUEUE, Pause
 
 TAKE_OVER: Final = "take-over"
 """Name of the trouble if partitions can't be taken over."""

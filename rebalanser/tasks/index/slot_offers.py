@@ -30,12 +30,12 @@ from rebalanser.core.tasks.slots import (
     is_fresh,
 )
 from rebalanser.core.tasks.store import Lost
+from rebalanser.core.tasks.writes import Await, PendingMove, ReadTasks, ResultT, Submit, run_script
 from rebalanser.errors import InternalError, LeaseNotFound, OutcomeUnknown, RebalanserError
+from rebalanser.tasks.batcher import await_all
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import SharesSlots, Watch
 from rebalanser.tasks.loops import Loop
-from rebalanser.tasks.writes.pending import PendingMove, await_all
-from rebalanser.tasks.writes.script import Await, ReadTasks, ResultT, Submit, run_script
 
 LEASE_S: Final = 5.0
 """Seconds after which the slots of a worker that was killed are gone."""

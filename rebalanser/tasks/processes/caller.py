@@ -16,10 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection
 from typing import Any, Final
 
+from rebalanser.core.tasks.failures import summary_of
 from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.execution.bodies import BodyWaits, Job
-from rebalanser.tasks.execution.outcomes import BodyLost, BodyOutcome, Cut, Raised, raised, summary_of
+from rebalanser.tasks.execution.outcomes import BodyLost, BodyOutcome, Cut, Raised, raised
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, reference_of
 from rebalanser.tasks.loops import ErrorPolicy

@@ -19,10 +19,11 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
+from rebalanser.core.tasks.failures import summary_of
 from rebalanser.core.tasks.model import Update
 from rebalanser.errors import InvalidState, RebalanserError, RequestTooLarge
 from rebalanser.tasks.claim import Claim, ClaimFacts, check_content
-from rebalanser.tasks.execution.outcomes import GiveUp, Raised, Returned, raised, returned, summary_of
+from rebalanser.tasks.execution.outcomes import GiveUp, Raised, Returned, raised, returned
 from rebalanser.tasks.functions import TaskBody, body_at
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.model import Stored, Term
 from rebalanser.core.tasks.rules import Decision
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import InvalidTask, RetryLater
 from rebalanser.tasks.execution.decisions import FetchPayloads
 from rebalanser.tasks.http.dispensing import (
@@ -34,7 +35,6 @@ from rebalanser.tasks.http.dispensing import (
     WaitingClient,
 )
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.writes.pending import PendingMove
 from simulation.kernel.reports import Violation
 from simulation.tasks.executing import ClaimingProcess, Signal, judge_time, source_of
 from simulation.tasks.network import once

@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.failures import LoopFailures
 from rebalanser.core.tasks.model import ClaimState, Status, Stored, TaskId, Term
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.core.tasks.slots import FreeSlot, Room, Rooms, SlotNews, UsedSlot
 from rebalanser.core.tasks.store import Change, Lost
+from rebalanser.core.tasks.writes import Await, PendingMove, ReadTasks, Submit
 from rebalanser.errors import (
     InternalError,
     LeaseNotFound,
@@ -57,9 +59,6 @@ from rebalanser.tasks.index.slot_offers import (
     WakeClaimant,
     WithdrawSlots,
 )
-from rebalanser.tasks.loops import LoopFailures
-from rebalanser.tasks.writes.pending import PendingMove
-from rebalanser.tasks.writes.script import Await, ReadTasks, Submit
 from simulation.kernel.reports import Violation
 from simulation.tasks.indexing import IndexSource
 from simulation.tasks.network import Unanswered, once

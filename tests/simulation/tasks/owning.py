@@ -11,6 +11,16 @@ from rebalanser.core.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.slots import SlotNews
 from rebalanser.core.tasks.store import Change, Epoch, Lost, Page, TakeOver
+from rebalanser.core.tasks.writes import (
+    Await,
+    PendingTakeOver,
+    ReadPage,
+    ReadPayloads,
+    ReadRates,
+    ReadTasks,
+    Request,
+    Submit,
+)
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
 from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
@@ -20,16 +30,6 @@ from rebalanser.tasks.index.slot_offers import (
     SlotDecisions,
     SlotRequest,
     WakeClaimant,
-)
-from rebalanser.tasks.writes.pending import PendingTakeOver
-from rebalanser.tasks.writes.script import (
-    Await,
-    ReadPage,
-    ReadPayloads,
-    ReadRates,
-    ReadTasks,
-    Request,
-    Submit,
 )
 from simulation.tasks.network import Unanswered
 from simulation.tasks.process import Host, Process, Resume, Script

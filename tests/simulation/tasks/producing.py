@@ -26,9 +26,8 @@ from rebalanser.core.tasks.store import (
     Tally,
     Unknown,
 )
+from rebalanser.core.tasks.writes import Await, ReadPayloads, ReadTasks, Request, Submit, enqueue_together
 from rebalanser.errors import InternalError, RebalanserError, UnknownTask
-from rebalanser.tasks.writes.batches import enqueue_together
-from rebalanser.tasks.writes.script import Await, ReadPayloads, ReadTasks, Request, Submit
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import Unanswered
 from simulation.tasks.owning import QUEUE

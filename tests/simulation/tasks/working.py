@@ -10,9 +10,9 @@ from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
 from rebalanser.core.tasks.slots import SETTLE_S, FreeSlot, OwnSlots, Room, SlotNews, UsedSlot, is_fresh
+from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RebalanserError, RequestTooLarge
 from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.writes.pending import PendingMove
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import LOST, Unanswered, once
 from simulation.tasks.process import Host, Process, Resume, Script, Wish
@@ -321,7 +321,7 @@ class Working:
         self._take(pending)
 
     def _take(self, pending: PendingMove) -> None:
-        outcome = pending.future.result(timeout=0)
+        outcome = pending.future.result()
         if not isinstance(outcome, Refused):
             self.stored = outcome
         elif outcome.reason is Reason.GAP:

@@ -7,14 +7,23 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.core.clock import GrowingDelay
+from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 from rebalanser.core.tasks.model import TaskId
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Enqueue, EnqueueAll, Move, TakeOver, Write
+from rebalanser.core.tasks.writes import (
+    Apply,
+    Batches,
+    PendingTakeOver,
+    PendingWrite,
+    ReadTasks,
+    Request,
+    RequestT,
+    Settlement,
+    Sleep,
+    fail_all,
+)
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable, RequestTooLarge
-from rebalanser.tasks.loops import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
-from rebalanser.tasks.writes.batches import Batches, Settlement, fail_all
-from rebalanser.tasks.writes.pending import PendingTakeOver, PendingWrite
-from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, RequestT, Sleep
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import TIMEOUT_S, Unanswered
 from simulation.tasks.process import Process, Resume, Script, Wish
@@ -94,7 +103,7 @@ class Writer:
         """Submit a pending write, and return or raise its outcome."""
         self.submit_all([pending], author)
         yield self.settled([pending])
-        return pending.future.result(timeout=0)
+        return pending.future.result()
 
     def _write_all(self) -> None:
         while not self._rests:

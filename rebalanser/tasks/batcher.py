@@ -6,7 +6,7 @@ thread is the batcher's own, or a caller that waits for the outcome while nothin
 takes several batches at the same time. A task that is enqueued while nothing else is written goes to the
 engine at once.
 
-``writes.batches`` selects the pending writes of a batch and settles them. While the
+``core.tasks.writes`` selects the pending writes of a batch and settles them. While the
 engine is away, or takes nothing, callers get an error within ``timeout_s``; lasting writes are kept.
 """
 
@@ -14,22 +14,39 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from rebalanser.core.tasks.store import Answer, Enqueue
+from rebalanser.core.tasks.failures import ErrorKind, kind_of
+from rebalanser.core.tasks.store import (
+    Answer,
+    Enqueue,
+)
+from rebalanser.core.tasks.writes import (
+    Apply,
+    Batches,
+    FirstError,
+    PendingEnqueue,
+    PendingWrite,
+    ReadTasks,
+    Request,
+    Settlement,
+    Sleep,
+    WriteFuture,
+    fail_all,
+    run_script,
+)
 from rebalanser.errors import Forked, InternalError, InvalidState
+from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.engine import Engine
-from rebalanser.tasks.loops import ErrorKind, ErrorPolicy, Loop, kind_of
-from rebalanser.tasks.writes.batches import Batches, FirstError, Settlement, fail_all
-from rebalanser.tasks.writes.pending import PendingEnqueue, PendingWrite, WriteFuture
-from rebalanser.tasks.writes.script import Apply, ReadTasks, Request, Sleep, run_script
+from rebalanser.tasks.loops import ErrorPolicy, Loop
 
 LOOP_NAME: Final = "writer"
 """Name of all loops of a batcher, which share their failures: each may write for another."""
 
 ResultT = TypeVar("ResultT")
+_log = get_logger()
 
 
 class WriteBatcher:
@@ -117,7 +134,7 @@ class WriteBatcher:
                 is_alone = self._batches.take_alone(pending, batch)
             if not is_alone:
                 self.write_all([pending])
-                return pending.future.result()
+                return result_of(pending)
             began_at = time.monotonic()
             try:
                 (answer,) = self._engine.apply([write], self._timeout_s)
@@ -127,7 +144,7 @@ class WriteBatcher:
                 self._errors.worked(LOOP_NAME)
                 return answer
             self._write_here(batch, failed)
-            return pending.future.result()
+            return result_of(pending)
         finally:  # as in write_all
             try:
                 self._land(batch)
@@ -244,3 +261,41 @@ class WriteBatcher:
                 return None
             case _:
                 raise InternalError(f"a batch makes no request {request!r}")
+
+
+def result_of(pending: PendingWrite[ResultT], timeout_s: float | None = None) -> ResultT:
+    """Wait until a pending write is settled, and return its result, or raise its error.
+
+    Raises:
+        TimeoutError: it was not settled in time.
+    """
+    _await(pending, timeout_s)
+    return pending.future.result()
+
+
+def await_all(pending_writes: Sequence[PendingWrite[Any]]) -> None:
+    """Wait until all pending writes are settled, also those that fail."""
+    for pending in reversed(pending_writes):  # once the last of a batch is settled, so are the others
+        _await(pending, None)
+
+
+def _await(pending: PendingWrite[Any], timeout_s: float | None) -> None:
+    if pending.settled:
+        return
+    settled = threading.Lock()
+    settled.acquire()
+    pending.future.add_done_callback(lambda _: settled.release())
+    if not settled.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+        raise TimeoutError(f"a write was not settled within {timeout_s:g} s")
+
+
+def on_settled(future: WriteFuture[ResultT], callback: Callable[[WriteFuture[ResultT]], object]) -> None:
+    """Call ``callback`` once a write is settled, now if it is. Its errors are logged: other writes go on."""
+    future.add_done_callback(partial(_call, callback))
+
+
+def _call(callback: Callable[[WriteFuture[ResultT]], object], future: WriteFuture[ResultT]) -> None:
+    try:
+        callback(future)
+    except Exception as error:
+        _log.error("a callback of a write raised", action="write_callback_failed", exc_info=error)
