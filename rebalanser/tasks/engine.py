@@ -43,7 +43,7 @@ from rebalanser.core.tasks.model import (
     TaskId,
     Update,
 )
-from rebalanser.core.tasks.slots import FreeSlot, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import FreeSlot, SlotNews, UsedSlot
 
 if TYPE_CHECKING:
     import sqlite3

@@ -34,11 +34,10 @@ from rebalanser.errors import InvalidTask
 
 if TYPE_CHECKING:
     from rebalanser.tasks.functions import EnqueueOptions, TaskBody
+from rebalanser.core.tasks.model import MAX_RESULTS_BYTES
 
 KEY: Final = "$results"
 """Key in a payload of the parameters that get results, each with a task or several."""
-MAX_RESULTS_BYTES: Final = 16 << 20
-"""Maximum bytes of all results that one task gets."""
 MAX_TOGETHER: Final = 100
 """Maximum number of tasks in one all-or-none enqueue."""
 _READ_AT_ONCE: Final = 50

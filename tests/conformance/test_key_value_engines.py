@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.core.tasks.model import ClaimState, RateMark, State, Status, Stored
-from rebalanser.core.tasks.slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.store import (
     Applied,
     Conflict,
     Epoch,
+    FreeSlot,
+    GoneSlot,
     Lost,
     Move,
     Paused,
     RateMoved,
     RateStart,
     SlotGone,
+    SlotNews,
     TakeOver,
+    UsedSlot,
 )
 from rebalanser.errors import LeaseNotFound
 from rebalanser.registry.urls import parse_url

@@ -432,7 +432,7 @@ def test_after_an_engine_has_refused_claims_for_a_while_all_tasks_are_claimed(
     stage: Stage, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of a thousand: one whose claim was left half made would never be offered again."""
-    monkeypatch.setattr("rebalanser.tasks.index.claiming.ASIDE_S", 0.01)
+    monkeypatch.setattr("rebalanser.core.tasks.claims.ASIDE_S", 0.01)
     refused = threading.Event()
     left = [error] * 5
 

@@ -17,10 +17,21 @@ import pytest
 
 from rebalanser.admin import Admin
 from rebalanser.core.tasks import slots as free_slots
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import AfterFailure, State, Status, TaskId
 from rebalanser.core.tasks.rules import ClaimKey
-from rebalanser.core.tasks.slots import FreeSlot, Room, SlotNews, UsedSlot
-from rebalanser.core.tasks.store import Answer, Applied, Change, Lost, Page, Write
+from rebalanser.core.tasks.slots import Room
+from rebalanser.core.tasks.store import (
+    Answer,
+    Applied,
+    Change,
+    FreeSlot,
+    Lost,
+    Page,
+    SlotNews,
+    UsedSlot,
+    Write,
+)
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.group import Group
@@ -29,7 +40,6 @@ from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks.engine import ClaimsFromIndex, SharesSlots
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.periodic import Ticker
@@ -217,7 +227,7 @@ def test_a_ready_task_is_claimed_behind_any_number_of_unknown_dependencies(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dead ones and such as do not exist: a step asks for some of them, and there is a next one at once."""
-    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 2)
+    monkeypatch.setattr("rebalanser.core.tasks.claims.PAGE", 2)
     first = stage.enqueue()
     stage.complete(first)
     dead = [stage.enqueue() for _ in range(5)]
@@ -266,7 +276,7 @@ def test_news_that_could_not_be_learnt_are_read(
 def test_what_is_read_of_a_deep_queue_is_claimed_while_the_rest_is_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 2)
+    monkeypatch.setattr("rebalanser.core.tasks.claims.PAGE", 2)
     for _ in range(6):
         stage.enqueue()
     engine = stage.queue.context.engine
@@ -296,7 +306,7 @@ def test_no_limited_task_is_claimed_while_the_rest_is_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is claimed since before may come on the last page."""
-    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 1)
+    monkeypatch.setattr("rebalanser.core.tasks.claims.PAGE", 1)
     options = [EnqueueOptions(key="k", priority=number) for number in range(4)]
     made = [stage.queue.build_raw_enqueue("send", b"", each, max_running_per_key=1) for each in options]
     *waiting, last = stage.queue.commit(made)
@@ -331,7 +341,7 @@ def test_no_limited_task_is_claimed_while_the_rest_is_read(
 @pytest.mark.rule("SK-13")
 def test_a_partition_can_be_given_up_while_it_is_read(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a process that joins would wait until the first one has read all that is deep."""
-    monkeypatch.setattr("rebalanser.tasks.index.claiming.PAGE", 1)
+    monkeypatch.setattr("rebalanser.core.tasks.claims.PAGE", 1)
     tasks = [stage.enqueue(partition=0) for _ in range(3)]
     engine = stage.queue.context.engine
     read: Callable[..., Page] = engine.page

@@ -16,8 +16,10 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser import Settings
+from rebalanser.core.tasks import worker as execution
 from rebalanser.core.tasks.model import TaskId
-from rebalanser.core.tasks.slots import FreeSlot, Room
+from rebalanser.core.tasks.slots import Room
+from rebalanser.core.tasks.store import FreeSlot
 from rebalanser.errors import (
     InvalidArgument,
     InvalidName,
@@ -28,7 +30,6 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import Claim, Pause, Pauses, Queue, Status
 from rebalanser.tasks.engine import SharesSlots
-from rebalanser.tasks.execution import decisions as execution
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.index.partitions import Partitions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser import Settings
-from rebalanser.core.tasks.model import Task, TaskId
+from rebalanser.core.tasks.model import MAX_RESULTS_BYTES, Task, TaskId
 from rebalanser.core.tasks.store import EnqueueAll
 from rebalanser.errors import (
     DependencyCycle,
@@ -23,7 +23,7 @@ from rebalanser.errors import (
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.results import MAX_RESULTS_BYTES, MAX_TOGETHER
+from rebalanser.tasks.results import MAX_TOGETHER
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)

@@ -18,7 +18,7 @@ import pytest
 
 from rebalanser.admin import Admin
 from rebalanser.core.tasks.model import Status
-from rebalanser.core.tasks.slots import FreeSlot
+from rebalanser.core.tasks.store import FreeSlot
 from rebalanser.tasks import Call, Queue
 from rebalanser.tasks.engine import SharesSlots
 from rebalanser.tasks.functions import NO_OPTIONS

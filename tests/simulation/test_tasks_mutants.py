@@ -12,26 +12,29 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks import claims as claiming
 from rebalanser.core.tasks import clocks, dependencies, rules
 from rebalanser.core.tasks import owner as owner_module
+from rebalanser.core.tasks import worker as execution
+from rebalanser.core.tasks.claims import (
+    IndexRequests,
+    OwnedIndex,
+    PartitionClaims,
+    PausableClaims,
+    PendingClaim,
+)
 from rebalanser.core.tasks.clocks import ForeignTerms
+from rebalanser.core.tasks.dispensing import Dispensing
 from rebalanser.core.tasks.failures import LoopFailures
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.ready_index import ClaimableTasks, RateState
 from rebalanser.core.tasks.rules import Reason, Refused
-from rebalanser.core.tasks.slots import Arrival, OwnSlots, UsedSlot
-from rebalanser.core.tasks.store import Tally
+from rebalanser.core.tasks.slots import Arrival, OwnSlots, SlotDecisions
+from rebalanser.core.tasks.store import Tally, UsedSlot
+from rebalanser.core.tasks.worker import ClaimLife, Execution
 from rebalanser.core.tasks.writes import Batches, PendingMove, Settlement
-from rebalanser.tasks.execution import decisions as execution
-from rebalanser.tasks.execution.claim_source import IndexRequests
-from rebalanser.tasks.execution.decisions import ClaimLife, Execution
-from rebalanser.tasks.http.dispensing import Dispensing
-from rebalanser.tasks.index import claiming
-from rebalanser.tasks.index.claiming import OwnedIndex, PartitionClaims, PendingClaim
-from rebalanser.tasks.index.partitions import PausableClaims
-from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import Ticking
 from rebalanser.tasks.retention import Components, Marks, Retention

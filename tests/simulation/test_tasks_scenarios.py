@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
 from rebalanser.core.tasks.rules import Refused
 from rebalanser.core.tasks.store import Enqueue
+from rebalanser.core.tasks.worker import Try
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RebalanserError
-from rebalanser.tasks.execution.decisions import Try
-from rebalanser.tasks.index.claiming import Claimed
 from simulation.group import Trace
 from simulation.kernel.stories import Words, files_in, play, read, write_anew
 from simulation.tasks import Fault, Scenario, World

@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
-from rebalanser.core.tasks.slots import FreeSlot, UsedSlot
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
@@ -23,9 +22,11 @@ from rebalanser.core.tasks.store import (
     EnqueueAll,
     Epoch,
     Exists,
+    FreeSlot,
     Move,
     TakeOver,
     Unknown,
+    UsedSlot,
     Write,
 )
 from rebalanser.errors import (

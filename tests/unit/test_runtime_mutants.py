@@ -29,7 +29,10 @@ from rebalanser.core.group.node import Node
 from rebalanser.core.group.rebalancing import Rebalancing
 from rebalanser.core.group.types import PlanBasis
 from rebalanser.core.tasks import ready_index
+from rebalanser.core.tasks.claims import PausableClaims
 from rebalanser.core.tasks.ready_index import ClaimableTasks
+from rebalanser.core.tasks.slots import SlotDecisions
+from rebalanser.core.tasks.worker import Execution
 from rebalanser.core.tasks.writes import Batches
 from rebalanser.group import Group
 from rebalanser.history import Journal
@@ -42,10 +45,7 @@ from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.tasks import producer, results, retention
 from rebalanser.tasks.batcher import WriteBatcher
-from rebalanser.tasks.execution.decisions import Execution
 from rebalanser.tasks.execution.worker import SharedConcurrency
-from rebalanser.tasks.index.partitions import PausableClaims
-from rebalanser.tasks.index.slot_offers import SlotDecisions
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
 from rebalanser.tasks.key_value.moves import MoveStep
 from rebalanser.tasks.pauses import Pause

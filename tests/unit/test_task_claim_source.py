@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.claims import MAX_CLAIMS
 from rebalanser.core.tasks.clocks import READ_PAUSE_S, ForeignTerms
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.core.tasks.rules import ClaimKey
@@ -16,7 +17,6 @@ from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
 from rebalanser.errors import OutcomeUnknown
 from rebalanser.tasks.engine import ClaimsFromIndex
 from rebalanser.tasks.execution.claim_source import IndexClaims
-from rebalanser.tasks.index.claiming import MAX_CLAIMS
 from rebalanser.testing.clock import FakeClock
 
 BOOT = "a boot"

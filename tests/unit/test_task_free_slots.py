@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.claims import PartitionClaims, PendingClaim, claimant_of, keeps_slot
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.rules import Reason, Refused
@@ -17,20 +18,24 @@ from rebalanser.core.tasks.slots import (
     MAX_USED_SLOTS,
     SETTLE_S,
     Arrival,
-    FreeSlot,
     FreeSlots,
-    GoneSlot,
-    Names,
     NewSlots,
     Offered,
     OwnSlots,
     Room,
     SlotPlan,
-    UsedSlot,
     is_fresh,
 )
-from rebalanser.core.tasks.store import Applied, Conflict, Epoch, SlotGone
-from rebalanser.tasks.index.claiming import PartitionClaims, PendingClaim, claimant_of, keeps_slot
+from rebalanser.core.tasks.store import (
+    Applied,
+    Conflict,
+    Epoch,
+    FreeSlot,
+    GoneSlot,
+    Names,
+    SlotGone,
+    UsedSlot,
+)
 
 HERE, THERE = "process-here", "process-there"
 SEND, SWEEP, BOTH = frozenset({"send"}), frozenset({"sweep"}), frozenset({"send", "sweep"})

@@ -13,6 +13,7 @@ import pytest
 
 from rebalanser.core.tasks import dependencies, rules
 from rebalanser.core.tasks import owner as owner_module
+from rebalanser.core.tasks.claims import ASIDE_S, Claimant, PartitionClaims, PendingClaim, pending_claim
 from rebalanser.core.tasks.clocks import Timers
 from rebalanser.core.tasks.dependencies import Dependencies
 from rebalanser.core.tasks.model import (
@@ -33,7 +34,6 @@ from rebalanser.core.tasks.rules import FailedDependency, Reason, Refused
 from rebalanser.core.tasks.store import Applied, Conflict, Epoch, RateStart
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RequestTooLarge
-from rebalanser.tasks.index.claiming import ASIDE_S, Claimant, PartitionClaims, PendingClaim, pending_claim
 from rebalanser.tasks.retention import Components
 
 TTL_S, BUFFER_S = 10.0, 1.0

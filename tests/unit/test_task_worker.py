@@ -14,19 +14,13 @@ from unittest.mock import Mock
 import pytest
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks import worker as execution
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, ErrorKind
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Applied, Change, Lost
-from rebalanser.core.tasks.writes import PendingMove
-from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
-from rebalanser.history import SkuldKind
-from rebalanser.runtime.clock import SystemClock
-from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.execution import decisions as execution
-from rebalanser.tasks.execution import worker
-from rebalanser.tasks.execution.bodies import Bodies, ThreadCaller
-from rebalanser.tasks.execution.decisions import (
+from rebalanser.core.tasks.worker import (
     AHEAD_S,
     EARLY_RENEWAL_RATIO,
     MAX_RECENT_CHANGES,
@@ -37,10 +31,16 @@ from rebalanser.tasks.execution.decisions import (
     GiveBack,
     Try,
 )
+from rebalanser.core.tasks.writes import PendingMove
+from rebalanser.errors import Fenced, InvalidState, QuotaExceeded, RegistryUnavailable, RequestTooLarge
+from rebalanser.history import SkuldKind
+from rebalanser.runtime.clock import SystemClock
+from rebalanser.tasks.claim import Claim
+from rebalanser.tasks.execution import worker
+from rebalanser.tasks.execution.bodies import Bodies, ThreadCaller
 from rebalanser.tasks.execution.worker import FIRST_THREADS, TaskWorker
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, TaskOptions
-from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import UNREADABLE_S, ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.pauses import Pause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from rebalanser.tasks import Queue
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
+from rebalanser.core.tasks.dispensing import ClaimForClient, Dispensing
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.dispensing import ClaimForClient, Dispensing
 from rebalanser.tasks.http.problems import ProblemRaised
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -173,7 +174,7 @@ def test_who_hangs_up_while_being_served_stops_nothing(
 
 @pytest.mark.rule("SK-16", "SK-20")
 def test_nothing_is_claimed_for_a_client_that_hung_up_as_nothing_was_found() -> None:
-    dispensing = Dispensing(lambda: 0.0)
+    dispensing = Dispensing(lambda: 0.0, Future)
     gone, here = (dispensing.add(name, 1, 10.0, ["send"]) for name in ("gone", "here"))
     step = dispensing.step()
     assert next(step) == ClaimForClient(gone)
@@ -186,7 +187,7 @@ def test_nothing_is_claimed_for_a_client_that_hung_up_as_nothing_was_found() -> 
 
 @pytest.mark.rule("SK-16", "SK-19")
 def test_a_client_whose_claim_ends_by_an_exit_waits_on() -> None:
-    dispensing = Dispensing(lambda: 0.0)
+    dispensing = Dispensing(lambda: 0.0, Future)
     client = dispensing.add("a", 1, 10.0, None)
     step = dispensing.step()
     next(step)

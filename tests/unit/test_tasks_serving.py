@@ -26,9 +26,9 @@ import anyio.to_thread
 import uvicorn
 from fastapi.exceptions import RequestValidationError
 
-from rebalanser.tasks.http import dispensing, problems, serving
-from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.dispensing import WaitingClient
+from rebalanser.core.tasks import dispensing
+from rebalanser.tasks.http import problems, serving
+from rebalanser.tasks.http.dispenser import Dispenser, LongPoll
 from rebalanser.tasks.http.serving import (
     BODY_S,
     HEAD_S,
@@ -717,10 +717,10 @@ def test_a_claim_for_a_client_that_hangs_up_as_it_is_made_is_given_back(
 ) -> None:
     """The server has the claim a little sooner than it notices that the connection has ended."""
     monkeypatch.setattr("rebalanser.tasks.http.routes.TURNS", 1000)
-    asked: list[WaitingClient] = []
+    asked: list[LongPoll] = []
 
     class Noting(Dispenser):
-        def request(self, *arguments: Any) -> WaitingClient:
+        def request(self, *arguments: Any) -> LongPoll:
             asked.append(super().request(*arguments))
             return asked[-1]
 

@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, Generic, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar, cast
+
+if TYPE_CHECKING:
+    pass
 
 TaskId: TypeAlias = str
 """A flake (SK-1) as 40 hexadecimal digits: their order is the order of time."""
@@ -271,3 +274,7 @@ class Enqueued(str, Generic[R_co]):
         enqueued = super().__new__(cls, task)
         enqueued.answer = answer
         return enqueued
+
+
+MAX_RESULTS_BYTES: Final = 16 << 20
+"""Maximum bytes of all results that one task gets."""

@@ -133,7 +133,7 @@ def claim(
     A repeated request of the same ``holder``, whose answer was lost, changes nothing. A claim whose time is
     over counts as a failed try, so that a task whose body kills its process each time becomes dead (SK-15).
     The rule does not check if the task is due and its dependencies are complete: the owner has done so
-    (``index.owner``).
+    (``owner``).
     """
     before = state.claim
     if before is not None and before.holder == holder:

@@ -20,7 +20,6 @@ from rebalanser.core.tasks.model import (
     Term,
     Update,
 )
-from rebalanser.core.tasks.slots import FreeSlot
 from rebalanser.errors import InternalError, TaskExists, UnknownTask
 
 if TYPE_CHECKING:
@@ -357,3 +356,46 @@ class ClaimAnswer:
     """The pause of the queue if it is paused: then there is nothing to claim until a commit ends it."""
     others_ready: bool = True
     """False if there is certainly no ready task of any function."""
+
+
+Names: TypeAlias = frozenset[str] | None
+"""The functions of a slot; None for any, for example if a client over HTTP names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlot:
+    """An idle thread of the process ``process``, published at ``revision``.
+
+    ``worker`` is a label for people. ``names`` are the functions that it knows, None for any. ``ttl_s`` is
+    the seconds that a claim lasts. ``lease`` is the lease whose end deletes the slot. A slot that is
+    ``ahead`` has no idle thread yet.
+    """
+
+    holder: str
+    process: str
+    worker: str
+    names: Names
+    ttl_s: float
+    lease: int
+    ahead: bool = False
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSlot:
+    """A slot for which a task was claimed."""
+
+    holder: str
+    process: str
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class GoneSlot:
+    """A slot that was deleted: withdrawn, used and forgotten, or ended with its lease."""
+
+    holder: str
+    process: str
+
+
+SlotNews: TypeAlias = FreeSlot | UsedSlot | GoneSlot

@@ -26,7 +26,6 @@ from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.tasks.failures import ErrorKind, concerning, kind_of
 from rebalanser.core.tasks.model import LimitId, State, Status, Stored, TaskId, Update
 from rebalanser.core.tasks.rules import Decision, Reason, Refused
-from rebalanser.core.tasks.slots import FreeSlot
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
@@ -36,6 +35,7 @@ from rebalanser.core.tasks.store import (
     EnqueueAll,
     Epoch,
     Exists,
+    FreeSlot,
     Move,
     Paused,
     RateMoved,

@@ -10,24 +10,26 @@ source                 claims are handed out by                                e
 
 from __future__ import annotations
 
-import itertools
-import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+from rebalanser.core.tasks.claims import (
+    ClaimBest,
+    Claimed,
+    IndexRequest,
+    IndexRequests,
+    ReadQueuePause,
+)
 from rebalanser.core.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
-from rebalanser.core.tasks.model import TaskId, Term
-from rebalanser.core.tasks.rules import ClaimKey
+from rebalanser.core.tasks.model import TaskId
 from rebalanser.core.tasks.slots import Rooms
-from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
+from rebalanser.core.tasks.store import ClaimAnswer
 from rebalanser.core.tasks.writes import ResultT, run_script
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimsFromIndex, Watch
-from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 from rebalanser.tasks.pauses import QUEUE, Pause
 
 _log = get_logger()
@@ -138,111 +140,6 @@ class ClaimSource(ABC):
                 queue=self._context.queue,
                 name=name,
             )
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimBest:
-    """Claim the best tasks of the index; the answer is a ``ClaimAnswer``."""
-
-    query: ClaimQuery
-
-
-@dataclass(frozen=True, slots=True)
-class ReadQueuePause:
-    """Read the stored pause of the queue; the answer is None if there is none."""
-
-
-IndexRequest: TypeAlias = ClaimBest | ReadQueuePause
-
-
-class IndexRequests:
-    """Requests of one process for claims from an engine's index, and their answers. Pure.
-
-    ``prefix`` begins the name of each holder; it is unique to the process. ``now`` and ``wall`` are the
-    clocks of the process, and ``term`` returns the term of a claim made now. ``buffer_s`` is added to a
-    claim's time (SK-8).
-    """
-
-    def __init__(
-        self,
-        queue: str,
-        worker: str,
-        prefix: str,
-        now: Callable[[], float],
-        wall: Callable[[], float],
-        term: Callable[[], Term],
-        buffer_s: float,
-    ) -> None:
-        self.pause: bytes | None = None
-        """The stored pause of the queue, as of the last answer."""
-        self.others_ready = True
-        """False if no task of any function was ready at the last claim."""
-        self._queue = queue
-        self._worker = worker
-        self._prefix = prefix
-        self._now = now
-        self._wall = wall
-        self._term = term
-        self._buffer_s = buffer_s
-        self._count = itertools.count()
-        self._unused: list[str] = []
-        """Holders that no claim has, whatever the outcome of earlier requests."""
-        self._wakeup: float | None = -math.inf
-
-    def claim(
-        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
-    ) -> Generator[IndexRequest, Any, list[Claimed]]:
-        """Claim as ``ClaimSource.claim`` does, all or none."""
-        if limit <= 0:
-            yield from self.read_pause()
-            return []
-        sent_at, wall = self._now(), self._wall()
-        holders = self._new_holders(min(limit, MAX_CLAIMS))
-        answer: ClaimAnswer = yield ClaimBest(
-            ClaimQuery(
-                self._queue,
-                holders,
-                worker or self._worker,
-                self._term(),
-                names,
-                self._now,
-                wall,
-                self._buffer_s,
-                ahead,
-            )
-        )
-        self.pause = answer.pause
-        self.others_ready = answer.others_ready
-        claimed: list[Claimed] = []
-        for stored, payload in answer.claimed:
-            claim = stored.state.claim
-            assert claim is not None
-            claimed.append(Claimed(stored, ClaimKey(claim.number, claim.holder), sent_at, payload))
-        used = {each.held.holder for each in claimed}
-        self._unused += [each for each in holders if each not in used] if used else holders
-        times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
-        times += [] if answer.next_over is None else [answer.next_over]
-        self._wakeup = -math.inf if claimed else min(times, default=None)
-        return claimed
-
-    def read_pause(self) -> Generator[IndexRequest, Any, None]:
-        """Read the pause again."""
-        self.pause = yield ReadQueuePause()
-
-    def next_wakeup(self, names: Collection[str] | None) -> float | None:
-        """See ``ClaimSource.next_wakeup``; as of the last claim, for the functions of that claim."""
-        has_names = names is None or bool(names)
-        return max(self._wakeup, self._now()) if has_names and self._wakeup is not None else None
-
-    def _new_holders(self, number: int) -> list[str]:
-        """Return names that no claim has; a request that finds nothing leaves its names to the next one.
-
-        The names of a failed request are not used again, as its outcome may be unknown.
-        """
-        while len(self._unused) < number:
-            self._unused.append(f"{self._prefix}-{next(self._count):x}")
-        holders, self._unused = self._unused[:number], self._unused[number:]
-        return holders
 
 
 class IndexClaims(ClaimSource):

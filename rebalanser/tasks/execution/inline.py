@@ -10,13 +10,13 @@ import contextvars
 from collections.abc import Callable
 from typing import Final, Protocol, runtime_checkable
 
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.errors import InternalError, InvalidState
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
-from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.waiting import WaitingBodies
 

@@ -12,7 +12,7 @@ many as run in ``AHEAD_S`` seconds. If a body turns out slow, tasks behind it wa
 after ``AHEAD_WAIT_S`` seconds are given back, without counting a try, and another worker may take them
 (SK-20). Tasks that have not begun are also given back once the queue is paused (SK-23).
 
-``execution.decisions`` decides all this. It is pure.
+``core.tasks.worker`` decides all this. It is pure.
 
 **Several queues in one process** share the concurrency, the earlier queues first. A worker takes places
 before it claims, and holds one for each claim until its body has ended. While a worker *looks* for tasks,
@@ -36,17 +36,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import Stored
 from rebalanser.core.tasks.slots import Room
 from rebalanser.core.tasks.store import Change, Lost, StatusFilter
-from rebalanser.core.tasks.writes import ResultT, run_script
-from rebalanser.errors import InternalError
-from rebalanser.history import SkuldKind
-from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Watch
-from rebalanser.tasks.execution.bodies import Bodies
-from rebalanser.tasks.execution.claim_source import ClaimSource
-from rebalanser.tasks.execution.decisions import (
+from rebalanser.core.tasks.worker import (
     ENDS_CLAIM,
     Abandon,
     Begin,
@@ -68,8 +62,14 @@ from rebalanser.tasks.execution.decisions import (
     WorkRequest,
     WorkScript,
 )
+from rebalanser.core.tasks.writes import ResultT, run_script
+from rebalanser.errors import InternalError
+from rebalanser.history import SkuldKind
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.engine import Watch
+from rebalanser.tasks.execution.bodies import Bodies
+from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
-from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.waiting import WaitingBodies
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks.model import Head, Status, Stored, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
+from rebalanser.core.tasks.worker import ClaimLife, RenewalRule
 from rebalanser.core.tasks.writes import PendingMove, WriteFuture
 from rebalanser.errors import Fenced, InternalError
 from rebalanser.history import SkuldKind
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.batcher import on_settled
 from rebalanser.tasks.claim import Claim, ClaimFacts
-from rebalanser.tasks.execution.decisions import ClaimLife, RenewalRule
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.results import FilledPayload, fill_results
 

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.clocks import Timers
 from rebalanser.core.tasks.model import State, Status, Stored, TaskId, Term, Update
 from rebalanser.core.tasks.rules import ClaimKey, Reason, Refused
@@ -34,7 +35,6 @@ from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Watch
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, ProblemRaised
-from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.queue import Queue
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from rebalanser.core.tasks import rules
-from rebalanser.core.tasks.writes import PendingMove, ResultT, run_script
-from rebalanser.errors import InternalError, InvalidTask, RebalanserError
-from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.context import Context
-from rebalanser.tasks.execution.claim_source import ClaimSource
-from rebalanser.tasks.execution.decisions import FetchPayloads
-from rebalanser.tasks.execution.outcomes import raised
-from rebalanser.tasks.http.claims import ClaimHistory
-from rebalanser.tasks.http.dispensing import (
+from rebalanser.core.tasks.claims import Claimed
+from rebalanser.core.tasks.dispensing import (
     AnswerClient,
     ClaimForClient,
     ClaimForOthers,
@@ -38,12 +31,22 @@ from rebalanser.tasks.http.dispensing import (
     TryClaiming,
     WaitingClient,
 )
+from rebalanser.core.tasks.worker import FetchPayloads
+from rebalanser.core.tasks.writes import PendingMove, ResultT, run_script
+from rebalanser.errors import InternalError, InvalidTask, RebalanserError
+from rebalanser.runtime.logs import get_logger
+from rebalanser.tasks.context import Context
+from rebalanser.tasks.execution.claim_source import ClaimSource
+from rebalanser.tasks.execution.outcomes import raised
+from rebalanser.tasks.http.claims import ClaimHistory
 from rebalanser.tasks.http.problems import TOO_MANY, ProblemRaised
-from rebalanser.tasks.index.claiming import Claimed
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.results import fill_results
 
 _log = get_logger()
+ClaimsFuture: TypeAlias = Future[list[DispensedClaim]]
+LongPoll: TypeAlias = WaitingClient[ClaimsFuture]
+"""A client of this server that waits for claims."""
 
 
 class Dispenser:
@@ -60,7 +63,7 @@ class Dispenser:
         """History of the claims that were handed out."""
         self._source: ClaimSource | None = None
         self._lock = threading.Lock()
-        self._dispensing = Dispensing(context.clock.now)
+        self._dispensing: Dispensing[ClaimsFuture] = Dispensing(context.clock.now, Future)
         self._pause: float | None = 0.0
         """Seconds until a client can be served or a claim ends, unless woken before; None for ever."""
         self._loop = Loop("dispenser", self._step, context.errors)
@@ -97,7 +100,7 @@ class Dispenser:
 
     def request(
         self, worker: str, limit: int, wait_s: float, names: Collection[str] | None = None
-    ) -> WaitingClient:
+    ) -> LongPoll:
         """Request at most ``limit`` claims of these functions, and wait at most ``wait_s`` seconds.
 
         The client's future gets the claims, or the error of an engine that is away.
@@ -114,7 +117,7 @@ class Dispenser:
         self._woken.set()
         return client
 
-    def forget(self, client: WaitingClient) -> None:
+    def forget(self, client: LongPoll) -> None:
         """Give back what was claimed for a client that has hung up, or is claimed for it now."""
         with self._lock:
             given_back = self._dispensing.forget(client)
@@ -186,7 +189,7 @@ class Dispenser:
         self._context.errors.worked("claims")
         return 0.0
 
-    def _answer(self, client: WaitingClient, dispensed: Sequence[DispensedClaim]) -> bool:
+    def _answer(self, client: LongPoll, dispensed: Sequence[DispensedClaim]) -> bool:
         try:
             client.future.set_result([*dispensed])
         except InvalidStateError:  # the client has hung up meanwhile

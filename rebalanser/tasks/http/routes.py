@@ -18,14 +18,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from rebalanser.core.tasks.dispensing import DispensedClaim
 from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Status, Stored
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.functions import MAX_SECONDS, Id
 from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.claims import ClientClaim, holder_with_token
-from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.http.dispensing import DispensedClaim, WaitingClient
+from rebalanser.tasks.http.dispenser import Dispenser, LongPoll
 from rebalanser.tasks.http.messages import (
     MAX_BATCH,
     ChangedCounts,
@@ -298,7 +298,7 @@ class QueueRoutes:
 
         return router
 
-    async def _waited(self, client: WaitingClient, request: Request) -> list[DispensedClaim]:
+    async def _waited(self, client: LongPoll, request: Request) -> list[DispensedClaim]:
         """Wait for a client's claims, and give them back if it has hung up."""
         dispensed = asyncio.wrap_future(client.future)
         hung_up = asyncio.ensure_future(_hung_up(request))

@@ -5,12 +5,21 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from rebalanser.core.group import Fact, FactKind
+from rebalanser.core.tasks.claims import (
+    ASIDE_S,
+    Claimed,
+    ClaimOwned,
+    ClaimRequest,
+    OwnedIndex,
+    PausableClaims,
+    ReadPause,
+    TakeArrived,
+)
 from rebalanser.core.tasks.model import OPEN, Stored, TaskId
 from rebalanser.core.tasks.slots import Rooms
 from rebalanser.core.tasks.store import Change, Epoch, Lost, TakeOver
@@ -34,7 +43,6 @@ from rebalanser.tasks.batcher import await_all
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import SharesSlots, Watch
 from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
-from rebalanser.tasks.index.claiming import ASIDE_S, Claimed, OwnedIndex
 from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.pauses import QUEUE, Pause
@@ -48,33 +56,6 @@ _log = get_logger()
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPause:
-    """Read the pause of the queue, None if there is none; its changes are followed from before that."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeArrived:
-    """Take the claims that others have made for this process, see ``SlotOffers.arrived``."""
-
-    limit: int
-    names: Collection[str] | None
-    keeps: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimOwned:
-    """Claim in the own partitions, see ``OwnedIndex.claim``."""
-
-    limit: int
-    names: Collection[str] | None
-    worker: str | None
-    ahead: int
-
-
-ClaimRequest: TypeAlias = ReadPause | TakeArrived | ClaimOwned
-
-
 def _next_holder(prefix: str, numbers: Iterator[int]) -> str:
     """Return a holder that no other claim has, by a prefix that is unique to the process."""
     return f"{prefix}{next(numbers)}"
@@ -82,53 +63,6 @@ def _next_holder(prefix: str, numbers: Iterator[int]) -> str:
 
 class _GivenUp(Exception):
     """A partition was given up while it was read."""
-
-
-class PausableClaims:
-    """Claims of one process, and the pause of its queue as far as it knows (SK-23). Pure."""
-
-    def __init__(self) -> None:
-        self.pause: Pause | None = None
-        self._changed = True
-        """True if the pause may have changed."""
-
-    def changed(self) -> None:
-        """Read the pause again before the next claim. For any thread."""
-        self._changed = True
-
-    def claim(
-        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
-    ) -> Generator[ClaimRequest, Any, list[Claimed]]:
-        """Claim as ``Partitions.claim`` does; while the queue is paused give back what has arrived."""
-        if self._changed:
-            yield from self._read()
-        if self.pause is not None:
-            yield TakeArrived(0, None, keeps=False)
-            return []
-        # A client is one of several: claims that it does not take may be for the next one.
-        arrived: list[Claimed] = yield TakeArrived(limit, names, keeps=worker is not None)
-        if arrived:
-            return arrived
-        owned: list[Claimed] = yield ClaimOwned(limit, names, worker, ahead)
-        return owned
-
-    def _read(self) -> Generator[ClaimRequest, Any, None]:
-        self._changed = False
-        try:
-            self.pause = yield ReadPause()
-        except BaseException:
-            self._changed = True
-            raise
-
-    def rooms(self, rooms: Rooms) -> Rooms:
-        """Return the room to offer to the owners of partitions: none while the queue is paused."""
-        return rooms if self.pause is None else {}
-
-    def next_wakeup(self, now: float, next_task: Callable[[], float | None]) -> float | None:
-        """Return when there may be something to claim; ``next_task()`` returns it without the pause."""
-        if self._changed:
-            return now
-        return next_task() if self.pause is None else None
 
 
 class Partitions(ClaimSource):
@@ -162,7 +96,7 @@ class Partitions(ClaimSource):
             self._slots,
         )
         self._watch: Watch | None = None
-        self._claims = PausableClaims()
+        self._claims: PausableClaims[Pause] = PausableClaims()
         self._pauses_watch: Watch | None = None
         self._taken = threading.Condition(self._lock)
         self._unread: dict[int, int] = {}

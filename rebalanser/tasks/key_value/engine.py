@@ -8,7 +8,6 @@ from typing import Final
 
 from rebalanser.core.tasks.ids import is_task_id
 from rebalanser.core.tasks.model import MAX_FILL_S, LimitId, RateMark, Status, Stored, TaskId, Update
-from rebalanser.core.tasks.slots import FreeSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
@@ -16,11 +15,14 @@ from rebalanser.core.tasks.store import (
     Collect,
     Enqueue,
     EnqueueAll,
+    FreeSlot,
     Move,
     Page,
     QueueNote,
     Skip,
+    SlotNews,
     TakeOver,
+    UsedSlot,
     Write,
 )
 from rebalanser.errors import InternalError, InvalidState, LeaseNotFound, OutcomeUnknown, RebalanserError

@@ -12,8 +12,16 @@ from typing import Final, Generic, TypeVar
 from rebalanser.core.tasks import ids
 from rebalanser.core.tasks.model import LimitId, Status, Stored, TaskId, Update
 from rebalanser.core.tasks.rules import settles
-from rebalanser.core.tasks.slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
-from rebalanser.core.tasks.store import Change, ChangeFilter, Lost, Page
+from rebalanser.core.tasks.store import (
+    Change,
+    ChangeFilter,
+    FreeSlot,
+    GoneSlot,
+    Lost,
+    Page,
+    SlotNews,
+    UsedSlot,
+)
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import Changed, Get, HistoryLost, KeyValue, Range, Result, WatchEvent
 from rebalanser.tasks.engine import Sink, SlotSink

@@ -25,8 +25,7 @@ from rebalanser.core.tasks.model import (
     TaskId,
     Term,
 )
-from rebalanser.core.tasks.slots import FreeSlot, UsedSlot
-from rebalanser.core.tasks.store import Tally
+from rebalanser.core.tasks.store import FreeSlot, Tally, UsedSlot
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.core.tasks import rules
-from rebalanser.core.tasks.model import Stored, Term
-from rebalanser.core.tasks.rules import Decision
-from rebalanser.core.tasks.writes import PendingMove
-from rebalanser.errors import InvalidTask, RetryLater
-from rebalanser.tasks.execution.decisions import FetchPayloads
-from rebalanser.tasks.http.dispensing import (
+from rebalanser.core.tasks.claims import Claimed
+from rebalanser.core.tasks.dispensing import (
     AnswerClient,
     ClaimForClient,
     ClaimForOthers,
@@ -32,9 +28,13 @@ from rebalanser.tasks.http.dispensing import (
     ReleaseClaim,
     ReportClaims,
     TryClaiming,
-    WaitingClient,
 )
-from rebalanser.tasks.index.claiming import Claimed
+from rebalanser.core.tasks.model import Stored, Term
+from rebalanser.core.tasks.rules import Decision
+from rebalanser.core.tasks.worker import FetchPayloads
+from rebalanser.core.tasks.writes import PendingMove
+from rebalanser.errors import InvalidTask, RetryLater
+from rebalanser.tasks.http.dispenser import ClaimsFuture, LongPoll
 from simulation.kernel.reports import Violation
 from simulation.tasks.executing import ClaimingProcess, Signal, judge_time, source_of
 from simulation.tasks.network import once
@@ -56,7 +56,7 @@ class Connection:
     def __init__(self, client: HttpClient, reply: Callable[[Sequence[DispensedClaim]], None]) -> None:
         self.client = client
         self.reply = reply
-        self.waiting: WaitingClient | None = None
+        self.waiting: LongPoll | None = None
         """The waiting client at the server, once the request has arrived."""
 
     def handed_out(self) -> Sequence[DispensedClaim]:
@@ -72,13 +72,13 @@ class ServerProcess(ClaimingProcess):
 
     def __init__(self, world: World, name: str, host: Host) -> None:
         super().__init__(world, name, host)
-        self._dispensing = Dispensing(lambda: self.now)
+        self._dispensing: Dispensing[ClaimsFuture] = Dispensing(lambda: self.now, Future)
         self._pause_s: float | None = 0.0
         self._in_hand: dict[str, Claimed] = {}
         """Claims made for clients that were neither sent to one nor ended, by holder."""
         self._connections: list[Connection] = []
         """Requests of clients that have not been answered."""
-        self._first: tuple[WaitingClient | None, float] = (None, 0.0)
+        self._first: tuple[LongPoll | None, float] = (None, 0.0)
         """The first waiting client, whose room is offered, and the true time since which it is the first."""
         self._has_ended = Signal(self)
         self._offers_end = Signal(self)
@@ -223,7 +223,7 @@ class ServerProcess(ClaimingProcess):
                 return None if next_s is None else self.now + next_s
         return None
 
-    def _claim(self, client: WaitingClient) -> Script:
+    def _claim(self, client: LongPoll) -> Script:
         """Claim for a client; judge that it has not hung up and that the order is FIFO."""
         if client.has_hung_up:
             raise Violation("SK-20", f"{self.name} claims for {client.worker}, which has hung up")
@@ -243,7 +243,7 @@ class ServerProcess(ClaimingProcess):
             raise InvalidTask("a result that is no number")
         return payload
 
-    def _answer(self, client: WaitingClient, settle: Callable[[], None]) -> bool:
+    def _answer(self, client: LongPoll, settle: Callable[[], None]) -> bool:
         """Answer a client; False if it has hung up."""
         try:
             settle()

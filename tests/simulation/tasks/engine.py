@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from rebalanser.core.tasks.model import OPEN, Head, LimitId, RateMark, State, Stored, TaskId, Update
 from rebalanser.core.tasks.rules import ClaimKey, is_duplicate
-from rebalanser.core.tasks.slots import FreeSlot, GoneSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
@@ -21,16 +20,20 @@ from rebalanser.core.tasks.store import (
     EnqueueAll,
     Exists,
     Forwarded,
+    FreeSlot,
+    GoneSlot,
     Move,
     Paused,
     RateMoved,
     RateStart,
     Skip,
     SlotGone,
+    SlotNews,
     Taken,
     TakeOver,
     Tally,
     Unknown,
+    UsedSlot,
     Write,
 )
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE

@@ -11,21 +11,34 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks import worker as execution
+from rebalanser.core.tasks.claims import (
+    Claimed,
+    ClaimOwned,
+    ClaimRequest,
+    PausableClaims,
+    ReadPause,
+    TakeArrived,
+)
 from rebalanser.core.tasks.failures import LoopFailures
 from rebalanser.core.tasks.model import ClaimState, Status, Stored, TaskId, Term
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
-from rebalanser.core.tasks.slots import FreeSlot, Room, Rooms, SlotNews, UsedSlot
-from rebalanser.core.tasks.store import Change, Lost
-from rebalanser.core.tasks.writes import Await, PendingMove, ReadTasks, Submit
-from rebalanser.errors import (
-    InternalError,
-    LeaseNotFound,
-    OutcomeUnknown,
-    RebalanserError,
-    RequestTooLarge,
+from rebalanser.core.tasks.slots import (
+    EndLease,
+    FollowSlots,
+    GrantLease,
+    KeepLease,
+    PublishSlots,
+    ReadSlots,
+    Room,
+    Rooms,
+    SlotDecisions,
+    SlotRequest,
+    WakeClaimant,
+    WithdrawSlots,
 )
-from rebalanser.tasks.execution import decisions as execution
-from rebalanser.tasks.execution.decisions import (
+from rebalanser.core.tasks.store import Change, FreeSlot, Lost, SlotNews, UsedSlot
+from rebalanser.core.tasks.worker import (
     Abandon,
     Begin,
     ClaimLife,
@@ -45,20 +58,15 @@ from rebalanser.tasks.execution.decisions import (
     WaitUntil,
     WorkRequest,
 )
-from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
-from rebalanser.tasks.index.slot_offers import (
-    EndLease,
-    FollowSlots,
-    GrantLease,
-    KeepLease,
-    PublishSlots,
-    ReadSlots,
-    SlotDecisions,
-    SlotRequest,
-    WakeClaimant,
-    WithdrawSlots,
+from rebalanser.core.tasks.writes import Await, PendingMove, ReadTasks, Submit
+from rebalanser.errors import (
+    InternalError,
+    LeaseNotFound,
+    OutcomeUnknown,
+    RebalanserError,
+    RequestTooLarge,
 )
+from rebalanser.tasks.pauses import Pause
 from simulation.kernel.reports import Violation
 from simulation.tasks.indexing import IndexSource
 from simulation.tasks.network import Unanswered, once
@@ -699,7 +707,7 @@ class SlotSource:
             worker.new_holder,
             SLOT_LEASE_S,
         )
-        self.claims = PausableClaims()
+        self.claims: PausableClaims[Pause] = PausableClaims()
         self._refused: Sequence[str] = []
         """Holders of slots that were refused, or ended with their lease, in this step."""
         self._due_s: float | None = 0.0

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.claims import ClaimBest, IndexRequest, IndexRequests, ReadQueuePause
 from rebalanser.core.tasks.clocks import ForeignTerms, full_at
 from rebalanser.core.tasks.model import ClaimState, Head, LimitId, RateMark, Status, Stored, TaskId, rate_of
 from rebalanser.core.tasks.rules import FailedDependency, Refused
 from rebalanser.core.tasks.slots import Rooms
 from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
-from rebalanser.tasks.execution.claim_source import ClaimBest, IndexRequest, IndexRequests, ReadQueuePause
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from simulation.kernel.reports import Violation
 from simulation.tasks.owning import QUEUE

@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rebalanser.core.tasks.claims import (
+    Claimed,
+    ClaimOwned,
+    ClaimRequest,
+    OwnedIndex,
+    PausableClaims,
+    PendingClaim,
+    ReadPause,
+    TakeArrived,
+)
 from rebalanser.core.tasks.model import Status, Stored, TaskId, Term
 from rebalanser.core.tasks.owner import Owner
-from rebalanser.core.tasks.slots import SlotNews
-from rebalanser.core.tasks.store import Change, Epoch, Lost, Page, TakeOver
+from rebalanser.core.tasks.slots import FollowSlots, ReadSlots, SlotDecisions, SlotRequest, WakeClaimant
+from rebalanser.core.tasks.store import Change, Epoch, Lost, Page, SlotNews, TakeOver
 from rebalanser.core.tasks.writes import (
     Await,
     PendingTakeOver,
@@ -22,15 +32,7 @@ from rebalanser.core.tasks.writes import (
     Submit,
 )
 from rebalanser.errors import InternalError, RebalanserError
-from rebalanser.tasks.index.claiming import Claimed, OwnedIndex, PendingClaim
-from rebalanser.tasks.index.partitions import ClaimOwned, ClaimRequest, PausableClaims, ReadPause, TakeArrived
-from rebalanser.tasks.index.slot_offers import (
-    FollowSlots,
-    ReadSlots,
-    SlotDecisions,
-    SlotRequest,
-    WakeClaimant,
-)
+from rebalanser.tasks.pauses import Pause
 from simulation.tasks.network import Unanswered
 from simulation.tasks.process import Host, Process, Resume, Script
 from simulation.tasks.scenario import BUFFER_S, TTL_S
@@ -88,7 +90,7 @@ class OwnerProcess(Process):
         self.index = OwnedIndex(
             name, self.clock, host.clock, TTL_S, BUFFER_S, self._new_holder, self._offering
         )
-        self._claims = PausableClaims()
+        self._claims: PausableClaims[Pause] = PausableClaims()
         self._writer = Writer(self)
         self._tokens: dict[int, int] = {}
         self._clients: list[_Client] = []

@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import Status, Stored, TaskId, Term, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
-from rebalanser.core.tasks.slots import SETTLE_S, FreeSlot, OwnSlots, Room, SlotNews, UsedSlot, is_fresh
+from rebalanser.core.tasks.slots import SETTLE_S, OwnSlots, Room, is_fresh
+from rebalanser.core.tasks.store import FreeSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RebalanserError, RequestTooLarge
-from rebalanser.tasks.index.claiming import Claimed
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import LOST, Unanswered, once
 from simulation.tasks.process import Host, Process, Resume, Script, Wish

@@ -1,15 +1,18 @@
-"""Claims in the partitions that a process owns, the best tasks first; the store decides (SK-5, SK-6).
+"""Claims of the best tasks; the store decides (SK-5, SK-6).
 
-Pure: ``OwnedIndex`` decides. ``index.partitions`` and the simulator run its
+``OwnedIndex`` claims in the partitions that a process owns, ``IndexRequests`` from an engine that has an
+index itself, and ``PausableClaims`` nothing while the queue is paused. Threads and the simulator run their
 scripts.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Collection, Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks import rules
@@ -19,8 +22,19 @@ from rebalanser.core.tasks.failures import ErrorKind, kind_of
 from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
-from rebalanser.core.tasks.slots import FreeSlot, Names
-from rebalanser.core.tasks.store import Answer, Applied, Change, Epoch, Page, RateStart
+from rebalanser.core.tasks.slots import Rooms
+from rebalanser.core.tasks.store import (
+    Answer,
+    Applied,
+    Change,
+    ClaimAnswer,
+    ClaimQuery,
+    Epoch,
+    FreeSlot,
+    Names,
+    Page,
+    RateStart,
+)
 from rebalanser.core.tasks.writes import (
     Await,
     PendingMove,
@@ -42,6 +56,7 @@ One more is read to detect another page: that makes two ranges of a key-value st
 """
 ASIDE_S: Final = 60.0
 """Seconds before a task whose claim can't be written is offered again."""
+PauseT = TypeVar("PauseT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,3 +634,182 @@ def _is_new(stored: Stored) -> bool:
     """True if a task has never been claimed and has not failed."""
     state = stored.state
     return state.status is Status.WAITING and state.claim is None and not state.failures
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimBest:
+    """Claim the best tasks of the index; the answer is a ``ClaimAnswer``."""
+
+    query: ClaimQuery
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQueuePause:
+    """Read the stored pause of the queue; the answer is None if there is none."""
+
+
+IndexRequest: TypeAlias = ClaimBest | ReadQueuePause
+
+
+class IndexRequests:
+    """Requests of one process for claims from an engine's index, and their answers. Pure.
+
+    ``prefix`` begins the name of each holder; it is unique to the process. ``now`` and ``wall`` are the
+    clocks of the process, and ``term`` returns the term of a claim made now. ``buffer_s`` is added to a
+    claim's time (SK-8).
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        worker: str,
+        prefix: str,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        term: Callable[[], Term],
+        buffer_s: float,
+    ) -> None:
+        self.pause: bytes | None = None
+        """The stored pause of the queue, as of the last answer."""
+        self.others_ready = True
+        """False if no task of any function was ready at the last claim."""
+        self._queue = queue
+        self._worker = worker
+        self._prefix = prefix
+        self._now = now
+        self._wall = wall
+        self._term = term
+        self._buffer_s = buffer_s
+        self._count = itertools.count()
+        self._unused: list[str] = []
+        """Holders that no claim has, whatever the outcome of earlier requests."""
+        self._wakeup: float | None = -math.inf
+
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
+    ) -> Generator[IndexRequest, Any, list[Claimed]]:
+        """Claim as ``ClaimSource.claim`` does, all or none."""
+        if limit <= 0:
+            yield from self.read_pause()
+            return []
+        sent_at, wall = self._now(), self._wall()
+        holders = self._new_holders(min(limit, MAX_CLAIMS))
+        answer: ClaimAnswer = yield ClaimBest(
+            ClaimQuery(
+                self._queue,
+                holders,
+                worker or self._worker,
+                self._term(),
+                names,
+                self._now,
+                wall,
+                self._buffer_s,
+                ahead,
+            )
+        )
+        self.pause = answer.pause
+        self.others_ready = answer.others_ready
+        claimed: list[Claimed] = []
+        for stored, payload in answer.claimed:
+            claim = stored.state.claim
+            assert claim is not None
+            claimed.append(Claimed(stored, ClaimKey(claim.number, claim.holder), sent_at, payload))
+        used = {each.held.holder for each in claimed}
+        self._unused += [each for each in holders if each not in used] if used else holders
+        times = [] if answer.next_due is None else [sent_at + answer.next_due - wall]
+        times += [] if answer.next_over is None else [answer.next_over]
+        self._wakeup = -math.inf if claimed else min(times, default=None)
+        return claimed
+
+    def read_pause(self) -> Generator[IndexRequest, Any, None]:
+        """Read the pause again."""
+        self.pause = yield ReadQueuePause()
+
+    def next_wakeup(self, names: Collection[str] | None) -> float | None:
+        """See ``ClaimSource.next_wakeup``; as of the last claim, for the functions of that claim."""
+        has_names = names is None or bool(names)
+        return max(self._wakeup, self._now()) if has_names and self._wakeup is not None else None
+
+    def _new_holders(self, number: int) -> list[str]:
+        """Return names that no claim has; a request that finds nothing leaves its names to the next one.
+
+        The names of a failed request are not used again, as its outcome may be unknown.
+        """
+        while len(self._unused) < number:
+            self._unused.append(f"{self._prefix}-{next(self._count):x}")
+        holders, self._unused = self._unused[:number], self._unused[number:]
+        return holders
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPause:
+    """Read the pause of the queue, None if there is none; its changes are followed from before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeArrived:
+    """Take the claims that others have made for this process, see ``SlotOffers.arrived``."""
+
+    limit: int
+    names: Collection[str] | None
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOwned:
+    """Claim in the own partitions, see ``OwnedIndex.claim``."""
+
+    limit: int
+    names: Collection[str] | None
+    worker: str | None
+    ahead: int
+
+
+ClaimRequest: TypeAlias = ReadPause | TakeArrived | ClaimOwned
+
+
+class PausableClaims(Generic[PauseT]):
+    """Claims of one process, and the pause of its queue as far as it knows (SK-23). Pure."""
+
+    def __init__(self) -> None:
+        self.pause: PauseT | None = None
+        self._changed = True
+        """True if the pause may have changed."""
+
+    def changed(self) -> None:
+        """Read the pause again before the next claim. For any thread."""
+        self._changed = True
+
+    def claim(
+        self, limit: int, names: Collection[str] | None, worker: str | None, ahead: int = 0
+    ) -> Generator[ClaimRequest, Any, list[Claimed]]:
+        """Claim as ``Partitions.claim`` does; while the queue is paused give back what has arrived."""
+        if self._changed:
+            yield from self._read()
+        if self.pause is not None:
+            yield TakeArrived(0, None, keeps=False)
+            return []
+        # A client is one of several: claims that it does not take may be for the next one.
+        arrived: list[Claimed] = yield TakeArrived(limit, names, keeps=worker is not None)
+        if arrived:
+            return arrived
+        owned: list[Claimed] = yield ClaimOwned(limit, names, worker, ahead)
+        return owned
+
+    def _read(self) -> Generator[ClaimRequest, Any, None]:
+        self._changed = False
+        try:
+            self.pause = yield ReadPause()
+        except BaseException:
+            self._changed = True
+            raise
+
+    def rooms(self, rooms: Rooms) -> Rooms:
+        """Return the room to offer to the owners of partitions: none while the queue is paused."""
+        return rooms if self.pause is None else {}
+
+    def next_wakeup(self, now: float, next_task: Callable[[], float | None]) -> float | None:
+        """Return when there may be something to claim; ``next_task()`` returns it without the pause."""
+        if self._changed:
+            return now
+        return next_task() if self.pause is None else None

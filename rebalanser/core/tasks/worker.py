@@ -14,11 +14,11 @@ from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from rebalanser.core.tasks import rules
+from rebalanser.core.tasks.claims import MAX_CLAIMS, Claimed
 from rebalanser.core.tasks.model import Head, Status, Stored, TaskId, Term
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason
 from rebalanser.core.tasks.store import Change
 from rebalanser.errors import InternalError
-from rebalanser.tasks.index.claiming import MAX_CLAIMS, Claimed
 
 AHEAD_S: Final = 0.05
 """Seconds of work that a worker claims ahead."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from rebalanser.core.tasks.model import TaskId
-from rebalanser.core.tasks.slots import Names, Room, Rooms
+from rebalanser.core.tasks.claims import Claimed
+from rebalanser.core.tasks.model import MAX_RESULTS_BYTES, TaskId
+from rebalanser.core.tasks.slots import Room, Rooms
+from rebalanser.core.tasks.store import Names
+from rebalanser.core.tasks.worker import FetchPayloads
 from rebalanser.core.tasks.writes import ResultT
 from rebalanser.errors import InternalError, InvalidTask, RebalanserError, RetryLater
-from rebalanser.tasks.execution.decisions import FetchPayloads
-from rebalanser.tasks.index.claiming import Claimed
-from rebalanser.tasks.results import MAX_RESULTS_BYTES
 
 SHORTEST_PAUSE_S: Final = 0.001
+FutureT = TypeVar("FutureT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class DispensedClaim:
 
 
 @dataclass(slots=True, eq=False)
-class WaitingClient:
+class WaitingClient(Generic[FutureT]):
     """A client that waits for claims until ``deadline``, in seconds of the server's clock.
 
     ``names`` are the functions that it knows, None for any.
@@ -47,7 +47,8 @@ class WaitingClient:
     requested_at: float
     deadline: float
     names: Collection[str] | None
-    future: Future[list[DispensedClaim]] = field(default_factory=Future)
+    future: FutureT
+    """The place of the answer, for the caller of ``Dispensing.add``."""
     has_hung_up: bool = False
     handed_out: Sequence[DispensedClaim] = ()
     """Claims to give back if the client hangs up."""
@@ -57,7 +58,7 @@ class WaitingClient:
 class ClaimForClient:
     """Claim tasks for a client; the answer has the claims."""
 
-    client: WaitingClient
+    client: WaitingClient[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class FailClaim:
 class AnswerClient:
     """Answer a client with claims, or none; the answer is False if it has hung up."""
 
-    client: WaitingClient
+    client: WaitingClient[Any]
     dispensed: Sequence[DispensedClaim]
 
 
@@ -102,7 +103,7 @@ class AnswerClient:
 class RefuseClient:
     """Answer a client with an error."""
 
-    client: WaitingClient
+    client: WaitingClient[Any]
     error: Exception
 
 
@@ -161,22 +162,26 @@ DispenserRequest: TypeAlias = (
 DispenserScript: TypeAlias = Generator[DispenserRequest, Any, ResultT]
 
 
-class Dispensing:
+class Dispensing(Generic[FutureT]):
     """The clients that wait for claims, and the next step for each.
 
-    ``now`` returns seconds of the server's monotonic clock. Not thread-safe: one script runs at a time, and
-    other methods may be called while it waits for an answer.
+    ``now`` returns seconds of the server's monotonic clock, ``new_future`` a place for the answer to a
+    client. Not thread-safe: one script runs at a time, and other methods may be called while it waits for an
+    answer.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.clients: list[WaitingClient] = []
+    def __init__(self, now: Callable[[], float], new_future: Callable[[], FutureT]) -> None:
+        self.clients: list[WaitingClient[FutureT]] = []
         """Waiting clients in FIFO order."""
         self.stopping = False
         self._now = now
+        self._new_future = new_future
         self._claims_fail_for_s: float | None = None
         """Seconds before claiming is retried; None unless it has failed."""
 
-    def add(self, worker: str, limit: int, wait_s: float, names: Collection[str] | None) -> WaitingClient:
+    def add(
+        self, worker: str, limit: int, wait_s: float, names: Collection[str] | None
+    ) -> WaitingClient[FutureT]:
         """Let a client wait for at most ``limit`` claims, for ``wait_s`` seconds.
 
         Raises:
@@ -185,11 +190,11 @@ class Dispensing:
         if self.stopping:
             raise RetryLater("the server stops; ask another")
         now = self._now()
-        client = WaitingClient(worker, limit, now, now + wait_s, names)
+        client = WaitingClient(worker, limit, now, now + wait_s, names, self._new_future())
         self.clients.append(client)
         return client
 
-    def forget(self, client: WaitingClient) -> list[Claimed]:
+    def forget(self, client: WaitingClient[FutureT]) -> list[Claimed]:
         """Forget a client that has hung up; return the claims to give back.
 
         Claims that are being made for it are given back as they arrive.
@@ -223,7 +228,7 @@ class Dispensing:
 
     def _serve_all(self) -> DispenserScript[None]:
         """Hand out claims to waiting clients in FIFO order, as long as there is something to claim."""
-        unserved: list[WaitingClient] = []
+        unserved: list[WaitingClient[FutureT]] = []
         try:
             while self.clients and not self.stopping:
                 client = self.clients.pop(0)  # removed, so that it is not answered twice
@@ -235,7 +240,7 @@ class Dispensing:
         finally:
             self.clients[:0] = [each for each in unserved if not each.has_hung_up]
 
-    def _serve(self, client: WaitingClient) -> DispenserScript[bool]:
+    def _serve(self, client: WaitingClient[FutureT]) -> DispenserScript[bool]:
         """Answer a client with claims or an error; False if there is nothing for it to claim."""
         try:
             dispensed = yield from self._claim(client)
@@ -248,7 +253,7 @@ class Dispensing:
             yield from self._hand_out(client, dispensed)
         return bool(dispensed)
 
-    def _claim(self, client: WaitingClient) -> DispenserScript[list[DispensedClaim]]:
+    def _claim(self, client: WaitingClient[FutureT]) -> DispenserScript[list[DispensedClaim]]:
         claimed: Sequence[Claimed] = yield ClaimForClient(client)
         if not claimed:
             return []
@@ -266,7 +271,7 @@ class Dispensing:
         return dispensed
 
     def with_payloads(
-        self, client: WaitingClient, claimed: Sequence[Claimed]
+        self, client: WaitingClient[FutureT], claimed: Sequence[Claimed]
     ) -> DispenserScript[tuple[list[DispensedClaim], list[tuple[Claimed, RebalanserError | None]]]]:
         """Return claims with their payloads, and those not handed out: failed, or over the limit."""
         dispensed: list[DispensedClaim] = []
@@ -299,14 +304,16 @@ class Dispensing:
             return error
         return payload
 
-    def _hand_out(self, client: WaitingClient, dispensed: Sequence[DispensedClaim]) -> DispenserScript[None]:
+    def _hand_out(
+        self, client: WaitingClient[FutureT], dispensed: Sequence[DispensedClaim]
+    ) -> DispenserScript[None]:
         """Answer a client; give its claims back if it has hung up, also during the answer."""
         client.handed_out = dispensed  # before the answer, as the client may hang up during it
         if not (yield AnswerClient(client, dispensed)) or client.has_hung_up:
             for each in self._take_back(client):
                 yield ReleaseClaim(each)
 
-    def _take_back(self, client: WaitingClient) -> list[Claimed]:
+    def _take_back(self, client: WaitingClient[FutureT]) -> list[Claimed]:
         """Return the claims that a client got, only once."""
         handed_out, client.handed_out = client.handed_out, ()
         return [each.claimed for each in handed_out]
