@@ -54,10 +54,10 @@ from rebalanser.tasks.documents import (
 )
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions, problems_of
 from rebalanser.tasks.operator import MAX_ROOMS
-from rebalanser.tasks.outbox.spool import SUFFIX, Spool
 from rebalanser.tasks.producer import MAX_SHOWN, RETRIES
 from rebalanser.tasks.queue import Queue
 from rebalanser.tasks.results import Source, with_sources
+from rebalanser.tasks.spool import SUFFIX, Spool
 
 NEWEST: Final = 100
 """Number of tasks that are listed with the newest first, unless it is given."""

@@ -36,7 +36,7 @@ from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidTask, Mis
 from rebalanser.redaction import redact
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.logs import configure_cli_logging
-from rebalanser.tasks.aio.queue import AsyncQueue, AsyncQueues
+from rebalanser.tasks.async_queue import AsyncQueue, AsyncQueues
 from rebalanser.tasks.functions import NO_OPTIONS
 from rebalanser.tasks.metrics import Measurable, QueueCollector
 from rebalanser.tasks.pauses import Pauses

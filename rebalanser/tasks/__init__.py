@@ -26,16 +26,15 @@ index, the clocks and the owners of partitions make them fast and fair.
    refuses what the old one writes.
 5. *Progress.* Updates are numbered from 0 within a claim and written with the state that counts them, so
    that a log has no gap (SK-9). Complete is a state that no rule leads out of (SK-10).
-6. *Outbox* (``outbox.outbox``). A producer may keep what it enqueues on its own disk
+6. *Outbox* (``tasks.outbox``). A producer may keep what it enqueues on its own disk
    until the engine has it (SK-4). The entries of an outbox are numbered, and the engine counts each in the
    write that makes its task: sent again, it is known, even if its task was completed and collected.
 
 **Unknown outcomes.** A write whose answer was lost is read back. A claim names its *holder*, unique to each
 attempt: an attempt that finds its own name has the claim. Every other rule is idempotent for its claim.
 
-**Rooms.** What is pure is in ``core.tasks``, and the modules here carry it out. ``index`` finds the tasks to
-claim; ``execution`` claims and runs them; ``processes`` and ``aio`` run bodies elsewhere than in threads;
-``outbox`` spools enqueues; ``http`` serves other languages; ``key_value`` is the engine on any registry. The
+**Rooms.** What is pure is in ``core.tasks``, and the modules here carry it out. ``execution`` claims tasks
+and runs their bodies; ``http`` serves other languages; ``key_value`` is the engine on any registry. The
 modules beside them are the faces of a queue.
 """
 
@@ -47,10 +46,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Status
-    from rebalanser.tasks.aio.claim import AsyncClaim
-    from rebalanser.tasks.aio.queue import AsyncCall, AsyncQueue, AsyncQueues, AsyncTaskFunction
+    from rebalanser.tasks.async_claim import AsyncClaim
+    from rebalanser.tasks.async_queue import AsyncCall, AsyncQueue, AsyncQueues, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
-    from rebalanser.tasks.execution.middleware import Middleware
+    from rebalanser.tasks.execution.bodies import Middleware
     from rebalanser.tasks.execution.outcomes import GiveUp, Retry
     from rebalanser.tasks.pauses import Pause, Pauses
     from rebalanser.tasks.producer import Call, TaskFunction
@@ -81,17 +80,17 @@ __all__ = [
 
 _HOMES: Final = MappingProxyType(
     {
-        "AsyncCall": "tasks.aio.queue",
-        "AsyncClaim": "tasks.aio.claim",
-        "AsyncQueue": "tasks.aio.queue",
-        "AsyncQueues": "tasks.aio.queue",
-        "AsyncTaskFunction": "tasks.aio.queue",
+        "AsyncCall": "tasks.async_queue",
+        "AsyncClaim": "tasks.async_claim",
+        "AsyncQueue": "tasks.async_queue",
+        "AsyncQueues": "tasks.async_queue",
+        "AsyncTaskFunction": "tasks.async_queue",
         "Call": "tasks.producer",
         "Claim": "tasks.claim",
         "EnqueueAnswer": "core.tasks.model",
         "Enqueued": "core.tasks.model",
         "GiveUp": "tasks.execution.outcomes",
-        "Middleware": "tasks.execution.middleware",
+        "Middleware": "tasks.execution.bodies",
         "Pause": "tasks.pauses",
         "Pauses": "tasks.pauses",
         "Queue": "tasks.queue",

@@ -24,12 +24,12 @@ from rebalanser.settings import Settings
 from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, OpenedQueue, QueueOpener, TaskHistory, load_engine
-from rebalanser.tasks.execution.middleware import Middleware
+from rebalanser.tasks.execution.bodies import Middleware
 from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, require_id, require_revision
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
-from rebalanser.tasks.outbox.outbox import Outbox, engine_name
+from rebalanser.tasks.outbox import Outbox, engine_name
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.retention import Retention

@@ -26,7 +26,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.batcher import await_all, result_of
 from rebalanser.tasks.claim import Claim
-from rebalanser.tasks.execution.middleware import Middleware
+from rebalanser.tasks.execution.bodies import Middleware
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     NO_OPTIONS,
@@ -50,10 +50,10 @@ from rebalanser.tasks.functions import (
     task_options,
 )
 from rebalanser.tasks.open_queue import OpenQueue
-from rebalanser.tasks.outbox.spool import UNPLACED
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.results import PlannedCall, given_calls, refuse_too_many, sort_by_dependency
+from rebalanser.tasks.spool import UNPLACED
 
 MAX_WARNED: Final = 100
 """Maximum number of names without a function that are warned about."""

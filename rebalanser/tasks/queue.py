@@ -25,10 +25,9 @@ from rebalanser.tasks.context import load_engine
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine
 from rebalanser.tasks.execution.bodies import Bodies, Caller, ThreadCaller
 from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
-from rebalanser.tasks.execution.inline import InlineWorker
-from rebalanser.tasks.execution.worker import SharedConcurrency, TaskWorker
+from rebalanser.tasks.execution.partitions import Partitions
+from rebalanser.tasks.execution.worker import InlineWorker, SharedConcurrency, TaskWorker
 from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_count, is_seconds
-from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.open_queue import IN_MEMORY, named_in_memory
@@ -64,7 +63,7 @@ class Queue(Producer, Operator):
     group (``settings``) and own its partitions; ``node`` is a label of this one.
     ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
     ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
-    the engine is away, also when the queue is made (SK-4); see ``rebalanser.tasks.outbox.outbox``.
+    the engine is away, also when the queue is made (SK-4); see ``rebalanser.tasks.outbox``.
     ``retention`` says how long a worker of the queue keeps closed tasks, None for ever; give all workers the
     same (SK-22).
 
@@ -599,7 +598,7 @@ def _caller(place: BodyPlace, functions: Mapping[str, TaskBody], errors: ErrorPo
         return ThreadCaller()
     if place != "processes":
         raise InvalidArgument(f'bodies is {place!r}: give "threads" or "processes"')
-    from rebalanser.tasks.processes.caller import ProcessCaller  # noqa: PLC0415 - most workers have no children
+    from rebalanser.tasks.processes import ProcessCaller  # noqa: PLC0415 - most workers have no children
 
     return ProcessCaller(functions, errors)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 from rebalanser.core.tasks.model import ID_DIGITS, Update
 from rebalanser.errors import Fenced
 from rebalanser.runtime.owned import StopRequest
-from rebalanser.tasks.aio.claim import AsyncClaim, Threads
+from rebalanser.tasks.async_claim import AsyncClaim, Threads
 from rebalanser.tasks.claim import LOG_PAGE, Claim, ClaimFacts, check_content
 
 if TYPE_CHECKING:

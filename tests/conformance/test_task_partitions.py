@@ -38,10 +38,9 @@ from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import Claim, Queue
 from rebalanser.tasks.engine import ClaimsFromIndex, SharesSlots
+from rebalanser.tasks.execution.partitions import Partitions, SlotOffers
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.index.partitions import Partitions
-from rebalanser.tasks.index.slot_offers import SlotOffers
 from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.queue import group_name
 from rebalanser.testing.clock import FakeClock

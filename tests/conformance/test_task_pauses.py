@@ -30,9 +30,9 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import Claim, Pause, Pauses, Queue, Status
 from rebalanser.tasks.engine import SharesSlots
+from rebalanser.tasks.execution.partitions import Partitions
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
-from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.tasks.pauses import MAX_CHARACTERS
 from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
 from rebalanser.testing.clock import FakeClock

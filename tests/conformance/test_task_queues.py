@@ -16,8 +16,8 @@ from rebalanser import Settings
 from rebalanser.core.tasks.model import TaskId
 from rebalanser.errors import InvalidArgument, InvalidState
 from rebalanser.tasks import AsyncClaim, AsyncQueue, AsyncQueues, Claim, Queue, Queues, Status
+from rebalanser.tasks.execution.partitions import Partitions
 from rebalanser.tasks.execution.worker import SharedConcurrency
-from rebalanser.tasks.index.partitions import Partitions
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)

@@ -17,7 +17,7 @@ from rebalanser.core.tasks.model import ClaimState, EnqueueAnswer, State, Status
 from rebalanser.core.tasks.store import Applied, Collect, Move
 from rebalanser.tasks import Queue
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.outbox.spool import SUFFIX, Spool
+from rebalanser.tasks.spool import SUFFIX, Spool
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser_sqlite.tasks import SqliteEngine
@@ -34,7 +34,7 @@ from pathlib import Path
 from rebalanser.errors import UnusableFolder
 from rebalanser.tasks.engine import Enqueue
 from rebalanser.core.tasks.model import Head, Task
-from rebalanser.tasks.outbox.spool import Spool, SpoolName
+from rebalanser.tasks.spool import Spool, SpoolName
 def task(number):
     return Enqueue(Task(Head(f"{number:040x}", "mail", "send"), bytes(2000)), 0)
 spool = Spool(Path(sys.argv[1]), SpoolName("mail", "", "mail"), 10.0)

@@ -33,7 +33,19 @@ from rebalanser.errors import (
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks import AsyncClaim, Claim, GiveUp, Queue, Retry
-from rebalanser.tasks.aio.loop_caller import BodySupervisor
+from rebalanser.tasks import child_process as child
+from rebalanser.tasks import processes as caller
+from rebalanser.tasks.async_claim import BodySupervisor
+from rebalanser.tasks.child_process import (
+    BodyFailed,
+    ChildClaim,
+    ChildRequest,
+    DeadlineRequest,
+    LogRequest,
+    RenewalRequest,
+    RunBody,
+    UpdateRequest,
+)
 from rebalanser.tasks.claim import ClaimFacts, read_log
 from rebalanser.tasks.execution.bodies import BodyWaits, Job, ThreadCaller
 from rebalanser.tasks.execution.outcomes import (
@@ -49,18 +61,7 @@ from rebalanser.tasks.execution.outcomes import (
 )
 from rebalanser.tasks.functions import TaskBody, TaskOptions, body_at, reference_of
 from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.processes import caller, child
-from rebalanser.tasks.processes.caller import ChildProcess, ProcessCaller
-from rebalanser.tasks.processes.child import (
-    BodyFailed,
-    ChildClaim,
-    ChildRequest,
-    DeadlineRequest,
-    LogRequest,
-    RenewalRequest,
-    RunBody,
-    UpdateRequest,
-)
+from rebalanser.tasks.processes import ChildProcess, ProcessCaller
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -612,7 +613,7 @@ def test_a_supervised_body_is_cancelled_for_a_reason(
 def test_a_supervised_body_that_does_not_end_is_given_up(
     supervised: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rebalanser.tasks.aio.loop_caller.CANCEL_S", 0.0)
+    monkeypatch.setattr("rebalanser.tasks.async_claim.CANCEL_S", 0.0)
     body = supervised(timeout_s=1e-6)
     assert body.outcome.result(PATIENCE_S) is Cut.TIMED_OUT
     body.ended.set_result(Returned(b"late"))

@@ -28,7 +28,7 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Queue, Retry, Status
 from rebalanser.tasks.claim import LOG_PAGE
-from rebalanser.tasks.execution.inline import SHORTEST_STEP_S
+from rebalanser.tasks.execution.worker import SHORTEST_STEP_S
 from rebalanser.testing import FakeClaim, FakeClock
 from rebalanser.testing.claim import MAX_BYTES
 from rebalanser.testing.memory import _SHARED
@@ -359,7 +359,7 @@ def test_tasks_that_are_read_in_a_loop_are_changed_as_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are an asynchronous iterator, which ended in a TypeError of Python."""
-    monkeypatch.setattr("rebalanser.tasks.aio.queue.PAGE", 2)
+    monkeypatch.setattr("rebalanser.tasks.async_queue.PAGE", 2)
 
     async def changed() -> None:
         async with AsyncQueue("memory://", state_folder=tmp_path) as queue:

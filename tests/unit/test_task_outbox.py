@@ -50,9 +50,9 @@ from rebalanser.errors import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import AsyncQueue, Claim, Queue, TaskFunction
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.outbox.outbox import Forwarding, WaitingCallers, engine_name
-from rebalanser.tasks.outbox.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
+from rebalanser.tasks.outbox import Forwarding, WaitingCallers, engine_name
 from rebalanser.tasks.results import sources_in
+from rebalanser.tasks.spool import DUPLICATE, KEPT_DUPLICATES, Spool, SpoolName, SpoolRefusal
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from rebalanser_sqlite.tasks import SqliteEngine
 

@@ -13,11 +13,12 @@ from pydantic import AfterValidator
 
 from rebalanser.errors import InvalidTask, TaskFailed
 from rebalanser.tasks import Claim, GiveUp, Queue, Retry, Status
+from rebalanser.tasks import child_process as child
+from rebalanser.tasks import processes as caller
+from rebalanser.tasks.child_process import BodyFailed
 from rebalanser.tasks.execution import bodies
 from rebalanser.tasks.execution.outcomes import MAX_ERROR, BodyLost, raised
 from rebalanser.tasks.functions import EnqueueOptions, TaskOptions
-from rebalanser.tasks.processes import caller, child
-from rebalanser.tasks.processes.child import BodyFailed
 from rebalanser.testing import FakeClock
 
 HOUR_S = 3600.0

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Change, Lost
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, holder_with_token, parse_holder
-from rebalanser.tasks.index.claiming import Claimed
 
 TASK = "1" * 40
 TTL_S = 10.0

@@ -2,7 +2,7 @@
 
 **Threads.** One thread claims, and one renews and times out. The others run bodies, or wait for bodies that
 run in another process (``execution.bodies``); they are started as needed. A coroutine
-takes no thread (``aio.loop_caller``). The renewing thread never waits for the store: it
+takes no thread (``tasks.async_claim``). The renewing thread never waits for the store: it
 submits all due renewals together, and requests stops in time whatever the outcome. A watch reports claims
 that are over, for example because their tasks were cancelled. No thread ends by an error
 (``tasks.loops``).
@@ -22,10 +22,14 @@ can take no task although a place is free does not look.
 
 So a task of a later queue begins only while no earlier queue has a ready one, and a queue that always has
 ready tasks starves those after it. A body that runs is never ended for a task of an earlier queue.
+
+``InlineWorker`` is the worker of a test: it has the same claim sources and rules, and runs ready tasks in the
+calling thread, one after another. It renews nothing and cuts nothing off: a body runs until it returns.
 """
 
 from __future__ import annotations
 
+import contextvars
 import math
 import queue
 import threading
@@ -34,7 +38,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import Stored
@@ -63,7 +67,7 @@ from rebalanser.core.tasks.worker import (
     WorkScript,
 )
 from rebalanser.core.tasks.writes import ResultT, run_script
-from rebalanser.errors import InternalError
+from rebalanser.errors import InternalError, InvalidState
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import Watch
@@ -71,6 +75,7 @@ from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
 from rebalanser.tasks.loops import Loop
+from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.waiting import WaitingBodies
 
 
@@ -547,3 +552,105 @@ class TaskWorker:
                 look_at = self.execution.next_look
                 self._sooner.wait(None if look_at == math.inf else look_at - time.monotonic())
         return None
+
+
+SHORTEST_STEP_S: Final = 1e-6
+"""Minimum seconds by which the clock is moved: a smaller step may change no float."""
+MAX_LOOKS: Final = 10_000
+"""Maximum number of claims in a row that find nothing although the source has something to look at."""
+
+
+@runtime_checkable
+class MovableClock(Protocol):
+    """A clock that a test moves forward."""
+
+    def advance(self, seconds: float, /) -> None:
+        """Let ``seconds`` pass."""
+
+
+class InlineWorker:
+    """Runs the tasks of ``source`` in the calling thread, and the ticks of ``ticker`` as they become due.
+
+    ``settle`` waits until the source has seen all writes.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        source: ClaimSource,
+        bodies: Bodies,
+        ticker: Ticker,
+        settle: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._source = source
+        self._bodies = bodies
+        self._ticker = ticker
+        self._settle = settle
+
+    def run(self, advance_s: float) -> int:
+        """Run tasks that are ready now or within ``advance_s`` seconds; return the number of tries.
+
+        Raises:
+            InvalidState: the clock can't be moved, or tasks are ready and the queue is paused.
+        """
+        clock = self._context.clock
+        tries = self._run_ready()
+        if not advance_s:
+            return tries
+        if not isinstance(clock, MovableClock):
+            raise InvalidState(
+                "the queue has no clock that can be moved, such as rebalanser.testing.FakeClock"
+            )
+        ends_at = clock.now() + advance_s
+        while (left_s := ends_at - clock.now()) > 0.0:
+            clock.advance(min(left_s, max(self._pause_s(left_s), SHORTEST_STEP_S)))
+            tries += self._run_ready()
+        return tries
+
+    def _pause_s(self, longest_s: float) -> float:
+        """Return the seconds until something becomes due, at most ``longest_s``."""
+        wakeup = self._source.next_wakeup(self._bodies.names())
+        until_claim = longest_s if wakeup is None else wakeup - self._context.clock.now()
+        return min(longest_s, until_claim, self._ticker.pause_s(longest_s))
+
+    def _run_ready(self) -> int:
+        tries = looks = 0
+        self._ticker.tick()
+        while looks < MAX_LOOKS:
+            self._settle()
+            claimed = self._source.claim(1, self._bodies.names())
+            for each in claimed:
+                self._run(each)
+            tries += len(claimed)
+            looks = 0 if claimed else looks + 1
+            wakeup = self._source.next_wakeup(self._bodies.names())
+            if not claimed and (wakeup is None or wakeup > self._context.clock.now()):
+                break
+        self._refuse_pause()
+        self._source.report_unknown(self._bodies.names())
+        return tries
+
+    def _refuse_pause(self) -> None:
+        """Raise if ready tasks are left because the queue is paused."""
+        pause, wall = self._source.pause, self._context.clock.wall()
+        if pause is not None and self._source.ready_since(wall) is not None:
+            raise InvalidState(f"tasks are ready and the queue is {pause.describe(wall)}; resume() it")
+
+    def _run(self, claimed: Claimed) -> None:
+        stored = claimed.stored
+        claim = WorkerClaim(stored, claimed.held, claimed.sent_at + self._context.ttl_s, self._context)
+        claim.record(SkuldKind.CLAIMED, stored.revision, claimed.held.number)
+        payload = self._source.payloads([claimed]).get(stored.head.id)
+        if payload is None:
+            self._bodies.fail(claim, stored.head, InternalError("the task's payload is not in the store"))
+        else:
+            contextvars.copy_context().run(self._work, claim, claimed, payload)
+        self._context.batcher.flush()
+        claim.record(SkuldKind.CLAIM_ENDED)
+
+    def _work(self, claim: WorkerClaim, claimed: Claimed, payload: bytes) -> None:
+        WaitingBodies(self._context.queue, 1, self._context.clock).enter()
+        ended = self._bodies.work(claim, claimed.stored.head, payload)
+        if ended is not None:
+            ended.result()

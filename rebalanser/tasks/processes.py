@@ -19,12 +19,7 @@ from typing import Any, Final
 from rebalanser.core.tasks.failures import summary_of
 from rebalanser.errors import InternalError, InvalidHandlers, RebalanserError
 from rebalanser.runtime.logs import get_logger
-from rebalanser.tasks.execution.bodies import BodyWaits, Job
-from rebalanser.tasks.execution.outcomes import BodyLost, BodyOutcome, Cut, Raised, raised
-from rebalanser.tasks.execution.worker_claim import WorkerClaim
-from rebalanser.tasks.functions import TaskBody, reference_of
-from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.processes.child import (
+from rebalanser.tasks.child_process import (
     BodyDone,
     BodyFailed,
     ChildReady,
@@ -39,6 +34,11 @@ from rebalanser.tasks.processes.child import (
     UpdateRequest,
     refuse_in_child,
 )
+from rebalanser.tasks.execution.bodies import BodyWaits, Job
+from rebalanser.tasks.execution.outcomes import BodyLost, BodyOutcome, Cut, Raised, raised
+from rebalanser.tasks.execution.worker_claim import WorkerClaim
+from rebalanser.tasks.functions import TaskBody, reference_of
+from rebalanser.tasks.loops import ErrorPolicy
 
 KILL_GRACE_S: Final = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -64,7 +64,7 @@ class ChildProcess:
         self._pipe, theirs = connection.Pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from rebalanser.tasks.processes.child import main; main({theirs.fileno()}, {os.getpid()})"
+            f"from rebalanser.tasks.child_process import main; main({theirs.fileno()}, {os.getpid()})"
         )
         with theirs:
             try:

@@ -57,16 +57,8 @@ from rebalanser.registry.urls import RegistryUrl
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import OpenedQueue, QueueOpener
 from rebalanser.tasks.loops import ErrorPolicy, Loop
-from rebalanser.tasks.outbox.spool import (
-    DUPLICATE,
-    Spool,
-    SpoolEntry,
-    SpoolName,
-    SpoolRefusal,
-    forwarded,
-    placed,
-)
 from rebalanser.tasks.results import redirect_sources
+from rebalanser.tasks.spool import DUPLICATE, Spool, SpoolEntry, SpoolName, SpoolRefusal, forwarded, placed
 
 MAX_BATCH: Final = 60
 """Maximum entries in one request."""

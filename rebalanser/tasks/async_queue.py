@@ -44,8 +44,7 @@ from rebalanser.registry.keys import check_name
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
 from rebalanser.runtime.running import run_in_loop_until_stopped
 from rebalanser.tasks import waiting
-from rebalanser.tasks.aio.claim import AsyncClaim, Threads
-from rebalanser.tasks.aio.loop_caller import LoopCaller
+from rebalanser.tasks.async_claim import AsyncClaim, LoopCaller, Threads
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.context import too_slow
 from rebalanser.tasks.execution.worker import SharedConcurrency

@@ -1,1 +1,0 @@
-"""The asyncio twins of the queue and its claims."""

@@ -1,1 +1,0 @@
-"""The outbox: enqueues while the engine is away (SK-4)."""

@@ -1,1 +1,0 @@
-"""Bodies in child processes, which can be killed (SK-15)."""
