@@ -7,7 +7,7 @@
     identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
     applications/     one folder for each application: its unpacked files, a folder for the data of each
                       replica, and the file ``kept`` while it is stopped and its data stays
-    logs/             one folder for each application: what it printed
+    logs/             one folder for each application: what it printed, with one for each further replica
     locks/            one file for each replica of an application, locked while a process of it lives
 
 An application's folder is named by its id, made safe, and by a hash of the id: whatever the id is, the folder
@@ -48,6 +48,7 @@ _log = get_logger("rebalanser.shiva")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SHOWN_CHARS: Final = 120
 _HASH_CHARS: Final = 24
+_OUTPUT: Final = "output.log"
 _KEPT: Final = "kept"
 
 
@@ -62,13 +63,8 @@ def _digest(text: str) -> str:
 
 def output_file(data_folder: Path, application: ApplicationId) -> Path:
     """Where the newest output of an application stands, in a worker's data folder."""
-    file = f"output{_numbered(application)}.log"
-    return data_folder / "logs" / folder_name(str(application.whole)) / file
-
-
-def _numbered(application: ApplicationId) -> str:
-    """The end of a name that is another one for each replica; empty for the first (SH-28)."""
-    return f"-{application.replica}" if application.replica else ""
+    folder = data_folder / "logs" / folder_name(str(application.whole))
+    return (folder / f"replica-{application.replica}" if application.replica else folder) / _OUTPUT
 
 
 class DataFolder:
@@ -161,7 +157,7 @@ class DataFolder:
     def data_of(self, application: ApplicationId) -> Path:
         """An application's folder for files of its own, made if it is missing (``SHIVA_DATA``)."""
         folder = self._folder_of(application)
-        data = folder / f"data{_numbered(application)}"
+        data = folder / (f"data-{application.replica}" if application.replica else "data")
         data.mkdir(parents=True, exist_ok=True)
         (folder / _KEPT).unlink(missing_ok=True)
         return data

@@ -37,7 +37,7 @@ def tail(
         FixConfiguration: the worker of that folder keeps no output of the application.
     """
     newest = output_file(data_folder, application)
-    if not newest.parent.is_dir() or (application.replica and not any(newest.parent.glob(f"{newest.name}*"))):
+    if not newest.parent.is_dir():
         raise FixConfiguration(
             f"no output of {application} is kept in {data_folder}: look on the worker that runs it"
         )

@@ -507,6 +507,48 @@ class TestApplications:
         shiva.cluster.stop(ApplicationId.parse("t/c/web"))
         shiva.running("t/c/jobs", worker="small")
 
+    @pytest.mark.rule("SH-28", "SH-13")
+    def test_replicas_run_on_distinct_workers_and_move_and_scale_alone(self, shiva: ShivaCluster) -> None:
+        shiva.leader()
+        workers = shiva.workers("worker-1", "worker-2", "worker-3")
+        web = ApplicationId.parse("t/c/web")
+        script = (
+            'mark="$SHIVA_WORKER-$SHIVA_REPLICA-$SHIVA_REPLICAS"; echo "says $mark"; '
+            'echo "start $mark" >> "$JOURNAL"; exec sleep 1000'
+        )
+        source = shiva.application("web", script, replicas=3)
+        assert shiva.run("shiva", "start", str(web), str(source), "--wait").code == 0
+        places = {name: entry.worker or "" for name, entry in shiva.known.applications.items()}
+        assert places.keys() == {web, web.numbered(1), web.numbered(2)}
+        assert set(places.values()) == workers.keys()
+        first = {f"{worker}-{name.replica}-3" for name, worker in places.items()}
+        assert shiva.started.keys() == first
+        shown = shiva.run("shiva", "list", "t/c/web").out.splitlines()
+        assert shown[0] == f"t/c/web: running on {places[web]}, 3 of 3 replicas running"
+        assert shown[1] == f"t/c/web#1: running on {places[web.numbered(1)]}"
+
+        lost = places[web.numbered(1)]
+        workers[lost].kill()
+        reason = "3 replicas on 2 workers that may take them"
+        shiva.entry_when(lambda entry: entry.reason == reason, "waits", "t/c/web#1")
+        shiva.workers("worker-4")
+        shiva.running("t/c/web#1", worker="worker-4")
+        assert shiva.started.keys() - first == {"worker-4-1-3"}
+        wait_until(
+            lambda: shiva.run("shiva", "logs", "t/c/web#1").out == "says worker-4-1-3\n",
+            "its output is shown",
+        )
+
+        done = shiva.run("shiva", "scale", "t/c/web", "1", "--wait")
+        assert done.out == "t/c/web has 1 replica, and all run or have finished\n", done.err
+        assert shiva.known.applications.keys() == {web}
+        assert shiva.known.applications[web].worker == places[web]
+        assert shiva.run("shiva", "scale", "t/c/web", "2", "--wait").code == 0
+        assert shiva.starts() == 5, "only what is new was started"
+        assert shiva.run("shiva", "stop", "t/c/web", "--wait").code == 0
+        assert not shiva.known.applications
+        assert not [pid for worker in (*workers, "worker-4") for pid in shiva.processes_of(worker)]
+
     @pytest.mark.rule("SH-17")
     def test_what_fails_on_every_worker_has_failed_with_the_reason(self, shiva: ShivaCluster) -> None:
         shiva.leader().says("leader-1 runs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 
@@ -106,10 +106,47 @@ def test_as_many_are_placed_as_can_be_and_as_evenly_as_any_placement(case: Case)
 @given(cases(refusals=True))
 @settings(max_examples=4 * settings().max_examples, deadline=None)
 def test_wherever_replicas_have_failed_as_many_are_placed_as_can_be(case: Case) -> None:
-    placement = case.placement()
+    placement = replace(case, previous={}).placement()
     assert case.is_apart(placement.holders)
     assert all(held in case.open_to(name) for name, held in placement.holders.items())
     assert len(placement.holders) == len(next(case.all_placements()))
+
+
+@pytest.mark.rule("SH-28")
+@given(cases(refusals=True))
+@settings(max_examples=4 * settings().max_examples, deadline=None)
+def test_what_has_a_worker_keeps_one_and_whatever_has_none_finds_none_free(case: Case) -> None:
+    placement = case.placement()
+    assert case.is_apart(placement.holders)
+    before: dict[tuple[str, str], str] = {}
+    for name in sorted(case.groups):
+        held = case.previous.get(name)
+        if held in case.open_to(name):
+            before.setdefault((case.groups[name], held), name)
+    assert set(before.values()) <= placement.holders.keys()
+    for name in placement.unplaced:
+        taken = {
+            placement.holders.get(other)
+            for other in case.groups
+            if case.groups[other] == case.groups.get(name)
+        }
+        assert set(case.open_to(name)) <= taken
+
+
+@pytest.mark.rule("SH-28")
+def test_one_that_runs_does_not_move_for_one_that_has_failed() -> None:
+    case = Case(
+        {"w1": NO_TAGS, "w2": NO_TAGS},
+        {"g": NO_TAGS, "g#1": NO_TAGS},
+        {"g": "g", "g#1": "g"},
+        {"g": "w1"},
+        {"g#1": frozenset({"w2"})},
+    )
+    assert case.placement().holders == {"g": "w1"}
+    assert case.placement().unplaced == {
+        "g#1": "each worker that may take this replica has another one; 2 replicas on 2 workers"
+    }
+    assert replace(case, previous={}).placement().holders == {"g": "w2", "g#1": "w1"}
 
 
 @pytest.mark.rule("SH-28")

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.core.shiva.types import ApplicationId
-from rebalanser.errors import InternalError, UnusableFolder
+from rebalanser.errors import FixConfiguration, InternalError, UnusableFolder
 from rebalanser.shiva import data_folder as module
 from rebalanser.shiva.archives import ASIDE_PREFIX, Packed, pack
 from rebalanser.shiva.data_folder import DataFolder, folder_name
+from rebalanser.shiva.outputs import tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,6 +228,27 @@ def test_data_that_a_stop_keeps_stays_until_a_stop_does_not_keep_it(folder: Path
         assert data.leftovers([]), "it has run again, so only a stop can keep its data once more"
         data.drop(APP, keep_data=None)
         assert not list((folder / "applications").iterdir())
+
+
+@pytest.mark.rule("SH-28")
+def test_replicas_share_their_files_and_have_data_output_and_locks_of_their_own(
+    data: DataFolder, packed: Packed
+) -> None:
+    second = APP.numbered(1)
+    data.unpack(second, packed.archive, packed.sha256)
+    assert data.files_of(second, packed.sha256) == data.files_of(APP, packed.sha256)
+    for own in (data.data_of, data.output_of, data.lock_of):
+        assert own(second) != own(APP)
+        assert own(second) != own(APP.numbered(2))
+    data.output_of(second).write_text("one\ntwo\n")
+    assert list(tail(data.path, second)) == ["one", "two"]
+    with pytest.raises(FixConfiguration, match=f"no output of {APP.numbered(3)} is kept"):
+        list(tail(data.path, APP.numbered(3)))
+    (data.data_of(second) / "kept").write_text("")
+    data.drop(APP, keep_data=True)
+    assert (data.data_of(second) / "kept").exists()
+    data.drop(APP)
+    assert not (data.data_of(second) / "kept").exists()
 
 
 def test_files_that_are_no_longer_as_they_were_are_not_taken(data: DataFolder, packed: Packed) -> None:

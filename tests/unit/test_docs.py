@@ -34,6 +34,7 @@ CLAIMED = {
     *(f"NE-{number}" for number in range(1, 17)),
     *(f"AU-{number}" for number in range(1, 11)),
     *(f"SK-{number}" for number in range(1, 25)),
+    "SH-28",
     "SH-29",
 }
 SHELLS = {"bash", "console", "sh"}

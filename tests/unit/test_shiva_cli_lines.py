@@ -316,6 +316,49 @@ def test_requests_and_capacities_are_shown() -> None:
     }
 
 
+@pytest.mark.rule("SH-11", "SH-28")
+def test_it_is_shown_how_many_replicas_run() -> None:
+    before = document()
+    ((name, entry),) = before.applications.items()
+    entries = {name.numbered(number): replace(entry, replicas=3) for number in range(3)}
+    entries[name.numbered(2)] = replace(
+        entries[name], state=ApplicationState.WAITING, worker=None, reason="no"
+    )
+    status = status_of("c", replace(before, applications=entries))
+    assert [each.running_replicas for each in status.applications] == [2, 2, 2]
+    assert [each.replicas for each in status.applications] == [3, 3, 3]
+    lines = plain(status)
+    assert lines[0].endswith("0 of 1 application running")
+    assert f"{name}: running on {entry.worker}, 2 of 3 replicas running" in lines[2]
+    assert [line.partition(",")[0] for line in lines[3:]] == [
+        f"{name.numbered(1)}: running on {entry.worker}",
+        f"{name.numbered(2)}: waiting",
+    ]
+    drawn = io.StringIO()
+    Console(file=drawn, width=200).print(render(status))
+    assert drawn.getvalue().count("2 of 3 replicas running") == 1
+    assert len(status.only(ApplicationPattern.parse(str(name))).applications) == 3
+
+
+@pytest.mark.rule("SH-28")
+def test_replicas_are_scaled_and_a_single_one_is_not(cluster: mock.Mock) -> None:
+    cluster.scale.return_value = "c1"
+    done = invoke("scale", "a/b/1", "3")
+    assert done.stdout == "a/b/1: commanded to have 3 replicas\n", done.output
+    assert cluster.scale.call_args.args == (ApplicationId.parse("a/b/1"), 3)
+    assert not cluster.wait.called
+    done = invoke("scale", "a/b/1", "1", "--wait", "--json")
+    assert json.loads(done.stdout) == {
+        "application": "a/b/1",
+        "command": "c1",
+        "replicas": 1,
+        "settled": True,
+    }
+    assert cluster.wait.call_args.args[1] == "c1"
+    assert invoke("scale", "a/b/1", "0").exit_code == 2
+    assert isinstance(invoke("stop", "a/b/1#1").exception, InvalidName)
+
+
 @pytest.mark.rule("SH-27")
 def test_the_capacity_of_a_worker_is_an_option() -> None:
     assert cli._worker_options(None, None, None, 1.0).capacity is None

@@ -164,6 +164,21 @@ def test_requests_of_the_manifest_are_in_the_start_command(source: Path) -> None
     assert publication._command(start, packed).requests == Requests(500, 256)
 
 
+@pytest.mark.rule("SH-28")
+def test_replicas_are_those_of_the_manifest_unless_given(source: Path) -> None:
+    manifest = json.loads((source / "shiva.json").read_text())
+    (source / "shiva.json").write_text(json.dumps({**manifest, "replicas": 3}))
+    publication = Publication(cast("LogWriter", Writer()), "command", 30.0, MESSAGE_BYTES, print)
+    for given, expected in ((None, 3), (1, 1), (5, 5)):
+        start = Start(application(0), source, replicas=given)
+        (packed,) = packed_starts([start])
+        assert publication._command(start, packed).replicas == expected
+    with pytest.raises(InvalidName, match="is a replica"):
+        Start(application(0).numbered(1), source)
+    with pytest.raises(InvalidName, match="not 0"):
+        Start(application(0), source, replicas=0)
+
+
 def test_a_topic_that_takes_no_part_is_refused_with_the_numbers() -> None:
     with pytest.raises(InvalidSettings, match=r"command takes records of 100 bytes"):
         Publication(cast("LogWriter", Writer()), "command", 30.0, 100, print)

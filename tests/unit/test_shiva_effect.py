@@ -413,3 +413,53 @@ class TestOnTheLog:
         with pytest.raises(ApplicationFailed, match="t/c/refused was refused"):
             cluster.restart(self.name("refused"))
         assert len(sent) == 3
+
+
+@pytest.mark.rule("SH-18", "SH-28")
+class TestReplicas:
+    """A command has had its effect once all replicas have."""
+
+    @staticmethod
+    def document(*states: ApplicationState, replicas: int | None = None) -> AssignmentDocument:
+        (entry,) = document(ApplicationState.RUNNING).applications.values()
+        entries = {
+            WEB.numbered(number): replace(entry, state=state, replicas=replicas or len(states))
+            for number, state in enumerate(states)
+        }
+        return replace(document(), applications=MappingProxyType(entries))
+
+    def test_a_start_waits_for_all_of_them(self) -> None:
+        effects = Effects({WEB: Effect(WEB, "mine", OFFSET, starts=True)})
+        running = ApplicationState.RUNNING
+        assert not effects.have_come(self.document(running, ApplicationState.WAITING))
+        assert effects.standing == "t/c/web#1 is waiting: why"
+        assert not effects.have_come(self.document(running, running, ApplicationState.STOPPING, replicas=2))
+        assert effects.have_come(self.document(running, ApplicationState.FINISHED))
+
+    def test_one_that_has_failed_is_told(self) -> None:
+        effects = Effects({WEB: Effect(WEB, "mine", OFFSET, starts=True)})
+        with pytest.raises(ApplicationFailed, match="t/c/web#1 is failed"):
+            effects.have_come(self.document(ApplicationState.RUNNING, ApplicationState.FAILED))
+
+    def test_a_stop_waits_until_all_are_gone(self) -> None:
+        effects = Effects({WEB: effect()})
+        last = self.document(ApplicationState.STOPPING, ApplicationState.STOPPING).applications[
+            WEB.numbered(1)
+        ]
+        left = replace(document(), applications=MappingProxyType({WEB.numbered(1): last}))
+        assert not effects.have_come(left)
+        assert effects.have_come(document())
+
+    def test_another_number_waits_for_that_number(self) -> None:
+        running = ApplicationState.RUNNING
+        scaled = Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)})
+        assert not scaled.have_come(replace(self.document(running), consumed=OFFSET - 1))
+        assert not scaled.have_come(self.document(running, running, ApplicationState.STOPPING, replicas=2))
+        assert scaled.have_come(self.document(running, running))
+        with pytest.raises(Superseded, match="is to have 1 replicas"):
+            Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)}).have_come(self.document(running))
+        with pytest.raises(Superseded, match="has stopped"):
+            Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)}).have_come(document())
+        aside = replace(document(), set_aside=(SetAside(OFFSET, f"scale:{WEB}", "not there"),))
+        with pytest.raises(ApplicationFailed, match="not there"):
+            Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)}).have_come(aside)

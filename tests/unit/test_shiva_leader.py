@@ -33,6 +33,7 @@ from rebalanser.core.shiva.messages import (
     PublishDocument,
     Published,
     Report,
+    ScaleRead,
     SendPing,
     Standing,
     StartRead,
@@ -55,6 +56,7 @@ from rebalanser.core.shiva.records import (
     Ping,
     Pong,
     RunReport,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
@@ -152,15 +154,21 @@ class Rig:
         tags: Iterable[str] = (),
         archive: Archive = SMALL,
         cpu: int = 0,
+        replicas: int = 1,
     ) -> StartCommand:
         self.parts(application, archive)
         requests = Requests(cpu) or None
-        record = StartCommand(application, command, archive, mode, frozenset(tags), requests)
+        record = StartCommand(application, command, archive, mode, frozenset(tags), requests, replicas)
         self.feed(StartRead(self.at(), record))
         return record
 
     def stop(self, application: ApplicationId, command: str = "stop-1") -> None:
         self.feed(StopRead(self.at(), StopCommand(application, command)))
+
+    def scale(self, application: ApplicationId, replicas: int, command: str = "scale-1") -> int:
+        at = self.at()
+        self.feed(ScaleRead(at, ScaleCommand(application, command, replicas)))
+        return at.offset
 
     def cordon(self, worker: str, cordon: Cordon | None, command: str = "order-1") -> None:
         self.feed(WorkerCommandRead(self.at(), WorkerCommand(worker, command, cordon)))
@@ -1164,6 +1172,230 @@ def test_an_application_runs_only_on_a_worker_that_has_all_of_its_tags(rig: Rig)
     assert (rig.state(B), rig.entry(B).reason) == (ApplicationState.WAITING, "no worker has the tag z")
     rig.pong("w3", tags=["z"])
     assert rig.settle().applications[B].worker == "w3"
+
+
+@pytest.mark.rule("SH-28")
+class TestReplicas:
+    """An application may have several replicas, numbered from 0, each on another worker."""
+
+    @pytest.fixture
+    def three(self, rig: Rig) -> Rig:
+        """Three replicas of A run on three workers."""
+        rig.lead()
+        for worker in ("w1", "w2", "w3"):
+            rig.pong(worker)
+        rig.start(A, replicas=3)
+        rig.settle()
+        return self.all_run(rig)
+
+    @staticmethod
+    def all_run(rig: Rig, *without: str) -> Rig:
+        for worker in rig.document.workers:
+            if worker not in without:
+                rig.runs_what_it_should(worker)
+        rig.settle()
+        return rig
+
+    @staticmethod
+    def places(rig: Rig) -> dict[str, str | None]:
+        return {str(name): entry.worker for name, entry in rig.document.applications.items()}
+
+    def test_each_is_on_another_worker(self, three: Rig) -> None:
+        assert self.places(three) == {
+            "tenant/channel/a": "w1",
+            "tenant/channel/a#1": "w2",
+            "tenant/channel/a#2": "w3",
+        }
+        entries = three.document.applications.values()
+        assert {(entry.state, entry.command, entry.replicas) for entry in entries} == {
+            (ApplicationState.RUNNING, "start-1", 3)
+        }
+
+    def test_the_loss_of_a_worker_moves_only_its_replica(self, three: Rig) -> None:
+        three.pong("w4")
+        self.all_run(three)
+        before = self.places(three)
+        three.pong("w2", leaving=True)
+        three.settle()
+        assert self.places(three) == {**before, "tenant/channel/a#1": "w4"}
+
+    def test_a_surplus_waits_with_the_numbers_until_there_is_a_worker(self, three: Rig) -> None:
+        three.pong("w2", leaving=True)
+        three.settle()
+        entry = three.entry(A.numbered(1))
+        reason = "3 replicas on 2 workers that may take them"
+        assert (entry.state, entry.reason) == (ApplicationState.WAITING, reason)
+        three.pong("w5")
+        assert three.settle().applications[A.numbered(1)].worker == "w5"
+
+    def test_where_only_a_cordoned_worker_is_left_the_reason_names_it(self, three: Rig) -> None:
+        three.pong("w4")
+        three.cordon("w4", Cordon.CORDONED)
+        three.pong("w2", leaving=True)
+        three.settle()
+        assert three.entry(A.numbered(1)).reason == "no other worker could take it than w4 (cordoned)"
+
+    def test_one_that_failed_on_all_workers_without_another_one_has_failed(self, rig: Rig) -> None:
+        rig.lead()
+        rig.pong("w1")
+        rig.pong("w2")
+        rig.start(A, replicas=2)
+        rig.settle()
+        rig.pong("w1", {A: RunState.RUNNING})
+        rig.pong("w2", {A.numbered(1): RunReport("start-1", RunState.FAILED, reason="exit code 1")})
+        rig.settle()
+        rig.pong("w2", {})
+        rig.settle()
+        assert (rig.state(A), rig.state(A.numbered(1))) == (ApplicationState.RUNNING, ApplicationState.FAILED)
+
+    def test_a_worker_is_given_one_once_another_one_has_left_it(self, three: Rig) -> None:
+        """No worker runs two at a time, also not while they move."""
+        three.pong("w2", {A.numbered(1): RunReport("start-1", RunState.FAILED, reason="exit code 1")})
+        three.settle()
+        three.scale(A, 4)
+        three.settle()
+        fourth = three.entry(A.numbered(3))
+        assert (fourth.state, fourth.worker) == (ApplicationState.MOVING, None)
+        assert fourth.reason == "to be started on w2 once tenant/channel/a#1 has left it"
+        three.pong("w2", {})
+        assert three.settle().applications[A.numbered(3)].worker == "w2"
+
+    def test_another_number_leaves_the_others_alone(self, three: Rig) -> None:
+        """Another number starts or stops those with the greatest numbers and leaves the others alone."""
+        before = three.entry(A)
+        offset = three.scale(A, 2)
+        three.settle()
+        assert three.state(A.numbered(2)) is ApplicationState.STOPPING
+        assert three.entry(A) == replace(before, replicas=2)
+        three.pong("w3", {})
+        assert three.settle().applications.keys() == {A, A.numbered(1)}
+        three.scale(A, 3, "scale-2")
+        three.settle()
+        assert self.places(three)["tenant/channel/a#2"] == "w3"
+        assert three.entry(A) == before
+        assert three.facts(FactKind.SCALE_COMMANDED)[0] == Fact(
+            FactKind.SCALE_COMMANDED,
+            A,
+            term=GIVEN_TERM,
+            version=three.facts(FactKind.SCALE_COMMANDED)[0].version,
+            revision=offset,
+            detail={"command": "scale-1", "replicas": 2},
+        )
+
+    @pytest.mark.rule("SH-18")
+    def test_the_present_number_is_answered_by_a_document(self, three: Rig) -> None:
+        offset = three.scale(A, 3)
+        assert three.settle().consumed >= offset
+
+    def test_a_start_has_a_number_of_its_own(self, three: Rig) -> None:
+        three.scale(A, 5)
+        three.start(A, "start-2", replicas=1)
+        three.settle()
+        assert three.entry(A).replicas == 1
+        stopped = [each for each, entry in three.document.applications.items() if each != A]
+        assert {three.state(each) for each in stopped} == {ApplicationState.STOPPING}
+
+    def test_a_number_for_what_is_not_there_is_set_aside(self, rig: Rig) -> None:
+        running(rig, "w1")
+        offset = rig.scale(B, 2)
+        reason = f"{B} is not to run: start it first"
+        assert rig.settle().set_aside == (SetAside(offset, f"scale:{B}", reason),)
+        rig.start(B)
+        assert rig.settle().set_aside == ()
+
+    @pytest.mark.rule("SH-9")
+    def test_a_new_leader_follows_the_last_number_after_the_start(self, rig: Rig) -> None:
+        rig.take_over()
+        rig.scale(A, 4, "scale-0")
+        rig.start(A, replicas=2)
+        rig.scale(B, 3)
+        rig.start(B)
+        rig.scale(A, 5)
+        rig.scale(A, 3, "scale-2")
+        rig.scale(C, 2)
+        rig.feed(CaughtUp())
+        document = rig.settle()
+        assert (document.applications[A].replicas, document.applications[B].replicas) == (3, 1)
+        assert len(document.applications) == 4
+        assert document.set_aside == ()
+
+    @pytest.mark.rule("SH-9")
+    def test_a_new_leader_goes_on_with_the_replicas_of_the_document(self, rig: Rig) -> None:
+        second = A.numbered(1)
+        entries = {A: named("w1", replicas=2), second: named("w2", replicas=2)}
+        rig.take_over(predecessors(entries, "w1", "w2"))
+        rig.parts(A, SMALL)
+        rig.feed(CaughtUp())
+        rig.pong("w1", {A: RunReport("start-1", RunState.RUNNING)})
+        rig.pong("w2", {second: RunReport("start-1", RunState.RUNNING)})
+        assert rig.settle().applications == entries
+        rig.scale(A, 1)
+        assert rig.settle().applications[second].state is ApplicationState.STOPPING
+
+    @pytest.mark.rule("SH-9")
+    def test_a_start_that_comes_twice_has_its_number_again_as_a_replay_has_it(self, three: Rig) -> None:
+        three.scale(A, 1)
+        record = StartCommand(A, "start-1", SMALL, Mode.AVAILABLE, replicas=3)
+        three.feed(StartRead(three.at(), record))
+        assert three.settle().applications[A].replicas == 3
+
+    @pytest.mark.rule("SH-5")
+    def test_a_stop_is_for_all(self, three: Rig) -> None:
+        three.stop(A)
+        three.settle()
+        assert {entry.state for entry in three.document.applications.values()} == {ApplicationState.STOPPING}
+        for worker in ("w1", "w3", "w2"):
+            three.pong(worker, {})
+        assert three.settle().applications == {}
+
+    @pytest.mark.rule("SH-5")
+    def test_what_is_stopped_and_started_at_once_waits_for_each(self, three: Rig) -> None:
+        three.stop(A)
+        three.start(A, "start-2", replicas=3)
+        three.settle()
+        assert {entry.worker for entry in three.document.applications.values()} == {"w1", "w2", "w3"}
+        assert {entry.command for entry in three.document.applications.values()} == {"start-2"}
+
+    @pytest.mark.rule("SH-15")
+    def test_the_archive_counts_once_and_is_kept_while_one_runs(self, rig: Rig) -> None:
+        rig.lead()
+        for worker in ("w1", "w2"):
+            rig.pong(worker)
+        half = Archive("half", int(OPTIONS.budget_bytes * 0.6), 1)
+        rig.start(A, replicas=2, archive=half)
+        rig.settle()
+        assert rig.document.set_aside == ()
+        rig.pong("w1", {A: RunReport("start-1", RunState.FINISHED)})
+        rig.pong("w2", {A.numbered(1): RunState.RUNNING})
+        rig.settle()
+        assert (rig.state(A), rig.state(A.numbered(1))) == (
+            ApplicationState.FINISHED,
+            ApplicationState.RUNNING,
+        )
+        rig.start(B, archive=half)
+        assert "more than the budget" in rig.settle().set_aside[0].reason
+        rig.wall_ms += int(OPTIONS.retention_s * 1000)
+        rig.pass_s(OPTIONS.round_s)
+        (kept,) = rig.all(KeepCommands)
+        assert [(each.start.application, each.start.replicas) for each in kept.commands] == [(A, 2)]
+
+    @pytest.mark.rule("SH-14")
+    def test_each_waits_for_its_own_worker_in_mode_exclusive(self, rig: Rig) -> None:
+        rig.lead()
+        for worker in ("w1", "w2", "w3"):
+            rig.pong(worker)
+        rig.start(A, replicas=2, mode=Mode.EXCLUSIVE)
+        rig.settle()
+        self.all_run(rig)
+        gone = rig.entry(A).worker or ""
+        stays = rig.entry(A.numbered(1)).worker or ""
+        third = ({"w1", "w2", "w3"} - {gone, stays}).pop()
+        rig.keep_company(OPTIONS.round_s * 2, stays, third)
+        assert rig.entry(A).worker is None
+        assert rig.entry(A).leaving is not None
+        assert rig.entry(A.numbered(1)).worker == stays
+        rig.keep_company(OPTIONS.permission_s, stays, third)
+        assert rig.entry(A).worker == third
 
 
 @pytest.mark.rule("SH-27")

@@ -28,11 +28,13 @@ from rebalanser.core.shiva.records import (
     Pong,
     Progress,
     RunReport,
+    ScaleCommand,
     StartCommand,
     StopCommand,
     WorkerCommand,
 )
 from rebalanser.core.shiva.types import (
+    MAX_REPLICAS,
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
@@ -47,7 +49,7 @@ from rebalanser.core.shiva.types import (
     WorkerEntry,
 )
 from rebalanser.core.shiva.worker import Worker
-from rebalanser.errors import InvalidSettings
+from rebalanser.errors import InvalidName, InvalidSettings
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva import decoding as reading
@@ -87,6 +89,8 @@ texts = st.text(max_size=20)
 numbers = st.integers(0, 2**53)
 seconds = st.floats(0, 1e9, allow_nan=False)
 applications = st.builds(ApplicationId, names, names, names)
+replicas = st.builds(ApplicationId, names, names, names, st.just(0) | st.integers(0, MAX_REPLICAS - 1))
+replica_counts = st.just(1) | st.integers(1, MAX_REPLICAS)
 commands = st.uuids().map(lambda each: each.hex)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
 archives = st.builds(Archive, digests, numbers, st.integers(0, 1000))
@@ -97,7 +101,7 @@ incarnations = st.builds(Incarnation, names, numbers)
 amounts = st.integers(0, MAX_AMOUNT)
 requests = st.none() | st.builds(Requests, amounts, amounts)
 capacities = st.none() | st.builds(Capacity, st.none() | amounts, st.none() | amounts)
-starts = st.builds(StartCommand, applications, commands, archives, modes, tags, requests)
+starts = st.builds(StartCommand, applications, commands, archives, modes, tags, requests, replica_counts)
 leavings = st.builds(Leaving, names, incarnations, epochs, modes, requests)
 workers = st.builds(WorkerEntry, incarnations, tags, texts, capacities)
 
@@ -122,6 +126,7 @@ entries = st.builds(
     leaving=st.none() | leavings,
     kept_for=st.none() | names,
     requests=requests,
+    replicas=replica_counts,
 )
 documents = st.builds(
     AssignmentDocument,
@@ -130,7 +135,7 @@ documents = st.builds(
     consumed=st.integers(-1, 2**53),
     deadline_s=seconds,
     workers=mappings(names, workers),
-    applications=mappings(applications, entries),
+    applications=mappings(replicas, entries),
     set_aside=st.lists(st.builds(SetAside, numbers, texts, texts), max_size=2).map(tuple),
     cordons=mappings(names, st.sampled_from(Cordon)),
     reads_changes=st.booleans(),
@@ -150,7 +155,7 @@ pongs = st.builds(
     tags=tags,
     host=texts,
     leaving=st.booleans(),
-    applications=mappings(applications, reports),
+    applications=mappings(replicas, reports),
     reads_changes=st.booleans(),
     capacity=capacities,
 )
@@ -161,9 +166,9 @@ changes = st.builds(
     consumed=st.integers(-1, 2**53),
     deadline_s=seconds,
     workers=mappings(names, st.none() | workers),
-    applications=mappings(applications, st.none() | entries),
+    applications=mappings(replicas, st.none() | entries),
     progress=mappings(
-        applications,
+        replicas,
         st.builds(
             Progress,
             state=st.sampled_from(ApplicationState),
@@ -183,8 +188,9 @@ changes = st.builds(
 records = st.one_of(
     starts,
     st.builds(StopCommand, applications, commands, st.booleans()),
+    st.builds(ScaleCommand, applications, commands, replica_counts),
     st.builds(WorkerCommand, names, commands, st.none() | st.sampled_from(Cordon)),
-    st.builds(OutputRequest, names, commands, applications, numbers, seconds),
+    st.builds(OutputRequest, names, commands, replicas, numbers, seconds),
     st.builds(OutputAnswer, names, commands, st.lists(texts, max_size=3).map(tuple), texts, numbers),
     st.builds(KeptCommand, starts, numbers),
     st.builds(LeaderAnnouncement, names),
@@ -664,3 +670,75 @@ def test_requests_for_output_and_answers_are_nothing_to_leaders_and_workers_mach
     assert isinstance(command_event(answered), Unreadable)
     assert isinstance(control_record(asked), Unreadable)
     assert output_request(read(b"output:w1", b"no JSON")) is None
+
+
+@pytest.mark.rule("SH-28")
+class TestReplicas:
+    """Records that name replicas have a format of their own, which earlier versions refuse."""
+
+    A = ApplicationId("t", "c", "a")
+    ENTRY = ApplicationEntry("s", ApplicationState.RUNNING, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
+
+    def records(self, replicas: int) -> list[Written]:
+        start = replace(START, replicas=replicas)
+        entries = {
+            self.A.numbered(number): replace(self.ENTRY, replicas=replicas) for number in range(replicas)
+        }
+        document = AssignmentDocument(Epoch(1, 1), "l", 3, 4.0, applications=MappingProxyType(entries))
+        change = DocumentChange(Epoch(1, 2), Epoch(1, 1), 3, 4.0, applications=MappingProxyType(entries))
+        return [start, KeptCommand(start, 7), document, change]
+
+    def test_without_them_bytes_are_as_an_earlier_version_writes_them(self) -> None:
+        for record in self.records(1):
+            text = encode(record)
+            assert b"replica" not in text
+            assert json.loads(text)["format"] == FORMAT == 1
+
+    def test_with_them_an_earlier_version_refuses_the_record(self) -> None:
+        for record in self.records(2):
+            text = encode(record)
+            assert json.loads(text)["format"] == 2
+            assert decode(key_of(record).encode(), text) == record
+
+    def test_one_that_is_being_scaled_away_counts_too(self) -> None:
+        second = {self.A.numbered(1): replace(self.ENTRY, state=ApplicationState.STOPPING)}
+        document = AssignmentDocument(Epoch(1, 1), "l", 3, 4.0, applications=MappingProxyType(second))
+        assert json.loads(encode(document))["format"] == 2
+        progress = MappingProxyType(
+            {
+                self.A.numbered(1): Progress(
+                    ApplicationState.STOPPING, None, None, "", MappingProxyType({}), 1, 1, 0, None
+                )
+            }
+        )
+        change = DocumentChange(Epoch(1, 2), Epoch(1, 1), 3, 4.0, progress=progress)
+        assert json.loads(encode(change))["format"] == 2
+        assert decode(b"change:2", encode(change)) == change
+
+    def test_the_epoch_of_such_a_document_is_found_without_reading_all_of_it(self) -> None:
+        assert peek_epoch(encode(self.records(2)[2])) == Epoch(1, 1)
+
+    def test_a_number_has_a_key_of_its_own(self) -> None:
+        scale = ScaleCommand(self.A, "c", 3)
+        assert key_of(scale) == "scale:t/c/a"
+        assert decode(b"scale:t/c/a", encode(scale)) == scale
+
+    @pytest.mark.parametrize("name", ["t/c/a#", "t/c/a#0", "t/c/a#01", "t/c/a#1000", "t/c/a#x", "t/c/a#-1"])
+    def test_what_names_no_replica_is_refused(self, name: str) -> None:
+        with pytest.raises(InvalidName, match="names no replica"):
+            ApplicationId.parse(name)
+
+    def test_a_replica_is_read_as_it_was_written_and_has_no_commands(self) -> None:
+        second = self.A.numbered(1)
+        assert ApplicationId.parse(str(second)) == second
+        assert second.whole == self.A
+        for make in (
+            lambda: StopCommand(second, "c"),
+            lambda: ScaleCommand(second, "c", 2),
+            lambda: replace(START, application=second),
+        ):
+            with pytest.raises(InvalidName, match="t/c/a#1 is a replica: give t/c/a, for all of them"):
+                make()
+        for number in (0, 1001):
+            with pytest.raises(InvalidName, match=f"1 to 1000 replicas, not {number}"):
+                ScaleCommand(self.A, "c", number)

@@ -1709,3 +1709,79 @@ class TestStates:
     def test_a_row_that_is_not_there_is_a_broken_invariant(self) -> None:
         with pytest.raises(InternalError, match="run"):
             RUN.move(RunState.FAILED, RunTrigger.START)
+
+
+@pytest.mark.rule("SH-28")
+class TestReplicas:
+    """No worker runs two replicas of an application at a time, also not while they move."""
+
+    SECOND = A.numbered(1)
+
+    def entry(self, worker: str | None, command: str = "a1") -> ApplicationEntry:
+        return replace(named(command, worker), replicas=2)
+
+    @pytest.fixture
+    def bench(self) -> Bench:
+        """A worker that runs the second replica of A."""
+        bench = ready()
+        bench.start(A, "a1")
+        bench.stored(A, "a1")
+        bench.document({A: self.entry("other"), self.SECOND: self.entry("w")})
+        bench.feed(ProcessStarted(self.SECOND, bench.process(self.SECOND)))
+        return bench
+
+    def test_one_runs_from_the_files_of_the_application(self, bench: Bench) -> None:
+        (store,) = only(bench.asked, StoreFiles)
+        assert store.application == A
+        (start,) = only(bench.asked, StartProcess)
+        assert (start.application, start.replicas) == (self.SECOND, 2)
+        assert bench.pong.applications.keys() == {self.SECOND}
+        assert bench.state(self.SECOND) is RunState.RUNNING
+
+    def test_one_starts_once_the_process_of_another_has_ended(self, bench: Bench) -> None:
+        """As on a worker that was cut off, and is given another one while it still runs the first."""
+        effects = bench.document({A: self.entry("w"), self.SECOND: self.entry("other")})
+        assert only(effects, StopProcess) == [StopProcess(self.SECOND, bench.process(self.SECOND))]
+        assert only(effects, StartProcess) == []
+        assert bench.reason(A) == "t/c/A#1 still runs on this worker"
+        effects = bench.exited(self.SECOND)
+        assert [start.application for start in only(effects, StartProcess)] == [A]
+        assert only(effects, DropFiles) == []
+
+    def test_another_number_leaves_it_running(self, bench: Bench) -> None:
+        before = {A: self.entry("other"), self.SECOND: self.entry("w")}
+        effects = bench.document({each: replace(entry, replicas=3) for each, entry in before.items()})
+        assert only(effects, StopProcess) == only(effects, StartProcess) == []
+
+    def test_one_that_is_scaled_away_ends_and_the_files_of_others_stay(self, bench: Bench) -> None:
+        one = replace(self.entry("other"), replicas=1)
+        gone = replace(self.entry(None), state=ApplicationState.STOPPING)
+        effects = bench.document({A: one, self.SECOND: gone})
+        assert only(effects, StopProcess) == [StopProcess(self.SECOND, bench.process(self.SECOND))]
+        bench.exited(self.SECOND)
+        assert bench.pong.applications == {}
+        assert only(bench.asked, DropFiles) == []
+        assert only(bench.feed(Wakeup(), after_s=KEEP_S), DropFiles) == [DropFiles(A, "a1", stays=True)]
+
+    @pytest.mark.rule("SH-5")
+    def test_a_stop_of_the_application_stops_it(self, bench: Bench) -> None:
+        effects = bench.stop(A)
+        assert only(effects, StopProcess) == [StopProcess(self.SECOND, bench.process(self.SECOND))]
+        assert only(bench.exited(self.SECOND), DropFiles) == [DropFiles(A, "a1", False)]
+
+    @pytest.mark.rule("SH-24")
+    def test_files_stay_while_one_is_to_run_elsewhere_and_another_one_has_finished(
+        self, bench: Bench
+    ) -> None:
+        known = bench.worker._adopted
+        assert known is not None
+        finished = replace(self.entry(None), state=ApplicationState.FINISHED)
+        document = replace(
+            known,
+            epoch=Epoch(0, known.epoch.number + 1),
+            consumed=bench.end,
+            applications={**known.applications, self.SECOND: finished},
+        )
+        bench.exited(self.SECOND)
+        effects = bench.feed(ChangeRead(bench.at(), change_between(known, document)))
+        assert only(effects, DropFiles) == []

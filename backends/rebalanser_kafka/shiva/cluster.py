@@ -164,7 +164,8 @@ class KafkaCluster(Cluster):
     def stop_all(self, applications: Sequence[ApplicationId], *, keep_data: bool = False) -> Commanded:
         document = self.read(self._timeout_s)
         known = {} if document is None else document.applications
-        unknown = [application for application in applications if application not in known]
+        there = {application.whole for application in known}
+        unknown = [application for application in applications if application not in there]
         last = self._last_commanded(document, self._timeout_s) if unknown else {}
         never = {each for each in unknown if not isinstance(last.get(each), StartCommand)}
         stops = [

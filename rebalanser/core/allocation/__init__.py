@@ -125,9 +125,10 @@ Theory of operation: apart
 *Terms.* Resources of a **group**, the replicas of an application, are each to be on a worker of its own.
 
 *How they are placed.* A replica stays where it is if it may be there and no other one of its group is. The
-others take the emptiest workers; if all that are open to one have a sibling, siblings move along an
-alternating path. So each group has a greatest matching with the workers open to its replicas, and no more can
-be placed. All other resources are then placed around the replicas as above, as if each of those were pinned.
+others take the emptiest workers; if all that are open to one have a sibling, those that are new make room
+along an alternating path. So as many as possible are placed beside those that stay. If the same workers are
+open to all of a group no more can be placed in any way; if some have failed somewhere, those that run stay
+where they are. All other resources are then placed around the replicas as above, as if those were pinned.
 Last, while some worker leads to one with a load smaller by two, over resources of any sort, the shortest such
 way is followed. Then all others are placed once more around the replicas as they are now, so that these move
 as little as can be.

@@ -31,8 +31,9 @@ class _Step(NamedTuple):
 class Apart:
     """Workers of the replicas of all groups; each group has at most one on a worker.
 
-    A replica stays on its previous worker if it may be there and no other one of its group is. All others are
-    placed if that is possible in any way (a greatest matching of each group).
+    A replica stays on its previous worker if it may be there and no other one of its group is. As many of the
+    others are placed as is possible beside those that stay: a replica that runs does not move for another one
+    that has failed.
     """
 
     def __init__(
@@ -58,10 +59,7 @@ class Apart:
                 worker = previous.get(name)
                 if worker is not None and worker in open_to[name] and worker not in self._at[group]:
                     self._put(name, worker)
-        for names in self._members.values():
-            for name in names:
-                if name not in self.holders:
-                    self._match(name)
+        self._place_waiting()
 
     def unplaced(self) -> dict[str, tuple[int, int]]:
         """Replicas without a worker, each with the size of its group and the number of workers open to it."""
@@ -72,15 +70,28 @@ class Apart:
         return {name: numbers[self._groups[name]] for name in self._open_to if name not in self.holders}
 
     def even_out(self, others: Sequence[OthersPool]) -> None:
-        """Move replicas until the loads of all workers, with these others, are as even as can be."""
+        """Move replicas until the loads of all workers, with these others, are as even as can be.
+
+        One that failed somewhere may find a worker then that another one had.
+        """
         pools = [Counter(pool.counts) for pool in others]
         self._loads = Counter(self.holders.values())
         for counts in pools:
             self._loads.update(counts)
         workers = {worker for pool in others for worker in pool.open_to}
         workers.update(worker for able in self._open_to.values() for worker in able)
-        while self._even_out_once(sorted(workers), others, pools):
+        in_order = sorted(workers)
+        while self._even_out_once(in_order, others, pools) or self._place_waiting():
             continue
+
+    def _place_waiting(self) -> bool:
+        """Place replicas that have no worker; True if one was placed."""
+        before = len(self.holders)
+        for names in self._members.values():
+            for name in names:
+                if name not in self.holders:
+                    self._match(name)
+        return len(self.holders) > before
 
     def _put(self, name: str, worker: str) -> None:
         self._at[self._groups[name]][worker] = name
@@ -88,7 +99,7 @@ class Apart:
         self._loads[worker] += 1
 
     def _match(self, name: str) -> None:
-        """Place one more replica of a group, on the emptiest worker; its siblings move only if they must."""
+        """Place one more replica of a group, on the emptiest worker; siblings that are new may make room."""
         at = self._at[self._groups[name]]
         free = [worker for worker in self._open_to[name] if worker not in at]
         if free:
@@ -112,7 +123,9 @@ class Apart:
                 if occupant is None and worker not in reached:
                     reached.add(worker)
                     yield self._chain(each, worker, before)
-                elif occupant is not None and occupant not in before and not alike:
+                elif occupant is None or alike or occupant in before:
+                    continue
+                elif self._previous.get(occupant) != worker:
                     before[occupant] = each, worker
                     queue.append(occupant)
 

@@ -106,7 +106,7 @@ class ScaleCommand:
 
     application: ApplicationId
     command: CommandId
-    replicas: int
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what names a single replica."""

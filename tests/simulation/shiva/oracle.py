@@ -376,15 +376,13 @@ class Oracle:
     def _too_few_placed(self, document: AssignmentDocument, there: list[ApplicationId]) -> str | None:
         """Check that as many replicas have a worker as can have one of their own (SH-28)."""
         entries = {each: document.applications[each] for each in there}
-        if any(self._requests(entry.command) for entry in entries.values()):
+        if any(self._requests(entry.command) or entry.failed_on for entry in entries.values()):
             return None
         able = {
             each: [
                 worker
                 for worker, known in document.workers.items()
-                if entry.tags <= known.tags
-                and worker not in entry.failed_on
-                and (worker not in document.cordons or worker == entry.worker)
+                if entry.tags <= known.tags and (worker not in document.cordons or worker == entry.worker)
             ]
             for each, entry in entries.items()
             if entry.state in TO_RUN
