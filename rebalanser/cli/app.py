@@ -50,10 +50,10 @@ _COMMANDS: Final = {
     "watch": _Command(
         "watch",
         "watch",
-        "Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is "
-        "no terminal, or one that can't draw.",
+        "Show a group as it changes, until q or Ctrl-C: live lists on a terminal that can draw, else a line "
+        "for each change.",
     ),
-    "node": _Command("groups", "node_app", "List nodes, drain one, or end that."),
+    "node": _Command("groups", "node_app", "List, drain and undrain nodes."),
     "run": _Command(
         "run",
         "run",

@@ -267,8 +267,8 @@ def _options(**given: float | None) -> Options:
 def _check_file(report: Path) -> None:
     """Check that the report can be written, before an hour of work."""
     if report.is_dir() or not report.resolve().parent.is_dir():
-        what = "is a folder" if report.is_dir() else "is in no folder that is there"
-        raise UnusableOutput(f"the report {report} {what}; name a file in a folder that is there")
+        what = "is a folder" if report.is_dir() else "is in a folder that does not exist"
+        raise UnusableOutput(f"the report {report} {what}; name a file in an existing folder")
     if not os.access(report.resolve().parent, os.W_OK):
         raise UnusableOutput(f"the report {report} can't be written: permission is denied")
 

@@ -208,7 +208,7 @@ def list_resources(
     )
 
 
-node_app = Commands("List nodes, drain one, or end that.")
+node_app = Commands("List, drain and undrain nodes.")
 
 NodeArgument = Annotated[
     str,
@@ -242,7 +242,7 @@ def list_nodes(
 ) -> None:
     """List the nodes in the order of their labels and ids, then the drained labels that no live node has.
 
-    If there are more, the last line, or `next` in JSON, has the options for the next page. They serve even if
+    If there are more, the last line, or `next` in JSON, has the options for the next page. They work even if
     the node that they name has left.
     """
     if after_id is not None and after is None:

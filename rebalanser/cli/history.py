@@ -161,7 +161,7 @@ def export(
     face = Face.of("", json)
     wanted = Filter(since, until, group)
     if wanted.since is not None and wanted.until is not None and wanted.since > wanted.until:
-        raise typer.BadParameter("there is no time between it and --until", param_hint="'--since'")
+        raise typer.BadParameter("it is later than --until", param_hint="'--since'")
     if format_ is Format.PARQUET:
         with steps(silent=json) as step:
             records, unreadable = export_parquet(sources, to, wanted, step)

@@ -50,7 +50,7 @@ RolesFileOption = Annotated[
         "--roles-file",
         metavar="FILE",
         show_default=False,
-        help="A file of roles, one or more a line, # for comments; a running process follows its changes.",
+        help="A file of roles, one or more per line, # for comments; a running process follows its changes.",
     ),
 ]
 MAX_ROLES: Final = 100_000

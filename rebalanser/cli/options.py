@@ -80,6 +80,7 @@ RegistryOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 VerboseOption = Annotated[
     int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
 ]

@@ -143,7 +143,7 @@ class Face:
         there = ""
         with suppress(NotARegistry):
             others = self.groups()
-            there = f"; there are: {', '.join(others)}" if others else "; there is none"
+            there = f"; there are: {', '.join(others)}" if others else "; it has no groups"
             if not others and parse_url(self.url).scheme == "memory":
                 there += ", as memory:// exists in one process only"
         return UnknownGroup(f"no such group: {group!r} in {redact(self.url)}{there}")

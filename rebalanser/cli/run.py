@@ -76,7 +76,7 @@ def run(
 
     The command gets REBALANSER_GROUP, REBALANSER_RESOURCE, REBALANSER_TOKEN and REBALANSER_NODE. When its
     resource has to be given up, its process group gets SIGTERM, and SIGKILL soon after. No command outlives
-    this process, however that ends, or runs on when this node's lease can end. With --json each event and
+    this process, however it ends, or runs on when this node's lease may end. With --json each event and
     each line of output is an object. A graceful stop exits with 0, or with 1 if a command failed that was
     not to be restarted.
     """

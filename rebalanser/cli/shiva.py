@@ -21,7 +21,14 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from rebalanser.cli.commands import Commands
-from rebalanser.cli.options import HistoryOption, HistoryTopicOption, JsonOption, KafkaOption, VerboseOption
+from rebalanser.cli.options import (
+    HistoryOption,
+    HistoryTopicOption,
+    JsonOption,
+    KafkaOption,
+    VerboseOption,
+    YesOption,
+)
 from rebalanser.cli.output import Face, counted
 from rebalanser.cli.shiva_table import application_line, plain, render
 from rebalanser.core.allocation import MAX_AMOUNT, Capacity, thousandths
@@ -237,7 +244,6 @@ ReplicasOption = Annotated[
         help="Number of replicas, each on another worker.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the effect.")]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait.")

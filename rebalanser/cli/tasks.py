@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from rebalanser.cli import tasks_running
 from rebalanser.cli.arguments import parse_seconds, parse_span
 from rebalanser.cli.commands import Commands
-from rebalanser.cli.options import JsonOption, RegistryOptions
+from rebalanser.cli.options import JsonOption, RegistryOptions, YesOption
 from rebalanser.cli.output import Face, counted, printable
 from rebalanser.cli.tasks_options import (
     Change,
@@ -32,7 +32,6 @@ from rebalanser.cli.tasks_options import (
     Selection,
     TaskArgument,
     TasksArgument,
-    YesOption,
     opened,
     pause_line,
     shown,
@@ -158,8 +157,8 @@ def cancel(
 ) -> None:
     """Cancel tasks: what a worker still writes for them is refused. Completed tasks stay complete.
 
-    With --status, --name or --older-than those that match are counted first; waiting and claimed ones unless
-    a status is given.
+    With --status, --name or --older-than the tasks that match are counted, and you are asked first. Without
+    --status these are waiting and claimed ones.
     """
     face = on.face()
     chosen = _chosen(tasks, change, OPEN)
@@ -178,12 +177,12 @@ def requeue(
 ) -> None:
     """Try dead or cancelled tasks again, with all their tries.
 
-    With --status, --name or --older-than those that match are counted first; dead ones unless a status is
-    given.
+    With --status, --name or --older-than the tasks that match are counted, and you are asked first. Without
+    --status these are dead ones.
     """
     face = on.face()
     if all_dead and (tasks or not change.takes_all):
-        raise typer.BadParameter("--all-dead goes with no other choice of tasks")
+        raise typer.BadParameter("--all-dead can't be combined with ids, --status, --name or --older-than")
     dead = frozenset({Status.DEAD})
     chosen = Selection([*dead]) if all_dead else _chosen(tasks, change, dead)
     with opened(face, queue) as opened_queue:
@@ -199,8 +198,8 @@ def delete(
 ) -> None:
     """Delete complete, dead and cancelled tasks that match; they are counted first.
 
-    A task stays as long as one that it is connected to by dependencies does not match. Cancel open tasks
-    before. A deleted task's id is forgotten: enqueued again it is a new task.
+    A task stays while a task that dependencies connect to it does not match. Cancel open tasks first. A
+    deleted task's id is forgotten: enqueued again it is a new task.
     """
     if change.status and not CLOSED.issuperset(change.status):
         raise typer.BadParameter("open tasks are not deleted: cancel them first")
@@ -258,11 +257,15 @@ def collect(
 def _chosen(
     tasks: list[str] | None, selection: Selection, statuses: frozenset[Status], *, takes_ids: bool = True
 ) -> Selection:
-    """Refuse a choice of none, or of both ids and others; return what it selects by itself."""
+    """Return the selection, with ``statuses`` unless a status is given.
+
+    Raises:
+        typer.BadParameter: nothing selects tasks, or both ids and options do.
+    """
     is_given = not selection.takes_all
     if tasks and is_given:
         raise typer.BadParameter(
-            "ids of tasks go with no other choice: leave out --status, --name, --older-than"
+            "ids can't be combined with --status, --name or --older-than: leave one of them out"
         )
     if not tasks and not is_given:
         ids = "give ids of tasks, or " if takes_ids else ""
@@ -306,7 +309,7 @@ def _ask(face: Face, yes: bool, verb: str, given: int) -> None:
     if yes or not given:
         return
     if face.json or not sys.stdin.isatty():
-        raise typer.BadParameter(f"{counted(given, 'task')} would be chosen to {verb}: give --yes")
+        raise typer.BadParameter(f"this would {verb} {counted(given, 'task')}: give --yes to confirm")
     typer.confirm(f"{verb} {counted(given, 'task')}?", abort=True, err=True)
 
 
@@ -327,14 +330,16 @@ def pause(
     on: RegistryOptions,
     queue: QueueArgument,
     schedule: ScheduleOption = None,
-    reason: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Why, for people.")] = "",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", show_default=False, help="The reason, which tasks status shows.")
+    ] = "",
     yes: YesOption = False,
 ) -> None:
     """Let workers claim no more tasks of a queue until it is resumed, also after restarts.
 
     Running tasks go on, and tasks can be enqueued. With --schedule only a periodic function is paused, and
-    its ticks meanwhile are missed. One of which the queue has no task yet needs --yes: its name may be
-    misspelt.
+    its ticks meanwhile are missed. A schedule of which the queue has no task yet needs --yes, as its name may
+    be misspelt.
     """
     face = on.face()
     with opened(face, queue) as tasks:
@@ -433,7 +438,9 @@ def enqueue(
             "repeatable. The task waits for these.",
         ),
     ] = None,
-    priority: Annotated[int, typer.Option(metavar="NUMBER", help="Higher first.")] = 0,
+    priority: Annotated[
+        int, typer.Option(metavar="NUMBER", help="Tasks with a higher number run first.")
+    ] = 0,
     retries: Annotated[
         int, typer.Option(metavar="NUMBER", help="Maximum number of tries after the first one.")
     ] = RETRIES,
@@ -475,19 +482,21 @@ def enqueue(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", show_default=False, help="By what limits per key count."),
+        typer.Option(metavar="KEY", show_default=False, help="The key by which the limits per key count."),
     ] = None,
     max_running: Annotated[
         int | None,
         typer.Option(
             metavar="NUMBER",
             show_default="any",
-            help="Maximum of tasks of this name that are claimed at once.",
+            help="Maximum number of tasks of this name that are claimed at once.",
         ),
     ] = None,
     max_running_per_key: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", show_default="any", help="Maximum of those with the same --key."),
+        typer.Option(
+            metavar="NUMBER", show_default="any", help="Maximum number of those with the same --key."
+        ),
     ] = None,
     rate_limit: Annotated[
         str | None,
@@ -507,7 +516,7 @@ def enqueue(
     """Enqueue a task, and print its id once it is durably stored.
 
     With --outbox also print whether it is `committed` to the engine or only `spooled` to the folder. The next
-    process that opens the queue with this outbox forwards spooled tasks. A duplicate is said to be one.
+    process that opens the queue with this outbox forwards spooled tasks. For a duplicate print `duplicate`.
     """
     if key is not None and max_running_per_key is None and rate_limit_per_key is None:
         raise typer.BadParameter(
@@ -622,7 +631,8 @@ def count(on: RegistryOptions, queue: QueueArgument) -> None:
 def status(on: RegistryOptions, queue: QueueArgument) -> None:
     """Show the tasks by status, the oldest ready one's age, what is paused, the workers, and what fails.
 
-    A worker or server says every 10 seconds that it is there, and within a second what newly fails in it.
+    Workers and servers report every 10 seconds that they are alive, and within a second what newly fails in
+    them.
     """
     face = on.face()
     with opened(face, queue) as tasks:
@@ -690,10 +700,10 @@ def _payload(text: str) -> bytes:
 def _result(text: str) -> tuple[str, Source]:
     field, _, ids = text.partition("=")
     if not field or not ids:
-        raise InvalidTask(f"--result {text!r} is no FIELD=ID, nor FIELD=ID,ID")
+        raise InvalidTask(f"--result {text!r}: write FIELD=ID or FIELD=ID,ID")
     if wrong := [each for each in ids.split(",") if each and not is_task_id(each)]:
         raise InvalidTask(
-            f"--result {text!r}: {wrong[0]!r} is no id of a task, which has 40 hexadecimal digits"
+            f"--result {text!r}: {wrong[0]!r} is not a task's id, which has 40 hexadecimal digits"
         )
     return field, tuple(filter(None, ids.split(","))) if "," in ids else ids
 

@@ -15,6 +15,7 @@ import typer
 from typer.models import OptionInfo
 
 from rebalanser.cli.arguments import parse_span
+from rebalanser.cli.options import YesOption
 from rebalanser.cli.output import Face, printable
 from rebalanser.core.tasks.ids import created_at, is_task_id
 from rebalanser.core.tasks.model import AfterFailure, Status, Stored
@@ -79,7 +80,6 @@ OlderThanOption = Annotated[
         help="Only tasks enqueued longer ago than this, such as 90s, 15m, 2h, 3d or 1w.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 KeepCompletedOption = Annotated[float | None, _keep_option("--keep-completed", "complete", "7d")]
 KeepDeadOption = Annotated[float | None, _keep_option("--keep-dead", "dead", "30d")]
 KeepCancelledOption = Annotated[float | None, _keep_option("--keep-cancelled", "cancelled", "7d")]

@@ -94,7 +94,8 @@ def worker(
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The address to serve metrics at; they need no token.")
+        str,
+        typer.Option(metavar="ADDRESS", help="The address to serve metrics at; reading them needs no token."),
     ] = "127.0.0.1",
     keep_completed: KeepCompletedOption = None,
     keep_dead: KeepDeadOption = None,
@@ -197,8 +198,8 @@ def metrics_served(queues: Sequence[Measurable], host: str, port: int | None) ->
 def schedules(place: PlaceArgument, json: JsonOption = False) -> None:
     """List the schedules of a queue's periodic functions, with the next tick of each.
 
-    They are those of the module; what is paused is in the store. The queue names its registry, so there is no
-    --registry.
+    Schedules are read from the module, and pauses from the store. The queue names its registry, so there is
+    no --registry.
     """
     face = Face.of(None, json)
     queue, now = _queue_of(place), SystemClock().wall()
@@ -349,7 +350,7 @@ def _queue_of(place: str) -> Queue | AsyncQueue:
         return found
     queues = sorted(name for name, value in vars(module).items() if isinstance(value, Queue | AsyncQueue))
     there = f"it has: {', '.join(queues)}" if queues else "it has no Queue at all"
-    raise InvalidHandlers(f"{attribute!r} in {module_name} is no rebalanser.tasks.Queue; {there}")
+    raise InvalidHandlers(f"{attribute!r} in {module_name} is not a rebalanser.tasks.Queue; {there}")
 
 
 def _module(name: str) -> ModuleType:

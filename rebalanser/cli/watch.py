@@ -74,15 +74,16 @@ def watch(
         ),
     ] = 2.0,
 ) -> None:
-    """Show a group as it changes, until q or Ctrl-C: live lists, or a line for each change where there is no
-    terminal, or one that can't draw.
+    """Show a group as it changes, until q or Ctrl-C: live lists on a terminal that can draw, else a line for
+    each change.
 
     The lists are nodes, resources, moves since the watch began, and what waits. Arrows and PgUp/PgDn scroll,
     Tab shows the next list, / filters. With --json each line is the whole state.
 
     The column heartbeat has the age of the last heartbeat, such as "3 s ago". "6 of 10 s" in red: the node is
     silent, that is, it has sent none for 6 s, more than half of its lease of 10 s; others take over when the
-    lease ends. "—": the age is not known now. Of more than 128 nodes those in sight are looked at each time.
+    lease ends. "—": the age is not known now. Of more than 128 nodes, those in sight are read each time, and
+    the others in turn.
     """
     face = on.face()
     face.refuse_missing_file(group)

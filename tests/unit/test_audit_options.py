@@ -171,7 +171,12 @@ class TestBadInput:
     def test_a_report_in_no_folder(
         self, capsys: pytest.CaptureFixture[str], history: str, tmp_path: Path
     ) -> None:
-        refused(capsys, [history, "--report", str(tmp_path / "no" / "r.html")], 3, "in no folder")
+        refused(
+            capsys,
+            [history, "--report", str(tmp_path / "no" / "r.html")],
+            3,
+            "in a folder that does not exist",
+        )
         refused(capsys, [history, "--report", str(tmp_path)], 3, "is a folder")
 
     def test_a_kafka_that_does_not_answer(self, capsys: pytest.CaptureFixture[str]) -> None:

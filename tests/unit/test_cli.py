@@ -802,7 +802,7 @@ def test_a_url_with_a_slash_too_few_names_no_other_file(
 
 
 def test_a_group_in_memory_of_another_process_is_said_to_be_out_of_reach(cli: Cli) -> None:
-    refused(cli("status", "orders"), 3, "there is none, as memory:// exists in one process only")
+    refused(cli("status", "orders"), 3, "it has no groups, as memory:// exists in one process only")
 
 
 def test_a_registry_that_is_not_there_has_no_groups_and_can_be_checked(cli: Cli, tmp_path: Path) -> None:
@@ -825,7 +825,7 @@ def test_a_mistyped_group_is_named_beside_those_that_are_there(
     cli: Cli, command: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
     for _ in range(2):
-        refused(cli(*command, "ordres", *more), 3, "no such group: 'ordres' in memory://", "there is none")
+        refused(cli(*command, "ordres", *more), 3, "no such group: 'ordres' in memory://", "it has no groups")
     for name in ("orders", "a/b", "orders-2", "orders2"):
         cli("resources", "add", name, "a")
     for _ in range(2):

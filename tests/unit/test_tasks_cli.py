@@ -627,9 +627,9 @@ def test_a_task_says_whose_results_it_gets(stage: Stage) -> None:
     assert f"gets as copies: the results of {first}, {second}\n" in shown
     (document,) = stage.cli("show", "work", last, "--json").documents
     assert document["results"] == {"to": first, "copies": [first, second]}
-    refused(stage.cli("enqueue", "work", "send", "--result", "to"), 3, "--result 'to' is no FIELD=ID")
+    refused(stage.cli("enqueue", "work", "send", "--result", "to"), 3, "--result 'to': write FIELD=ID")
     for ids in ("x", f"{first},x"):
-        refused(stage.cli("enqueue", "work", "send", "--result", f"to={ids}"), 3, "'x' is no id of a task")
+        refused(stage.cli("enqueue", "work", "send", "--result", f"to={ids}"), 3, "'x' is not a task's id")
     refused(stage.cli("enqueue", "work", "send", "[]", *given), 3, "must be a JSON object")
     twice = stage.cli("enqueue", "work", "send", '{"to": "a"}', *given)
     refused(twice, 3, "already has a field that is to get a result: to")
@@ -747,7 +747,7 @@ def test_python_s_collector_takes_less_of_a_worker_s_time() -> None:
         ("module", 2, "is not MODULE:QUEUE"),
         ("no_such_module:tasks", 3, "'no_such_module' can't be imported: ModuleNotFoundError"),
         ("broken_module:tasks", 3, "ZeroDivisionError: division by zero"),
-        ("empty_module:tasks", 3, "'tasks' in empty_module is no rebalanser.tasks.Queue; it has no Queue"),
+        ("empty_module:tasks", 3, "'tasks' in empty_module is not a rebalanser.tasks.Queue; it has no Queue"),
     ],
 )
 def test_a_worker_says_what_is_wrong_with_its_module(
@@ -945,13 +945,15 @@ def test_many_tasks_are_cancelled_requeued_and_deleted_once_they_are_counted(sta
         refused(
             stage.cli(verb, "work"), 2, f"error: {choice}choose some with --status, --name or --older-than"
         )
-        refused(stage.cli(verb, "work", "--name", "send"), 2, "would be chosen to", "give --yes")
+        refused(stage.cli(verb, "work", "--name", "send"), 2, "this would", "give --yes")
     refused(stage.cli("delete", "work", "--status", "waiting", "--yes"), 2, "cancel them first")
     refused(
         stage.cli("list", "work", "--limit", "0"), 2, "'--limit': must be greater than or equal to 1 (got "
     )
-    refused(stage.cli("cancel", "work", waits, "--name", "send"), 2, "ids of tasks go with no other choice")
-    refused(stage.cli("requeue", "work", "--all-dead", "--name", "send"), 2, "no other choice")
+    refused(stage.cli("cancel", "work", waits, "--name", "send"), 2, "ids can't be combined with")
+    refused(
+        stage.cli("requeue", "work", "--all-dead", "--name", "send"), 2, "--all-dead can't be combined with"
+    )
     counted = {Status.WAITING: 2, Status.DEAD: 1, Status.COMPLETED: 1}
     assert stage.queue.count() == dict.fromkeys(Status, 0) | counted
     assert stage.cli("cancel", "work", "--name", "send", "--yes").out == "cancelled 1 task\n"
