@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import json as json_module
 import os
-import socket
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -20,20 +16,13 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from rebalanser.cli import shiva_running
 from rebalanser.cli.commands import Commands
-from rebalanser.cli.options import (
-    HistoryOption,
-    HistoryTopicOption,
-    JsonOption,
-    KafkaOption,
-    VerboseOption,
-    YesOption,
-)
+from rebalanser.cli.options import YesOption
 from rebalanser.cli.output import Face, counted
+from rebalanser.cli.shiva_options import ClusterOptions, TagOption, TimeoutOption, WaitOptions, cluster_name
 from rebalanser.cli.shiva_table import application_line, plain, render
-from rebalanser.core.allocation import MAX_AMOUNT, Capacity, thousandths
-from rebalanser.core.shiva.options import LeaderOptions
-from rebalanser.core.shiva.records import CHANGE_KEYS, AssignmentDocument, OutputAnswer
+from rebalanser.core.shiva.records import AssignmentDocument, OutputAnswer
 from rebalanser.core.shiva.types import (
     MAX_REPLICAS,
     ApplicationEntry,
@@ -42,177 +31,23 @@ from rebalanser.core.shiva.types import (
     ApplicationState,
     Cordon,
     Mode,
-    RestartPolicy,
-    check_part,
 )
-from rebalanser.core.shiva.worker_options import WorkerOptions
-from rebalanser.errors import InvalidSettings, InvalidUrl, UnknownApplication
-from rebalanser.history import HistorySink, open_sinks
-from rebalanser.registry.urls import known_schemes
-from rebalanser.runtime.logs import get_logger
-from rebalanser.runtime.running import stopping_on_signals
+from rebalanser.errors import InvalidSettings, UnknownApplication
 from rebalanser.settings import Settings
-from rebalanser.shiva import (
-    ClusterStatus,
-    TopicNames,
-    manifest_schema,
-    open_cluster,
-    read_channel_file,
-    status_of,
-    tail,
-)
-from rebalanser.shiva.cluster import ENTRY_POINT_GROUP, Cluster, Commanded, Progress, Running
+from rebalanser.shiva import ClusterStatus, manifest_schema, read_channel_file, status_of, tail
+from rebalanser.shiva.cluster import Cluster, Commanded, Progress
 
-CLUSTER_VARIABLE: Final = "REBALANSER_CLUSTER"
-TOPICS_VARIABLE: Final = "REBALANSER_TOPICS"
-TOPICS: Final = tuple(field.name for field in fields(TopicNames))
 WATCH_S: Final = 2.0
 """Seconds between two looks at ages while a cluster is watched."""
 SHOWN: Final = 5
 """Applications that a question names."""
-LOOK_S: Final = 0.2
-"""Seconds between looks for a leader or worker that has ended."""
-HISTORY_CLOSE_S: Final = 2.0
-"""Maximum seconds for the last records of a history."""
 
 app = Commands("Place applications on workers, over Kafka.")
+app.command()(shiva_running.leader)
+app.command()(shiva_running.worker)
+app.command()(shiva_running.daemon)
 
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        envvar=CLUSTER_VARIABLE,
-        show_default=False,
-        help="The cluster's name; its topics' names begin with it.",
-    ),
-]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--registry",
-        metavar="URL",
-        show_default=False,
-        help="Instead of --kafka and --cluster: kafka://HOST:PORT/CLUSTER.",
-    ),
-]
-TopicsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--topics",
-        metavar="command=NAME,…",
-        envvar=TOPICS_VARIABLE,
-        show_default="CLUSTER-command, CLUSTER-control, CLUSTER-assignement",
-        help="Other names of the topics: command=NAME,control=NAME,assignement=NAME.",
-    ),
-]
-IdOption = Annotated[
-    str | None,
-    typer.Option(
-        "--id",
-        metavar="ID",
-        show_default="the host's name",
-        help="The id of this process within the cluster.",
-    ),
-]
-DataOption = Annotated[
-    Path,
-    typer.Option("--data", metavar="FOLDER", show_default=False, help="The folder for the worker's files."),
-]
-TagOption = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", show_default=False, help="A tag; repeatable.")
-]
-RoundOption = Annotated[
-    float,
-    typer.Option("--round", min=0.1, metavar="SECONDS", help="Seconds between two pings of the leader."),
-]
-MissedOption = Annotated[
-    int,
-    typer.Option(
-        "--missed-rounds", min=1, metavar="N", help="Number of missed rounds after which a worker is removed."
-    ),
-]
-GraceOption = Annotated[
-    float,
-    typer.Option(
-        "--away-grace",
-        min=0.0,
-        metavar="SECONDS",
-        help="How long the applications of a missing worker wait for it before they move.",
-    ),
-]
-CpuOption = Annotated[
-    float | None,
-    typer.Option(
-        "--cpu",
-        min=0.0,
-        max=MAX_AMOUNT / 1000,
-        metavar="N",
-        show_default="no limit",
-        help="Processors that the applications of this worker may request together.",
-    ),
-]
-MemoryOption = Annotated[
-    int | None,
-    typer.Option(
-        "--memory-mb",
-        min=0,
-        max=MAX_AMOUNT,
-        metavar="MB",
-        show_default="no limit",
-        help="Megabytes of memory that the applications of this worker may request together.",
-    ),
-]
-KeepFilesOption = Annotated[
-    float,
-    typer.Option(
-        "--keep-files",
-        min=0.0,
-        metavar="SECONDS",
-        help="How long the unpacked files of an application stay after it has moved to another worker.",
-    ),
-]
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", show_default=False, help="The worker's id.")]
-SessionOption = Annotated[
-    float,
-    typer.Option(
-        "--session-timeout",
-        min=0.1,
-        metavar="SECONDS",
-        help="Time of silence after which Kafka lets another leader take over.",
-    ),
-]
-StalledOption = Annotated[
-    float,
-    typer.Option(
-        "--stalled",
-        min=0.1,
-        metavar="SECONDS",
-        help="Time after which a worker that answers and follows no assignment counts as gone.",
-    ),
-]
-SnapshotOption = Annotated[
-    int,
-    typer.Option(
-        "--snapshot-changes",
-        min=0,
-        max=CHANGE_KEYS - 1,
-        metavar="N",
-        help="Changes published at most before the next whole assignment; 0 for whole ones only.",
-    ),
-]
-RetryInitialOption = Annotated[
-    float,
-    typer.Option(
-        "--retry-initial",
-        min=0.1,
-        metavar="SECONDS",
-        help="Time after which an application that has failed is tried again; it doubles each time.",
-    ),
-]
-RetryMaxOption = Annotated[
-    float, typer.Option("--retry-max", min=0.1, metavar="SECONDS", help="Maximum of that time.")
-]
 ApplicationArgument = Annotated[
     str,
     typer.Argument(metavar="TENANT/CHANNEL/APP", show_default=False, help="The application."),
@@ -244,256 +79,12 @@ ReplicasOption = Annotated[
         help="Number of replicas, each on another worker.",
     ),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the effect.")]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait.")
-]
-
-
-def _url(registry: str | None, kafka: str | None, cluster: str | None) -> str:
-    """Return the cluster's URL from either set of options.
-
-    Raises:
-        InvalidUrl: neither set is complete, or both are given.
-    """
-    if registry is not None:
-        if kafka is not None or cluster is not None:
-            raise InvalidUrl("give either --registry, or --kafka and --cluster")
-        scheme, found, _ = registry.partition("://")
-        if found and scheme not in known_schemes(ENTRY_POINT_GROUP):
-            raise InvalidUrl(f"Shiva needs Kafka, not {scheme}://: give --registry kafka://HOST:PORT/CLUSTER")
-        return registry
-    if kafka is None or cluster is None:
-        missing = " and ".join(
-            name for name, value in (("--kafka", kafka), ("--cluster", cluster)) if value is None
-        )
-        raise InvalidUrl(f"which cluster? {missing} missing (or --registry kafka://HOST:PORT/CLUSTER)")
-    base, question, options = (kafka if "://" in kafka else f"kafka://{kafka}").partition("?")
-    return f"{base.rstrip('/')}/{check_part(cluster, 'cluster')}{question}{options}"
-
-
-def _topic_names(text: str | None) -> TopicNames:
-    """Return the names of ``command=NAME,control=NAME,assignement=NAME``; each may be missing.
-
-    Raises:
-        InvalidSettings: it is something else.
-        InvalidName: as ``TopicNames``.
-    """
-    names: dict[str, str] = {}
-    for each in text.split(",") if text else ():
-        topic, _, name = each.partition("=")
-        if topic not in TOPICS or topic in names or not name:
-            raise InvalidSettings(
-                f"--topics {text}: give {','.join(f'{known}=NAME' for known in TOPICS)}, each at most once"
-            )
-        names[topic] = name
-    return TopicNames(**names)
-
-
-@contextlib.contextmanager
-def _opened(face: Face, topics: str | None) -> Iterator[Cluster]:
-    settings, names = Settings(), _topic_names(topics)
-    with face.patience(settings):
-        cluster = open_cluster(face.url, settings.connect_timeout_s, names)
-    with closing(cluster):
-        yield cluster
-
-
-def _name(url: str) -> str:
-    return url.partition("?")[0].rpartition("/")[2]
-
-
-def _default_id(given: str | None) -> str:
-    return check_part(socket.gethostname() if given is None else given, "id")
-
-
-@contextlib.contextmanager
-def _recorded(folder: Path | None, topic: str | None, group: str, label: str) -> Iterator[HistorySink | None]:
-    """Open the history sink for ``label`` of ``group``, and close it at the end; None without a target.
-
-    Raises:
-        InvalidUrl: ``topic`` is not a URL.
-        UnknownScheme: no installed package has topics of that scheme.
-    """
-    if folder is None and topic is None:
-        yield None
-        return
-    settings = Settings()
-    sink = open_sinks(folder, topic, group, label, settings.history_max_bytes, settings.history_file_mode)
-    try:
-        yield sink
-    finally:
-        sink.close(HISTORY_CLOSE_S)
-
-
-def _recorder(
-    face: Face, folder: Path | None, topic: str | None, name: str
-) -> Callable[[str], contextlib.AbstractContextManager[HistorySink | None]]:
-    """Return a function that opens the history of a role: leader and worker each have their own."""
-    return lambda role: _recorded(folder, topic, _name(face.url), f"{role}-{name}")
-
-
-def _run_until_signal(face: Face, running: Sequence[Running], what: str) -> None:
-    """Wait for SIGINT, SIGTERM or SIGHUP, or until a participant ends by itself; then stop one after another.
-
-    Raises:
-        RebalanserError: the error of the participant that ended; the others were stopped first.
-    """
-    asked = threading.Event()
-    with stopping_on_signals(asked.set), contextlib.ExitStack() as ending:
-        for each in reversed(running):
-            ending.callback(each.wait)
-            ending.callback(each.stop)
-        face.answer({"running": what}, f"{what} runs; Ctrl-C stops it")
-        sys.stdout.flush()
-        while not asked.wait(LOOK_S) and not any(each.wait(0) for each in running):
-            continue
-
-
-@app.command()
-def leader(
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    id: IdOption = None,  # noqa: A002 - the option's name
-    round: RoundOption = 30.0,  # noqa: A002 - the option's name
-    missed_rounds: MissedOption = 1,
-    session_timeout: SessionOption = 10.0,
-    stalled: StalledOption = 120.0,
-    retry_initial: RetryInitialOption = 30.0,
-    retry_max: RetryMaxOption = 300.0,
-    away_grace: GraceOption = 0.0,
-    snapshot_changes: SnapshotOption = CHANGE_KEYS - 1,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    history: HistoryOption = None,
-    history_topic: HistoryTopicOption = None,
-    verbose: VerboseOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Run a leader of a cluster until Ctrl-C or SIGTERM; one of its leaders is active at a time."""
-    face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
-    name = _default_id(id)
-    options = LeaderOptions(
-        round_s=round,
-        missed_rounds=missed_rounds,
-        session_timeout_s=session_timeout,
-        stalled_s=stalled,
-        retry_initial_s=retry_initial,
-        retry_max_s=retry_max,
-        away_grace_s=away_grace,
-        snapshot_changes=snapshot_changes,
-    )
-    options.check()
-    _warn_of_short_deadline(options, WorkerOptions())
-    record = _recorder(face, history, history_topic, name)
-    with _opened(face, topics) as opened, record("leader") as leading:
-        running = [opened.run_leader(name, options, leading)]
-        _run_until_signal(face, running, f"leader {name}")
-
-
-@app.command()
-def worker(
-    data: DataOption,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    id: IdOption = None,  # noqa: A002 - the option's name
-    tag: TagOption = None,
-    cpu: CpuOption = None,
-    memory_mb: MemoryOption = None,
-    keep_files: KeepFilesOption = 3600.0,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    history: HistoryOption = None,
-    history_topic: HistoryTopicOption = None,
-    verbose: VerboseOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Run the applications that a cluster's leader assigns to this worker, until Ctrl-C or SIGTERM."""
-    face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
-    name = _default_id(id)
-    record = _recorder(face, history, history_topic, name)
-    with _opened(face, topics) as opened, record("worker") as working:
-        running = [opened.run_worker(name, data, _worker_options(tag, cpu, memory_mb, keep_files), working)]
-        _run_until_signal(face, running, f"worker {name}")
-
-
-@app.command()
-def daemon(
-    data: DataOption,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    id: IdOption = None,  # noqa: A002 - the option's name
-    tag: TagOption = None,
-    cpu: CpuOption = None,
-    memory_mb: MemoryOption = None,
-    keep_files: KeepFilesOption = 3600.0,
-    round: RoundOption = 30.0,  # noqa: A002 - the option's name
-    missed_rounds: MissedOption = 1,
-    session_timeout: SessionOption = 10.0,
-    stalled: StalledOption = 120.0,
-    retry_initial: RetryInitialOption = 30.0,
-    retry_max: RetryMaxOption = 300.0,
-    away_grace: GraceOption = 0.0,
-    snapshot_changes: SnapshotOption = CHANGE_KEYS - 1,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    history: HistoryOption = None,
-    history_topic: HistoryTopicOption = None,
-    verbose: VerboseOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Run a leader and a worker in one process, with the same id, until Ctrl-C or SIGTERM."""
-    face = Face.of(_url(registry, kafka, cluster), json, 1 + verbose)
-    name = _default_id(id)
-    options = LeaderOptions(
-        round_s=round,
-        missed_rounds=missed_rounds,
-        session_timeout_s=session_timeout,
-        stalled_s=stalled,
-        retry_initial_s=retry_initial,
-        retry_max_s=retry_max,
-        away_grace_s=away_grace,
-        snapshot_changes=snapshot_changes,
-    )
-    options.check()
-    offered = _worker_options(tag, cpu, memory_mb, keep_files)
-    _warn_of_short_deadline(options, offered)
-    record = _recorder(face, history, history_topic, name)
-    with _opened(face, topics) as opened, record("leader") as leading, record("worker") as working:
-        ran = opened.run_worker(name, data, offered, working)
-        try:
-            # The worker stops first: its leader publishes at once that it has left (SH-22).
-            running = [ran, opened.run_leader(name, options, leading)]
-        except BaseException:
-            ran.stop()
-            ran.wait()
-            raise
-        _run_until_signal(face, running, f"daemon {name}")
-
-
-def _warn_of_short_deadline(options: LeaderOptions, offered: WorkerOptions) -> None:
-    """Warn if the rounds are too short for exclusive applications (SH-14)."""
-    try:
-        offered.check_deadline(options.permission_s, options.round_s, RestartPolicy().stop_timeout_s)
-    except InvalidSettings as warning:
-        get_logger("rebalanser.shiva").warning(str(warning), action="short_deadline")
-
-
-def _worker_options(
-    tags: list[str] | None, cpu: float | None, memory_mb: int | None, keep_files_s: float
-) -> WorkerOptions:
-    wanted = frozenset(check_part(tag, "tag") for tag in tags or ())
-    limited = cpu is not None or memory_mb is not None
-    try:
-        cpu_milli = None if cpu is None else thousandths(cpu)
-    except ValueError as error:
-        raise InvalidSettings(f"--{error}") from None
-    capacity = Capacity(cpu_milli, memory_mb) if limited else None
-    return WorkerOptions(tags=wanted, capacity=capacity, keep_files_s=keep_files_s)
 
 
 @app.command()
 def start(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     application: Annotated[
         str | None,
         typer.Argument(metavar="[TENANT/CHANNEL/APP", show_default=False, help="The application."),
@@ -525,37 +116,30 @@ def start(
             "--env",
             metavar="NAME=VALUE",
             show_default=False,
-            help="Added to the manifest's environment; repeatable. NAME alone: as it is here.",
+            help="A variable beside those of the manifest; repeatable. NAME alone takes its value here.",
         ),
     ] = None,
     replicas: ReplicasOption = None,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Start an application: publish its files and the command to run it on one of the workers."""
-    face = Face.of(_url(registry, kafka, cluster), json)
+    face = on.face()
     if channel_file is not None:
         if application is not None or tag or env or replicas or mode is not Mode.AVAILABLE:
             raise InvalidSettings(
-                "--channel-file says which applications, and how: give nothing of that beside it"
+                "--channel-file names the applications and their options: give nothing of that beside it"
             )
         starts = read_channel_file(channel_file)
-        with _opened(face, topics) as opened:
+        with on.opened(face) as opened:
             with _publishing(face) as progress:
                 started = opened.start_all(starts, progress)
             commands = dict(zip((each.application for each in starts), started, strict=True))
-            _report_many(face, opened, Commanded(commands, {}), "start", timeout if wait else None)
+            _report_many(face, opened, Commanded(commands, {}), "start", waiting.limit_s)
         return
     if application is None or source is None:
         raise InvalidSettings("give TENANT/CHANNEL/APP and FOLDER-OR-ZIP, or --channel-file FILE")
     name = ApplicationId.parse(application)
     environment = _environment(env or ())
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         with _publishing(face) as progress:
             command = opened.start(
                 name,
@@ -566,7 +150,7 @@ def start(
                 progress=progress,
                 replicas=replicas,
             )
-        entry = _await(face, opened, name, command, timeout) if wait else None
+        entry = _await(face, opened, name, command, waiting.timeout) if waiting.wait else None
     face.answer(
         {
             "application": application,
@@ -624,7 +208,7 @@ def _chosen(
     number = counted(len(chosen), "application")
     shown = ", ".join(map(str, chosen[:SHOWN])) + (", …" if len(chosen) > SHOWN else "")
     if face.json or not sys.stdin.isatty():
-        raise InvalidSettings(f"{number} of {pattern} would be chosen to {verb} ({shown}): give --yes")
+        raise InvalidSettings(f"this would {verb} {number} of {pattern} ({shown}): give --yes to confirm")
     typer.confirm(f"{verb} {number} ({shown})?", abort=True, err=True)
     return chosen
 
@@ -675,68 +259,58 @@ def _left_out_json(commanded: Commanded) -> list[dict[str, str]]:
 
 @app.command()
 def stop(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     application: PatternArgument,
     keep_data: Annotated[
         bool, typer.Option("--keep-data", help="Keep the folder SHIVA_DATA on the workers that have one.")
     ] = False,
     yes: YesOption = False,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
-    """Stop an application on any worker, or all of a tenant or channel; own data goes too, unless kept."""
-    face = Face.of(_url(registry, kafka, cluster), json)
+    """Stop an application, or all of a tenant or channel, and delete its own data unless that is kept."""
+    face = on.face()
     pattern = ApplicationPattern.parse(application)
     name = pattern.exact
     if name is None:
-        with _opened(face, topics) as opened:
+        with on.opened(face) as opened:
             chosen = _chosen(face, opened, pattern, "stop", yes, frozenset({ApplicationState.STOPPING}))
             commanded = opened.stop_all(chosen, keep_data=keep_data)
-            _report_many(face, opened, commanded, "stop", timeout if wait else None)
+            _report_many(face, opened, commanded, "stop", waiting.limit_s)
         return
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         command = opened.stop(name, keep_data=keep_data)
-        if wait:
-            _await(face, opened, name, command, timeout)
-    state = "stopped" if wait else "commanded"
+        if waiting.wait:
+            _await(face, opened, name, command, waiting.timeout)
+    state = "stopped" if waiting.wait else "commanded"
     face.answer(
         {"application": application, "command": command, "state": state},
-        f"{application}: stop commanded" if not wait else f"{application} is stopped",
+        f"{application} is stopped" if waiting.wait else f"{application}: stop commanded",
     )
 
 
 @app.command()
 def restart(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     application: PatternArgument,
     yes: YesOption = False,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Start an application, or all of a tenant or channel, anew from the files in the cluster.
 
-    Where it failed is forgotten.
+    Workers on which it failed may run it again.
     """
-    face = Face.of(_url(registry, kafka, cluster), json)
+    face = on.face()
     pattern = ApplicationPattern.parse(application)
     name = pattern.exact
     if name is None:
         spared = frozenset({ApplicationState.STOPPING, ApplicationState.REFUSED})
-        with _opened(face, topics) as opened:
+        with on.opened(face) as opened:
             chosen = _chosen(face, opened, pattern, "restart", yes, spared)
-            _report_many(face, opened, opened.restart_all(chosen), "restart", timeout if wait else None)
+            _report_many(face, opened, opened.restart_all(chosen), "restart", waiting.limit_s)
         return
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         command = opened.restart(name)
-        entry = _await(face, opened, name, command, timeout) if wait else None
+        entry = _await(face, opened, name, command, waiting.timeout) if waiting.wait else None
     face.answer(
         {
             "application": application,
@@ -750,6 +324,8 @@ def restart(
 
 @app.command()
 def scale(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     application: ApplicationArgument,
     replicas: Annotated[
         int,
@@ -757,31 +333,25 @@ def scale(
             min=1, max=MAX_REPLICAS, metavar="N", show_default=False, help="The number of replicas."
         ),
     ],
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Run another number of replicas of an application; those that stay are left alone."""
-    face = Face.of(_url(registry, kafka, cluster), json)
+    face = on.face()
     name = ApplicationId.parse(application)
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         command = opened.scale(name, replicas)
-        if wait:
-            _await(face, opened, name, command, timeout)
+        if waiting.wait:
+            _await(face, opened, name, command, waiting.timeout)
     face.answer(
-        {"application": application, "command": command, "replicas": replicas, "settled": wait},
+        {"application": application, "command": command, "replicas": replicas, "settled": waiting.wait},
         f"{application} has {counted(replicas, 'replica')}, and all run or have finished"
-        if wait
+        if waiting.wait
         else f"{application}: commanded to have {counted(replicas, 'replica')}",
     )
 
 
 @app.command()
 def retry(
+    on: ClusterOptions,
     applications: Annotated[
         list[str] | None,
         typer.Argument(
@@ -791,20 +361,15 @@ def retry(
             "default: all of these.",
         ),
     ] = None,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Start failed applications anew from their files in the cluster, on any worker that can take them.
 
-    One that is named and unknown is an error; of others, what has vanished meanwhile is left out.
+    A named application that is unknown is an error. Others that have vanished meanwhile are left out.
     """
-    face = Face.of(_url(registry, kafka, cluster), json)
+    face = on.face()
     patterns = [ApplicationPattern.parse(each) for each in applications or ("*",)]
     wanted = [pattern.exact for pattern in patterns if pattern.exact is not None]
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         document = opened.read(Settings().connect_timeout_s)
         known = document.applications if document is not None else {}
         failed = {
@@ -835,67 +400,39 @@ def retry(
 
 @app.command()
 def drain(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     worker: WorkerArgument,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Move all applications off a worker, and give it none until it is uncordoned."""
-    _cordon(
-        Face.of(_url(registry, kafka, cluster), json),
-        topics,
-        worker,
-        Cordon.DRAINED,
-        timeout if wait else None,
-    )
+    _cordon(on, worker, Cordon.DRAINED, waiting.limit_s)
 
 
 @app.command()
 def cordon(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     worker: WorkerArgument,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Give a worker no further applications until it is uncordoned; it keeps those that it has."""
-    _cordon(
-        Face.of(_url(registry, kafka, cluster), json),
-        topics,
-        worker,
-        Cordon.CORDONED,
-        timeout if wait else None,
-    )
+    _cordon(on, worker, Cordon.CORDONED, waiting.limit_s)
 
 
 @app.command()
 def uncordon(
+    waiting: WaitOptions,
+    on: ClusterOptions,
     worker: WorkerArgument,
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Give a cordoned or drained worker applications again."""
-    _cordon(Face.of(_url(registry, kafka, cluster), json), topics, worker, None, timeout if wait else None)
+    _cordon(on, worker, None, waiting.limit_s)
 
 
-def _cordon(
-    face: Face, topics: str | None, worker: str, cordon: Cordon | None, timeout_s: float | None
-) -> None:
+def _cordon(on: ClusterOptions, worker: str, cordon: Cordon | None, timeout_s: float | None) -> None:
     """Command it, and wait for its effect unless ``timeout_s`` is None."""
+    face = on.face()
     state = cordon.value if cordon else "uncordoned"
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         command = opened.cordon(worker, cordon)
         if timeout_s is not None:
             opened.wait_cordoned(worker, cordon, timeout_s, command=command)
@@ -934,16 +471,12 @@ def _publishing(face: Face) -> Iterator[Progress]:
 
 @app.command("list")
 def list_(
+    on: ClusterOptions,
     only: OnlyArgument = None,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
-    face = Face.of(_url(registry, kafka, cluster), json)
-    with _opened(face, topics) as opened:
+    face = on.face()
+    with on.opened(face) as opened:
         status = _read_status(face, opened, _pattern(only))
     applications = {"applications": [each.model_dump(mode="json") for each in status.applications]}
     face.answer(applications, *map(application_line, status.applications))
@@ -951,22 +484,18 @@ def list_(
 
 @app.command()
 def status(
+    on: ClusterOptions,
     only: OnlyArgument = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")] = False,
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="Exit with 1 unless all started applications run, as known now."),
     ] = False,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Show a cluster: its workers, its applications, and why some can't be placed or have failed."""
-    face = Face.of(_url(registry, kafka, cluster), json)
+    face = on.face()
     pattern = _pattern(only)
-    with _opened(face, topics) as opened:
+    with on.opened(face) as opened:
         if watch:
             _watch(face, opened, pattern)
             return
@@ -985,12 +514,12 @@ def _pattern(only: str | None) -> ApplicationPattern:
 
 def _read_status(face: Face, cluster: Cluster, pattern: ApplicationPattern) -> ClusterStatus:
     timeout_s = Settings().connect_timeout_s
-    return status_of(_name(face.url), cluster.read(timeout_s), cluster.heard(timeout_s)).only(pattern)
+    return status_of(cluster_name(face.url), cluster.read(timeout_s), cluster.heard(timeout_s)).only(pattern)
 
 
 def _watch(face: Face, cluster: Cluster, pattern: ApplicationPattern) -> None:
     """Show each document, and what has become stale meanwhile (SH-20)."""
-    name = _name(face.url)
+    name = cluster_name(face.url)
     shown = (
         status_of(name, document, cluster.heard(Settings().connect_timeout_s)).only(pattern)
         for document in cluster.documents(repeat_s=WATCH_S)
@@ -1012,6 +541,7 @@ def _watch(face: Face, cluster: Cluster, pattern: ApplicationPattern) -> None:
 
 @app.command()
 def logs(
+    on: ClusterOptions,
     application: ApplicationArgument,
     data: Annotated[
         Path | None,
@@ -1028,7 +558,7 @@ def logs(
             "--worker",
             metavar="ID",
             show_default="the one that has it",
-            help="The worker that is asked.",
+            help="The worker to ask.",
         ),
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Number of lines.")] = 100,
@@ -1036,17 +566,12 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Then show new output until Ctrl-C.")
     ] = False,
     timeout: TimeoutOption = 10.0,
-    cluster: ClusterOption = None,
-    kafka: KafkaOption = None,
-    registry: UrlOption = None,
-    topics: TopicsOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Show the output of an application: from a data folder here, or through the worker that has it."""
     name = ApplicationId.parse(application)
     if data is None:
-        face = Face.of(_url(registry, kafka, cluster), json)
-        with _opened(face, topics) as opened:
+        face = on.face()
+        with on.opened(face) as opened:
             if not follow:
                 _print_output(face, application, opened.output(name, lines, timeout, worker))
                 return
@@ -1054,7 +579,7 @@ def logs(
                 _print_output(face, application, answer)
                 sys.stdout.flush()
         return
-    face = Face("", json)
+    face = Face("", on.json)
     for line in tail(data, name, lines=lines, follow=follow):
         face.answer({"application": application, "line": line}, line)
         if follow:

@@ -15,8 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rebalanser.cli import shiva as cli
+from rebalanser.cli import shiva_options, shiva_running
 from rebalanser.cli.output import Face
-from rebalanser.cli.shiva import _environment, _started, _topic_names, _url, _watch
+from rebalanser.cli.shiva import _environment, _started, _watch
+from rebalanser.cli.shiva_options import ClusterOptions, topic_names
+from rebalanser.cli.shiva_running import WorkOptions
 from rebalanser.cli.shiva_table import MOST_FAILURES, application_line, plain, render
 from rebalanser.core.allocation import Capacity, Requests
 from rebalanser.core.shiva.records import AssignmentDocument, Ping, Pong, RunReport
@@ -239,8 +242,8 @@ class TestAges:
 @pytest.mark.parametrize("command", [["leader"], ["daemon", "--data", "d"]], ids=lambda words: words[0])
 def test_times_of_a_leader_are_options(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = mock.Mock()
-    monkeypatch.setattr(cli, "_opened", lambda *_: contextlib.nullcontext(cluster))
-    monkeypatch.setattr(cli, "_run_until_signal", lambda *_: None)
+    monkeypatch.setattr(ClusterOptions, "opened", lambda *_: contextlib.nullcontext(cluster))
+    monkeypatch.setattr(shiva_running, "_run_until_signal", lambda *_: None)
     retries = ["--retry-initial", "4", "--retry-max", "9"]
     times = ["--round", "2", "--stalled", "50", *retries, "--away-grace", "7", "--snapshot-changes", "5"]
     done = CliRunner().invoke(cli.app, [*command, "--registry", "kafka://h:1/c", "--id", "x", *times])
@@ -361,11 +364,11 @@ def test_replicas_are_scaled_and_a_single_one_is_not(cluster: mock.Mock) -> None
 
 @pytest.mark.rule("SH-27")
 def test_the_capacity_of_a_worker_is_an_option() -> None:
-    assert cli._worker_options(None, None, None, 1.0).capacity is None
-    assert cli._worker_options(None, 1.001, None, 1.0).capacity == Capacity(1001)
-    assert cli._worker_options(None, None, 512, 1.0).capacity == Capacity(None, 512)
+    assert WorkOptions().checked().capacity is None
+    assert WorkOptions(cpu=1.001).checked().capacity == Capacity(1001)
+    assert WorkOptions(memory_mb=512).checked().capacity == Capacity(None, 512)
     with pytest.raises(InvalidSettings, match=r"--cpu 0\.0004 has more than three decimal places"):
-        cli._worker_options(None, 0.0004, None, 1.0)
+        WorkOptions(cpu=0.0004).checked()
 
 
 @pytest.mark.rule("SH-20", "SH-26")
@@ -399,8 +402,8 @@ def test_what_a_start_has_led_to(state: ApplicationState, worker: str | None, li
 
 def test_a_registry_that_is_no_kafka_is_refused_by_what_shiva_needs() -> None:
     with pytest.raises(InvalidUrl, match=r"Shiva needs Kafka, not sqlite://.*kafka://HOST"):
-        _url("sqlite:///groups.db", None, None)
-    assert _url("kafka://h:1/c", None, None) == "kafka://h:1/c"
+        ClusterOptions(registry="sqlite:///groups.db").url()
+    assert ClusterOptions(registry="kafka://h:1/c").url() == "kafka://h:1/c"
 
 
 @pytest.mark.parametrize(("what", "words"), [("application", "an application"), ("tag", "a tag")])
@@ -472,7 +475,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
             {name: f"c{number}" for number, name in enumerate(items)}, {}
         )
     cluster.wait_all.side_effect = lambda commands, _timeout_s: dict.fromkeys(commands)
-    monkeypatch.setattr(cli, "_opened", lambda *_: contextlib.nullcontext(cluster))
+    monkeypatch.setattr(ClusterOptions, "opened", lambda *_: contextlib.nullcontext(cluster))
     return cluster
 
 
@@ -487,9 +490,7 @@ class TestMany:
     def test_a_stop_of_a_channel_needs_a_yes_and_spares_what_stops_already(self, cluster: mock.Mock) -> None:
         refused = invoke("stop", "a/b")
         assert isinstance(refused.exception, InvalidSettings)
-        assert "2 applications of a/b/* would be chosen to stop (a/b/1, a/b/2): give --yes" in str(
-            refused.exception
-        )
+        assert "this would stop 2 applications of a/b/* (a/b/1, a/b/2): give --yes" in str(refused.exception)
         assert not cluster.stop_all.called
         done = invoke("stop", "a/b", "--yes", "--keep-data")
         assert done.exit_code == 0, done.output
@@ -653,7 +654,7 @@ class TestTopicNames:
             opened.append(arguments)
             raise InvalidSettings("far enough")
 
-        monkeypatch.setattr(cli, "open_cluster", open_cluster)
+        monkeypatch.setattr(shiva_options, "open_cluster", open_cluster)
         invoke("list", "--topics", "command=a.b,assignement=c")
         invoke("list")
         monkeypatch.setenv("REBALANSER_TOPICS", "control=x")
@@ -667,14 +668,14 @@ class TestTopicNames:
     @pytest.mark.parametrize("text", ["a", "command", "command=", "other=x", "command=a,command=b"])
     def test_what_names_no_topic_is_refused(self, text: str) -> None:
         with pytest.raises(InvalidSettings, match="--topics"):
-            _topic_names(text)
+            topic_names(text)
 
     @pytest.mark.parametrize("name", ["a/b", "a b", "ä", "a\n", ".", "..", "a" * 250])
     def test_what_is_no_name_of_a_topic_is_refused(self, name: str) -> None:
         with pytest.raises(InvalidName, match=r"cannot name a topic: use .* but not '\.' or '\.\.' alone"):
             TopicNames(control=name)
         with pytest.raises(InvalidName, match="cannot name a topic"):
-            _topic_names(f"command={name}")
+            topic_names(f"command={name}")
 
     def test_the_names_differ_also_from_defaults(self) -> None:
         for names in (("a", "a", ""), ("", "a.b", "a_b")):
