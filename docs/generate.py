@@ -29,7 +29,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperArgument, TyperGroup
 
-from rebalanser_etcd.faults import FAULTS, NEVER
+from rebalanser_etcd.known_bugs import KNOWN_BUGS, NEVER
 from rebalanser_kafka.group.coordinator import CAPABILITIES
 from rebalanser_kafka.group.log import PREFERRED, SETTINGS
 from rebalanser_kafka.neli.topic import topic_spec
@@ -46,7 +46,7 @@ import rebalanser.testing
 from rebalanser import cli, errors
 from rebalanser.admin import Owner
 from rebalanser.audit import Options, tables
-from rebalanser.audit.assembly import FOLDERS
+from rebalanser.audit.result import FOLDERS
 from rebalanser.audit.tables import FindingKind
 from rebalanser.cli.table import render_view
 from rebalanser.cli.view import Moves, Picture, View
@@ -730,7 +730,7 @@ def example_state(moved: int) -> GroupState:
 def etcd_faults() -> str:
     """Every known fault of etcd, the versions that have it, and what becomes of it here."""
     rows = []
-    for fault in FAULTS:
+    for fault in KNOWN_BUGS:
         spans = []
         for (major, minor), fixed in fault.fixed.items():
             first = f"{major}.{minor}.{fault.since.get((major, minor), 0)}"

@@ -37,7 +37,7 @@ PASS_ON: Final = {
     "backends/rebalanser_kafka/shiva/facts.py",
     "backends/rebalanser_kafka/shiva/throttled_warning.py",
     "rebalanser/neli/facts.py",
-    "rebalanser/observing.py",
+    "rebalanser/observer.py",
     "rebalanser/owners.py",
     "rebalanser/runtime/logs.py",
 }

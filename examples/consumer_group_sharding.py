@@ -86,7 +86,7 @@ class FencedSink:
         Raises:
             Refused: there is a newer owner already.
         """
-        return self._guarded(partition, token, lambda _database, position: position)
+        return self._shim(partition, token, lambda _database, position: position)
 
     def accept(self, partition: str, token: int, batch: Batch) -> None:
         """Add the counts of a batch, and move the position behind it.
@@ -111,13 +111,13 @@ class FencedSink:
             )
             database.execute("UPDATE fence SET position = ? WHERE partition = ?", (batch.last, partition))
 
-        self._guarded(partition, token, write)
+        self._shim(partition, token, write)
 
     def is_stale(self, token: int, stored_token: int) -> bool:
         """Whether a write with ``token`` comes from an owner that has been replaced."""
         return token < stored_token
 
-    def _guarded(
+    def _shim(
         self, partition: str, token: int, write: Callable[[sqlite3.Connection, int], ResultT]
     ) -> ResultT:
         with self._transaction() as database:

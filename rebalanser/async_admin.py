@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rebalanser.admin import Admin
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
-from rebalanser.runtime.running import in_own_thread
+from rebalanser.runtime.participant import in_own_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")

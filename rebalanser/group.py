@@ -33,7 +33,7 @@ from rebalanser.errors import (
     RegistryUnavailable,
     RetryLater,
 )
-from rebalanser.observing import Observer, TroubleNotes
+from rebalanser.observer import Observer, TroubleNotes
 from rebalanser.registry import Coordinator, GroupStore, RegistryCoordinator, open_backend, parse_url
 from rebalanser.registry.keys import check_name
 from rebalanser.registry.urls import url_or_default
@@ -44,7 +44,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.narration import Narrator
 from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.runtime.owned import Owned, Tenure
-from rebalanser.runtime.running import run_until_stopped
+from rebalanser.runtime.participant import run_until_stopped
 from rebalanser.runtime.workers import WorkerThreads
 from rebalanser.settings import Settings, check_timeout
 

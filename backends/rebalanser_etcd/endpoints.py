@@ -41,7 +41,7 @@ from rebalanser.errors import (
     RequestTooLarge,
 )
 from rebalanser.redaction import hide_secret
-from rebalanser_etcd.verdicts import Effect, Verdict, judge
+from rebalanser_etcd.failures import Effect, Verdict, judge
 
 FIRST_REST_S: Final = 0.05
 LONGEST_REST_S: Final = 0.5

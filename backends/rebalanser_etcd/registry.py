@@ -58,8 +58,8 @@ from rebalanser_etcd.codec import (
 )
 from rebalanser_etcd.discovery import LONGEST_LOOKUP_S, find_members
 from rebalanser_etcd.endpoints import Account, CallFailed, Endpoints, Repeat, Trust
-from rebalanser_etcd.faults import unsafe_reasons
-from rebalanser_etcd.verdicts import TOO_MANY_OPERATIONS
+from rebalanser_etcd.failures import TOO_MANY_OPERATIONS
+from rebalanser_etcd.known_bugs import unsafe_reasons
 from rebalanser_etcd.watches import WatchStream
 
 SRV_SCHEMES: Final = frozenset({"etcd+srv", "etcd+tls+srv"})

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import tenacity
@@ -329,3 +329,24 @@ def _account(url: RegistryUrl) -> tuple[str | None, dict[str, str]]:
     elif mechanism is None or mechanism.upper().startswith(("PLAIN", "SCRAM")):
         raise InvalidUrl(f"{url} asks for {protocol} but names no user: set {USER_VARIABLE}")
     return user, settings
+
+
+_PAUSE_S: Final = 0.1
+_LEAST_S: Final = 0.001
+T = TypeVar("T")
+
+
+def patiently(ask: Callable[[float], T], timeout_s: float) -> T:
+    """Return the answer of ``ask``, a read that gets the seconds left; retry while the broker is away.
+
+    Raises:
+        RegistryUnavailable: the last one that ``ask`` raised within ``timeout_s`` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    asking = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(RegistryUnavailable),
+        wait=tenacity.wait_fixed(_PAUSE_S),
+        stop=lambda _state: time.monotonic() + _PAUSE_S >= deadline,
+        reraise=True,
+    )
+    return asking(lambda: ask(max(_LEAST_S, deadline - time.monotonic())))

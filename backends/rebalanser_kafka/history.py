@@ -19,7 +19,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exp
 
 from rebalanser.errors import InvalidName, InvalidSettings, InvalidUrl, RebalanserError, RegistryUnavailable
 from rebalanser.history import GAP, HistorySink, Record
-from rebalanser.history.waiting import TOO_SLOW, WaitingRoom
+from rebalanser.history.buffer import TOO_SLOW, RecordBuffer
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import check_topic_name, parse_url
 from rebalanser_kafka.connection import Connection, client_config
@@ -114,7 +114,7 @@ class KafkaSink:
         self._connection = connection
         self._topic = connection.cluster
         self._whose = f"the history of {label} in {group}"
-        self._waiting = WaitingRoom(queue_size)
+        self._waiting = RecordBuffer(queue_size)
         self._topic_is_there = False
         self._under_way = False
         self._deadline: float | None = None
@@ -348,7 +348,7 @@ class _Batch:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._too_large.add(place)
 
-    def replace_too_large(self, waiting: WaitingRoom) -> None:
+    def replace_too_large(self, waiting: RecordBuffer) -> None:
         """Put a gap record in the place of each record that the topic will never take."""
         waiting.drop_for_good(len(self._too_large))
         for place in self._too_large & self.left.keys():

@@ -5,7 +5,7 @@
     execute ──► Store (one connection, a lock) ──► groups.db, groups.db-wal, groups.db-shm
                   │ after COMMIT                                   ▲
                   ▼                                                │ reads what is new
-                 bell: the log is opened ──inotify──► Watcher thread of every process
+                 notifier: the log is opened ──inotify──► Watcher thread of every process
 
 **Transactions.** A transaction that may write runs under ``BEGIN IMMEDIATE``, so that the host has one writer
 and transactions are linearizable. One that only reads takes a snapshot and never waits. Guards and reads come
@@ -18,9 +18,9 @@ restart of the host every lease has ended. There is no server to end leases. So 
 those that are over, and so does each Watcher, which sleeps until the next one ends. A read that finds a lease
 over becomes a write that ends it, so that no client ever sees a key of such a lease.
 
-**Watches** read the table of changes, to which each writing transaction appends. The bell is only a wake-up.
-It rings after the commit, as the write-ahead log has the pages already before it, when there is nothing to
-read yet. A look every 250 ms finds the changes of a writer that was killed between commit and bell.
+**Watches** read the table of changes, to which each writing transaction appends. The notifier only wakes up.
+It does so after the commit, as the write-ahead log has the pages already before it, when there is nothing to
+read yet. A look every 250 ms finds the changes of a writer that was killed between commit and notifier.
 
 **The log and the shared memory** beside the file belong to it. A process that sees the file without them
 would create new ones, with a history and locks of their own. So the file may have only one name and must not

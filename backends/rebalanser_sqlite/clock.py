@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from rebalanser.boot import boot_id
+from rebalanser.boot_id import boot_id
 from rebalanser.errors import UnusableStore
 from rebalanser_sqlite.failures import OUT_OF_FILES, out_of_files
 

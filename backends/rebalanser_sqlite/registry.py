@@ -27,7 +27,7 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.store import check_transaction
 from rebalanser_sqlite import history, leases, transactions
 from rebalanser_sqlite.clock import Clock, HostClock, host_boot_id
-from rebalanser_sqlite.place import file_mode_from, file_of
+from rebalanser_sqlite.location import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.watcher import Watcher
 

@@ -17,7 +17,7 @@ from rebalanser import forks
 from rebalanser.errors import QuotaExceeded, RegistryUnavailable, UnusableStore
 from rebalanser.folders import make_file
 from rebalanser_sqlite.failures import commit_failure, failure, is_busy
-from rebalanser_sqlite.place import check_place, log_of
+from rebalanser_sqlite.location import check_place, log_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -543,7 +543,7 @@ class Store:
             )
 
     def ring(self) -> None:
-        """Wake up the watchers of all processes after a commit; see ``rebalanser_sqlite.bell``."""
+        """Wake up the watchers of all processes after a commit; see ``rebalanser_sqlite.file_notifier``."""
         with suppress(OSError):
             os.close(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
 

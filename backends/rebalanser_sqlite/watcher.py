@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rebalanser.registry.contract import Changed, HistoryLost, Sink, Target, WatchEvent
 from rebalanser_sqlite import history, leases
-from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
+from rebalanser_sqlite.listener import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
 
 if TYPE_CHECKING:

@@ -48,8 +48,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rebalanser.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from rebalanser.audit.assembly import Audit, Tables, audit, judge
     from rebalanser.audit.options import Options
+    from rebalanser.audit.result import Audit, Tables, audit, judge
     from rebalanser.audit.verdict import Conclusion, Verdict
 
 __all__ = ["Audit", "Conclusion", "Options", "Tables", "Verdict", "audit", "judge"]

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.plans import observed, once
+from rebalanser.audit.caching import observed, once
 from rebalanser.audit.tables import ACCESSES, EndedBy
 from rebalanser.history import Protocol, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from rebalanser.audit.plans import Keep
+    from rebalanser.audit.caching import Keep
 
 _ACCESS: Final = ("protocol", "group", "resource", "process", "node", "token")
 _INCARNATION: Final = ("protocol", "group", "process", "node")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.successions import contradicts_cause, has_barriers
+from rebalanser.audit.owner_pairs import contradicts_cause, has_barriers
 from rebalanser.audit.tables import CLOCKS
 from rebalanser.history import Step
 

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from rebalanser.audit.caching import computed, observed
 from rebalanser.audit.ingest import parse, parse_lines
-from rebalanser.audit.plans import computed, observed
 from rebalanser.audit.sequences import NUMBERED, content
 from rebalanser.audit.sources import escaped, spark_path
 from rebalanser.audit.tables import FINDINGS, WITNESS, Certainty, FindingKind

@@ -28,20 +28,20 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import AtomicType, StringType, StructField, StructType
 
-from rebalanser.audit.plans import computed, count, observed, once
+from rebalanser.audit.caching import computed, count, observed, once
 from rebalanser.audit.schema import RECORD, RECORDS, step_of
 from rebalanser.audit.session import KAFKA_PACKAGE, KafkaConnectorMissing
 from rebalanser.audit.sources import LINES, ROWS, InvalidTopic, NoHistory, Places, Topic, places
 from rebalanser.audit.tables import QUARANTINE, SOURCE_COLUMNS
 from rebalanser.errors import FixConfiguration
 from rebalanser.history import KINDS, SCHEMA_VERSION, Record, UnreadableReason
-from rebalanser.history.older import (
+from rebalanser.history.reader import MAX_LINE_BYTES
+from rebalanser.history.version_1 import (
     DEFAULTS_OF_VERSION_1,
     INCARNATION_OF_NODE,
     OLDEST_VERSION,
     VALUE_IN_DETAIL_OF_VERSION_1,
 )
-from rebalanser.history.reading import MAX_LINE_BYTES
 
 MAX_RAW: Final = 4096
 """Characters of a line that quarantine keeps."""
@@ -262,7 +262,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _upgraded(raw: DataFrame) -> DataFrame:
-    """With the fields that version 1 did not have, as ``rebalanser.history.older.upgrade`` says."""
+    """With the fields that version 1 did not have, as ``rebalanser.history.version_1.upgrade`` says."""
     first = F.col("schema_version") == 1
     added = {name: F.lit(value) for name, value in DEFAULTS_OF_VERSION_1.items() if value is not None}
     added["process"] = F.regexp_replace("node", INCARNATION_OF_NODE, "")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from rebalanser.audit.runs import bucketed, running_max
+from rebalanser.audit.running_max import bucketed, running_max
 from rebalanser.audit.tables import BALANCE, HANDLERS, LEADERS, REBALANCES, UNAVAILABILITY
 from rebalanser.history import Protocol, Step
 
@@ -51,14 +51,14 @@ def measure(
     accesses: DataFrame,
     processes: DataFrame,
     options: Options,
-    seldom: DataFrame | None = None,
+    controls: DataFrame | None = None,
 ) -> Metrics:
     """All metrics of a history, from ``options.since`` on (AU-6).
 
     ``records`` has the columns of a record with its ``step``, the others are ``ACCESSES`` and ``PROCESSES``.
-    ``seldom`` may be ``seldom_of`` the records, kept.
+    ``controls`` may be ``control_records`` the records, kept.
     """
-    of_leaders = records if seldom is None else seldom
+    of_leaders = records if controls is None else controls
     recent = accesses if options.since is None else accesses.where(f.col("end_wall") >= options.since)
     rebalanced, led = rebalances(records, of_leaders), leaders(of_leaders, processes)
     if options.since is not None:
@@ -73,8 +73,8 @@ def measure(
     )
 
 
-def rebalances(records: DataFrame, seldom: DataFrame | None = None) -> DataFrame:
-    """``REBALANCES``: one row for each published allocation; ``seldom`` is as of ``measure``.
+def rebalances(records: DataFrame, controls: DataFrame | None = None) -> DataFrame:
+    """``REBALANCES``: one row for each published allocation; ``controls`` is as of ``measure``.
 
     - ``plan_s``: from the leader's last reading of the group to publishing, on the leader's clock.
     - ``completed_wall``: when a leader first saw every node complete it; null where none did, as where a
@@ -85,7 +85,7 @@ def rebalances(records: DataFrame, seldom: DataFrame | None = None) -> DataFrame
 
     Of two allocations with one version that of the later term counts.
     """
-    of_leaders = _of_leaders(records if seldom is None else seldom)
+    of_leaders = _of_leaders(records if controls is None else controls)
     published = (
         of_leaders.where(f.col("step") == Step.PUBLISHED)
         .groupBy(*_VERSION)

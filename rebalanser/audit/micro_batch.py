@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.carry import carried
+from rebalanser.audit.caching import computed, count, limits, observed
 from rebalanser.audit.checkpoint import CARRIED, SETTLED, TIP, State
 from rebalanser.audit.ingest import MAX_RAW, is_current, parse, with_step
-from rebalanser.audit.plans import computed, count, limits, observed
 from rebalanser.audit.schema import RECORDS
 from rebalanser.audit.sequences import NUMBERED, bit, processes_of, tallies
+from rebalanser.audit.stream_state import carried
 from rebalanser.audit.tables import PROCESSES, EndedBy
 from rebalanser.history import GAP, Protocol, Step
 
@@ -63,7 +63,7 @@ class Placed:
     has_gaps: bool
     """Whether there is a record that stands for missing ones."""
     there: Mapping[str, bool]
-    """What is there, for ``There``."""
+    """What is there, for ``Presence``."""
 
     @property
     def judged(self) -> DataFrame:

@@ -13,13 +13,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import DataType, StructType
 
-from rebalanser.audit.plans import count, observed
+from rebalanser.audit.caching import count, observed
 from rebalanser.audit.schema import RECORD
 from rebalanser.audit.tables import FINDINGS, GAPS, PROCESSES, WITNESS, Certainty, FindingKind
 from rebalanser.history import GAP
 
 if TYPE_CHECKING:
-    from rebalanser.audit.plans import Keep
+    from rebalanser.audit.caching import Keep
 
 NUMBERED: Final = ("protocol", "group", "process")
 """What counts its records from 0 on."""

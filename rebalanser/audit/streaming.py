@@ -1,11 +1,11 @@
 """The audit as a stream: the same functions on micro-batches, and findings once each (AU-9).
 
 Each micro-batch takes the state that the one before left: a *watermark* and the records carried over
-(``rebalanser.audit.carry``). Records up to the new watermark are judged together with those carried; later
-ones wait, since something that belongs before them may still come. A record is late, and quarantined, if it
-is from before the watermark and a later one of its process was judged already. A process whose clock or whose
-records lie behind those of all others is not late: its numbers go on where they were, and it is judged at
-once. So is one whose clock is ahead of this host's, for which no watermark will come for long.
+(``rebalanser.audit.stream_state``). Records up to the new watermark are judged together with those carried;
+later ones wait, since something that belongs before them may still come. A record is late, and quarantined,
+if it is from before the watermark and a later one of its process was judged already. A process whose clock
+or whose records lie behind those of all others is not late: its numbers go on where they were, and it is
+judged at once. So is one whose clock is ahead of this host's, for which no watermark will come for long.
 
 **Restarting.** Spark repeats a micro-batch that was not finished, with the same records. What a micro-batch
 writes lies in folders of its own number, which it makes anew, and it starts from the state of the number
@@ -41,13 +41,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from rebalanser.audit.accesses import put_together
+from rebalanser.audit.caching import computed, count, observed
 from rebalanser.audit.checkpoint import TIP, Checkpoint, State, Totals, UnusableCheckpoint, claim_output
+from rebalanser.audit.evaluation import Presence, judgement, of_accesses
 from rebalanser.audit.evidence import with_evidence
 from rebalanser.audit.ingest import kafka_options, parse_lines, parse_messages, read
-from rebalanser.audit.judgement import There, judgement, of_accesses
 from rebalanser.audit.micro_batch import LATE, Came, Placed, counted_on, place, read_once
 from rebalanser.audit.options import Options
-from rebalanser.audit.plans import computed, count, observed
 from rebalanser.audit.schema import RECORDS
 from rebalanser.audit.sequences import ROTATED, gaps
 from rebalanser.audit.sources import NoHistory, Topic
@@ -284,7 +284,7 @@ class Stream:
         told, missing = dict(before.told), 0
         if is_missing or placed.has_gaps:
             missing = self._gaps(name, placed, told)
-        there = There(**placed.there, twice=twice, **together.are_any)
+        there = Presence(**placed.there, twice=twice, **together.are_any)
         counts = self._judge(name, settled, owned, there, told)
         if came.bad or placed.late:
             unread = () if came.quarantine is None else (came.quarantine,)
@@ -303,7 +303,12 @@ class Stream:
         return state
 
     def _judge(
-        self, name: str, settled: DataFrame, owned: DataFrame, there: There, told: dict[str, tuple[str, ...]]
+        self,
+        name: str,
+        settled: DataFrame,
+        owned: DataFrame,
+        there: Presence,
+        told: dict[str, tuple[str, ...]],
     ) -> dict[str, int]:
         """Write what is found; how much of each certainty. Adds to ``told`` where it wrote."""
         proven = self._known("clocks", told.get("clocks", ()))

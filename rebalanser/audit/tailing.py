@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from rebalanser.history.reading import MAX_LINE_BYTES
+from rebalanser.history.reader import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -40,7 +40,7 @@ Offset: TypeAlias = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ByteRange:
     """Whole lines of one file: bytes ``start`` to ``end``, before which there are ``lines`` lines."""
 
     path: str
@@ -50,10 +50,10 @@ class Stretch:
 
 
 @dataclass
-class Stretches(InputPartition):  # type: ignore[misc, unused-ignore]
+class ByteRanges(InputPartition):  # type: ignore[misc, unused-ignore]
     """What one task reads: starting a task takes longer than reading what a file grows by in a second."""
 
-    members: list[Stretch]
+    members: list[ByteRange]
 
 
 def planned(checkpoint: Path) -> Offset:
@@ -149,7 +149,7 @@ class TailReader(DataSourceStreamReader):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Tasks of about the same length, with a stretch for each file that has grown."""
         found = sorted(_stretches(start, end), key=lambda stretch: stretch.start - stretch.end)
-        least_first = [(0, number, Stretches([])) for number in range(min(self._tasks, len(found)))]
+        least_first = [(0, number, ByteRanges([])) for number in range(min(self._tasks, len(found)))]
         for stretch in found:
             taken, number, task = least_first[0]
             task.members.append(stretch)
@@ -158,7 +158,7 @@ class TailReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The lines of a task's stretches, in blocks."""
-        assert isinstance(partition, Stretches)
+        assert isinstance(partition, ByteRanges)
         for stretch in partition.members:
             yield from _batches(stretch)
 
@@ -193,11 +193,11 @@ def _next_wall(path: str, start: int) -> float:
     return float(wall) if isinstance(wall, int | float) else -math.inf
 
 
-def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> Iterator[Stretch]:
+def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> Iterator[ByteRange]:
     for path, (until, _) in sorted(end.items()):
         since, lines = start.get(path, [0, 0])
         if until > since:
-            yield Stretch(path, since, until, lines)
+            yield ByteRange(path, since, until, lines)
 
 
 def _whole_lines(path: Path, start: int, budget: int) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def _whole_lines(path: Path, start: int, budget: int) -> tuple[int, int]:
     return (whole or (len(block) if len(block) >= MAX_BYTES else 0)), block.count(b"\n")
 
 
-def _batches(stretch: Stretch) -> Iterator[RecordBatch]:
+def _batches(stretch: ByteRange) -> Iterator[RecordBatch]:
     """The lines of a stretch; none if its file was deleted meanwhile, which shows as a gap in its numbers."""
     path = Path(stretch.path)
     position = stretch.lines

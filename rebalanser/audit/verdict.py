@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from rebalanser.audit.formatting import lasting, moment
 from rebalanser.audit.tables import Certainty, FindingKind
-from rebalanser.audit.times import lasting, moment
 from rebalanser.history import UnreadableReason
 
 if TYPE_CHECKING:
-    from rebalanser.audit.assembly import Tables
+    from rebalanser.audit.result import Tables
 
 MOST_FINDINGS: Final = 1_000
 """How many findings a verdict holds, the worst ones; the table has all of them."""

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from rebalanser.cli.output import counted, printable
 from rebalanser.redaction import redact
-from rebalanser.runtime.running import run_until_stopped
+from rebalanser.runtime.participant import run_until_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,7 +199,7 @@ def line(found: Mapping[str, Any]) -> str:
 
 def extent(totals: Totals, watermark: float | None = None) -> str:
     """Return the progress of the stream in one line."""
-    from rebalanser.audit.times import moment  # noqa: PLC0415 - needs Spark
+    from rebalanser.audit.formatting import moment  # noqa: PLC0415 - needs Spark
 
     parts = [counted(totals.records, "record")]
     parts += [f"up to {moment(watermark, milliseconds=False)} UTC"] if watermark is not None else []

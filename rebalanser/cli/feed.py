@@ -13,7 +13,7 @@ from rebalanser.cli.output import Face
 from rebalanser.feed import ResourceFeed
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import REGISTRY_VARIABLE
-from rebalanser.runtime.running import stopping_on_signals
+from rebalanser.runtime.participant import stopping_on_signals
 
 LOOK_S: Final = 0.2
 GRACE_S: Final = 1.0

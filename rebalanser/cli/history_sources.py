@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, Protocol, TypeAlias
 from rebalanser.cli.output import counted
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import Record, Unreadable, UnreadableReason, read_line
-from rebalanser.history.reading import MAX_LINE_BYTES
+from rebalanser.history.reader import MAX_LINE_BYTES
 from rebalanser.registry.urls import load_opener
 
 ENTRY_POINT_GROUP: Final = "rebalanser.history_sources"

@@ -24,7 +24,7 @@ from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import InvalidSettings
 from rebalanser.history import HistorySink, open_sinks
 from rebalanser.runtime.logs import get_logger
-from rebalanser.runtime.running import stopping_on_signals
+from rebalanser.runtime.participant import stopping_on_signals
 from rebalanser.settings import Settings
 from rebalanser.shiva.cluster import Running
 

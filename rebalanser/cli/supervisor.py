@@ -29,9 +29,9 @@ from rebalanser.core.clock import GrowingDelay
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.guarded import Exited, GuardedProcesses, Outcome, Started
-from rebalanser.runtime.guardian import Job
 from rebalanser.runtime.owned import Owned
+from rebalanser.runtime.shim_client import Exited, Outcome, ShimClient, Started
+from rebalanser.runtime.supervisor_shim import Job
 from rebalanser.settings import Settings
 
 LONGEST_LINE_BYTES: Final = 65_536
@@ -42,7 +42,7 @@ LAST_LINES_S: Final = 0.1
 STOP_SHARE: Final = 0.8
 """Share of ``stop_timeout_s`` until SIGKILL; the rest is for OnStop to notice and return."""
 OWN_HANDS_SHARE: Final = 0.9
-"""Share after which the supervisor itself kills, as the guardian may have been stopped (SIGSTOP)."""
+"""Share after which the supervisor itself kills, as the shim may have been stopped (SIGSTOP)."""
 EXTENSIONS_PER_HEARTBEAT: Final = 4
 NEAR: Final = 0.8
 """Similarity from which on a word counts as a mistyped placeholder."""
@@ -202,8 +202,8 @@ class Supervisor:
         self._outputs = outputs
         self._clock = SystemClock()
         self._stop_limit_s = STOP_SHARE * settings.stop_timeout_s
-        self._processes: GuardedProcesses | None = None
-        self._guardian_died = False
+        self._processes: ShimClient | None = None
+        self._shim_died = False
         self._over = threading.Event()
         self.failed: dict[str, int | None] = {}
         """Exit codes of commands that failed and are not restarted, by resource."""
@@ -212,14 +212,14 @@ class Supervisor:
         """Take part in the group until SIGINT or SIGTERM. Raises what ``rebalanser.Group.run`` raises.
 
         Raises:
-            InternalError: the guardian died; everything has been stopped.
+            InternalError: the shim died; everything has been stopped.
         """
         self._group.worker(self._work)
-        with self._guarded() as processes, self._extending(processes):
+        with self._shim() as processes, self._extending(processes):
             _allow_many_files()
             self._group.run()
-        if self._guardian_died:
-            raise InternalError("the guardian of the subprocesses died; everything was stopped")
+        if self._shim_died:
+            raise InternalError("the shim of the subprocesses died; everything was stopped")
 
     def _work(self, owned: Owned) -> None:
         """Own the resource until it has to be given up, also if its command is not restarted."""
@@ -227,21 +227,21 @@ class Supervisor:
         owned.stop_requested.wait()
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[GuardedProcesses]:
-        processes = GuardedProcesses(self._lose_guardian)
+    def _shim(self) -> Iterator[ShimClient]:
+        processes = ShimClient(self._lose_shim)
         self._processes = processes
         try:
             yield processes
         finally:
             processes.close()
 
-    def _lose_guardian(self) -> None:
-        self._guardian_died = True
+    def _lose_shim(self) -> None:
+        self._shim_died = True
         self._group.request_stop()
 
     @contextlib.contextmanager
-    def _extending(self, processes: GuardedProcesses) -> Iterator[None]:
-        """Extend the guardian's deadlines soon after every proof of life."""
+    def _extending(self, processes: ShimClient) -> Iterator[None]:
+        """Extend the shim's deadlines soon after every proof of life."""
         pause_s = self._settings.heartbeat_interval_s / EXTENSIONS_PER_HEARTBEAT
 
         def extend() -> None:
@@ -256,7 +256,7 @@ class Supervisor:
             self._over.set()
             thread.join()
 
-    def _extend(self, processes: GuardedProcesses) -> None:
+    def _extend(self, processes: ShimClient) -> None:
         owned = next(iter(self._group.resources.values()), None)
         if owned is not None and owned.deadline > 0:
             processes.extend(self._deadline_of(owned))
@@ -302,7 +302,7 @@ class Supervisor:
         try:
             runs(self._run_once, owned, events)
         except InternalError:
-            self._lose_guardian()
+            self._lose_shim()
 
     def _tell_restart(self, owned: Owned, state: RetryCallState) -> None:
         """Report when the command will be restarted, unless its resource has to be given up."""
@@ -314,7 +314,7 @@ class Supervisor:
             return False
         failed = run.exited.code != 0
         wanted = self._restart is Restart.ALWAYS or (self._restart is Restart.ON_FAILURE and failed)
-        again = wanted or run.exited.by_guardian
+        again = wanted or run.exited.by_shim
         if failed and not again and not owned.stop_requested.is_set():
             self.failed[owned.resource] = run.exited.code
         return again
@@ -326,7 +326,7 @@ class Supervisor:
             return None
         began = self._clock.now()
         if not owned.still_mine():
-            return Run(Exited(None, "access ended", by_guardian=True), 0.0)
+            return Run(Exited(None, "access ended", by_shim=True), 0.0)
         with self._outputs.of(owned.resource) as files:
             number = processes.start(self._job_of(owned), events.put, files)
         patience_s: float | None = None
@@ -346,8 +346,8 @@ class Supervisor:
                     patience_s = OWN_HANDS_SHARE * self._settings.stop_timeout_s
                 case Exited() as exited:
                     self._outputs.finish(owned.resource)
-                    why = exited.error or ("access ended" if exited.by_guardian else None)
-                    word = "exited" if exited.error is None or exited.by_guardian else "not_started"
+                    why = exited.error or ("access ended" if exited.by_shim else None)
+                    word = "exited" if exited.error is None or exited.by_shim else "not_started"
                     self._tell(word, owned, code=exited.code, reason=why)
                     return Run(exited, self._clock.now() - began)
 

@@ -5,14 +5,20 @@ Group, Shiva, NELI and Skuld write what happens as an ``Event`` into a ``Journal
 is dropped shows as a gap.
 """
 
-from rebalanser.history.facts import event_of
 from rebalanser.history.journal import Journal, author_here
 from rebalanser.history.kinds import GAP, KINDS, KindNote, Protocol, SkuldKind, Step
-from rebalanser.history.reading import Unreadable, UnreadableReason, read_line, read_records
-from rebalanser.history.records import SCHEMA_VERSION, UNLIMITED_S, Author, Event, Record, json_schema
+from rebalanser.history.reader import Unreadable, UnreadableReason, read_line, read_records
+from rebalanser.history.records import (
+    SCHEMA_VERSION,
+    UNLIMITED_S,
+    Author,
+    Event,
+    Record,
+    event_of,
+    json_schema,
+)
 from rebalanser.history.reference import describe
-from rebalanser.history.sinks import HistorySink, JsonlSink, MemorySink, NullSink
-from rebalanser.history.targets import TeeSink, open_sinks
+from rebalanser.history.sinks import HistorySink, JsonlSink, MemorySink, NullSink, TeeSink, open_sinks
 
 __all__ = [
     "GAP",

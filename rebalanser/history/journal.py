@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from rebalanser.boot import boot_id
+from rebalanser.boot_id import boot_id
 from rebalanser.history.kinds import Protocol
 from rebalanser.history.records import Author, Event, Record
 from rebalanser.history.sinks import HistorySink

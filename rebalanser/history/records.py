@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.history.kinds import GAP, KINDS, Protocol
 from rebalanser.redaction import HIDDEN, names_secret, redact
 
@@ -200,3 +201,29 @@ def _value(value: Value) -> Value:
     if value is None or isinstance(value, bool | int | float):
         return value
     return _text(redact(str(value))[:MAX_TEXT])
+
+
+def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
+    """The fact for a ``Journal``.
+
+    ``fenced`` is what the application says of the receivers of its writes; it is written where access begins.
+    """
+    return Event(
+        kind=fact.kind,
+        node=fact.node,
+        incarnation=incarnation_of(fact.node),
+        term=fact.term,
+        version=fact.version,
+        resource=fact.resource,
+        token=fact.token,
+        revision=fact.revision,
+        value=fact.value,
+        fenced=fenced if fact.kind is FactKind.START_ENTERED else None,
+        detail=fact.detail,
+    )
+
+
+def incarnation_of(node: str) -> int:
+    """The number that ends a node id ``STEM-N``; 0 where there is none."""
+    suffix = node.rpartition("-")[2]
+    return int(suffix) if suffix.isascii() and suffix.isdigit() and len(suffix) < 19 else 0

@@ -20,7 +20,7 @@ from rebalanser.neli.facts import FactTeller
 from rebalanser.neli.history import LeadershipHistory
 from rebalanser.registry.urls import KAFKA_VARIABLE
 from rebalanser.runtime.handlers import name_of
-from rebalanser.runtime.running import run_until_stopped
+from rebalanser.runtime.participant import run_until_stopped
 
 CONNECT_TIMEOUT_S: Final = 10.0
 

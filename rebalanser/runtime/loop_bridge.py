@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from rebalanser.errors import InvalidState
-from rebalanser.runtime.running import (
+from rebalanser.runtime.participant import (
     Participant,
     begin_in_own_thread,
     in_own_thread,

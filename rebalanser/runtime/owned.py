@@ -87,7 +87,7 @@ class Tenure:
         return not self.ended and deadline is not None and self.clock.now() < deadline
 
 
-class Keeper(Protocol):
+class OwnedCallbacks(Protocol):
     """The node's side of an owned resource."""
 
     def take_load(self, owned: Owned, load: float) -> None:
@@ -114,7 +114,7 @@ class Owned:
 
     __slots__ = (
         "_asked",
-        "_keeper",
+        "_callbacks",
         "_released_until",
         "_spec",
         "_stop_request",
@@ -128,7 +128,7 @@ class Owned:
         resource: str,
         token: int,
         tenure: Tenure,
-        keeper: Keeper | None = None,
+        callbacks: OwnedCallbacks | None = None,
     ) -> None:
         self.resource = resource
         """The resource's name."""
@@ -138,7 +138,7 @@ class Owned:
         self._released_until = -math.inf
         self._stop_request: StopRequest | None = None
         self._tenure = tenure
-        self._keeper = keeper
+        self._callbacks = callbacks
         self._spec: ResourceSpec | None = None
 
     @property
@@ -182,7 +182,7 @@ class Owned:
     @property
     def _said(self) -> ResourceSpec:
         if self._spec is None:
-            known = None if self._keeper is None else self._keeper.spec_of(self)
+            known = None if self._callbacks is None else self._callbacks.spec_of(self)
             self._spec = ResourceSpec(self.resource) if known is None else known
         return self._spec
 
@@ -218,8 +218,8 @@ class Owned:
         """
         if not 0 <= load < math.inf:
             raise InvalidLoad(f"the load of {self.resource!r} must be a number from 0 on, not {load!r}")
-        if self._keeper is not None and not self._tenure.ended:
-            self._keeper.take_load(self, float(load))
+        if self._callbacks is not None and not self._tenure.ended:
+            self._callbacks.take_load(self, float(load))
 
     def release(self, for_s: float | None = None) -> None:
         """Release this resource: for ``for_s`` seconds leaders give it to other nodes only.
@@ -238,7 +238,7 @@ class Owned:
         """
         if for_s is not None and not (_is_number(for_s) and 0.0 < for_s < math.inf):
             raise InvalidArgument(f"for_s must be a positive number of seconds, or None (got {for_s!r})")
-        if self._keeper is None or self._tenure.ended or not self._keeper.release(self, for_s):
+        if self._callbacks is None or self._tenure.ended or not self._callbacks.release(self, for_s):
             return
         until = math.inf if for_s is None else self._tenure.clock.now() + for_s
         self._released_until = max(self._released_until, until)
@@ -256,8 +256,8 @@ class Owned:
         self, kind: FactKind, raised: BaseException | None, **detail: str | float | bool | None
     ) -> None:
         """Report what happened to the worker of this resource, and what it raised, for the group."""
-        if self._keeper is not None:
-            self._keeper.report_worker(self, kind, raised, detail)
+        if self._callbacks is not None:
+            self._callbacks.report_worker(self, kind, raised, detail)
 
     async def until_stop_requested(self) -> None:
         """Wait, in a coroutine, until ``stop_requested`` is set."""

@@ -2,7 +2,7 @@
 
 ::
 
-    lock              held by the worker's process, and by the guardian of its processes until all have ended
+    lock              held by the worker's process, and by the shim of its processes until all have ended
     worker            locked by the worker's process alone
     identity.json     the worker's lineage and incarnation, and the boot and the folder that they hold for
     applications/     one folder for each application: its unpacked files, a folder for the data of each
@@ -30,11 +30,11 @@ from typing import Final, Self
 
 from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
 
-from rebalanser.boot import boot_id
+from rebalanser.boot_id import boot_id
 from rebalanser.core.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME, ArchiveLimits
 from rebalanser.core.shiva.types import ApplicationId, Incarnation
 from rebalanser.errors import InternalError, InvalidManifest, UnusableFolder
-from rebalanser.runtime import keeper
+from rebalanser.runtime import output_logger
 from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.archives import ASIDE_PREFIX, remove_folder, unpack
 from rebalanser.shiva.manifest import Manifest, parse_manifest
@@ -89,7 +89,7 @@ class DataFolder:
         """Open a folder, made if it is missing, once nothing of an earlier worker in it runs any more.
 
         Waits at most ``timeout_s`` for an earlier worker to end, and as much plus their longest stop timeout
-        for what it started; what has outlived both that worker and its guardian is killed.
+        for what it started; what has outlived both that worker and its shim is killed.
 
         Raises:
             UnusableFolder: another worker uses it, or it cannot be written.
@@ -246,7 +246,7 @@ class DataFolder:
         return self.path / "applications" / folder_name(str(application.whole))
 
     def close(self) -> None:
-        """Let the folder go; a guardian that has inherited its lock still holds it. Twice does nothing."""
+        """Let the folder go; a shim that has inherited its lock still holds it. Twice does nothing."""
         if self._lock is not None:
             os.close(self._lock)
             os.close(self._worker_lock)
@@ -306,16 +306,16 @@ def _tell_wait(path: Path, timeout_s: float) -> None:
 
 
 def _end_leftovers(locks: Path, timeout_s: float) -> None:
-    """Kill what holds an application's lock although its worker and that worker's guardian are gone.
+    """Kill what holds an application's lock although its worker and that worker's shim are gone.
 
-    Not a keeper: it writes the last words down and then ends by itself.
+    Not a logger: it writes the last words down and then ends by itself.
     """
 
     def kill_holders() -> list[int]:
         holders = list(_holders(locks))
         for pid in holders:
             with contextlib.suppress(OSError):
-                if os.fsencode(keeper.__file__) not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if os.fsencode(output_logger.__file__) not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
         return holders
 

@@ -1,15 +1,15 @@
 """The processes of the applications that run on one worker (SH-17).
 
 Each application is one command in a process group of its own, under the worker's
-``runtime.guardian``:
+``runtime.supervisor_shim``:
 
 - The worker dies, even by ``kill -9``: every group gets SIGTERM, and SIGKILL after its stop timeout.
 - The worker is stopped (SIGSTOP) or stuck: an application of mode ``exclusive`` has a deadline, gets SIGTERM
   its stop timeout before and SIGKILL at the deadline. One of mode ``available`` has none and runs on, and so
   does the keeping of its output (SH-14).
-- The guardian dies: everything that it started is killed, and the next start begins a new guardian.
+- The shim dies: everything that it started is killed, and the next start begins a new shim.
 - A health check runs in a thread of its own. If the host refuses the thread, the process is stopped and
-  started again as after any exit. A check that is a command also runs under the guardian, and ends with the
+  started again as after any exit. A check that is a command also runs under the shim, and ends with the
   process: the exit is reported once both have ended (SH-23).
 
 Nothing is decided here: when to start again, to back off or to give up is the business of
@@ -34,8 +34,8 @@ from rebalanser.core.shiva.messages import HealthChecked, ProcessExited, Process
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import InvalidState, RebalanserError
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.guarded import Exited, GuardedProcesses, Outcome, Started
-from rebalanser.runtime.guardian import Job, Output
+from rebalanser.runtime.shim_client import Exited, Outcome, ShimClient, Started
+from rebalanser.runtime.supervisor_shim import Job, Output
 from rebalanser.shiva.data_folder import DataFolder
 from rebalanser.shiva.manifest import HealthCheck, Manifest, address_of
 
@@ -46,11 +46,11 @@ INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR")
 LOCK_TIMEOUT_S: Final = 30.0
 """How long a start waits for an earlier process of the application to end."""
 OWN_HANDS_S: Final = 1.0
-"""So long after the stop timeout this process kills by itself: the guardian may have been stopped."""
+"""So long after the stop timeout this process kills by itself: the shim may have been stopped."""
 EAGER_INTERVAL_S: Final = 1.0
 """Seconds between checks of a process that has not passed any, at most, within its grace period."""
 _NOWHERE: Final = Output(path=os.devnull, file_bytes=0, files=1)
-"""Output of a check: by it the guardian's keeper knows the check, and kills what outlives the guardian."""
+"""Output of a check: by it the shim's logger knows the check, and kills what outlives the shim."""
 _LOOK_S: Final = 0.1
 _STATUS_LINE_BYTES: Final = 1024
 _HTTP_PORT: Final = 80
@@ -62,7 +62,7 @@ _log = logging.getLogger("rebalanser.applications")
 class _Running:
     """One process that was started, until its exit is told."""
 
-    guarded: GuardedProcesses
+    guarded: ShimClient
     number: int
     job: Job
     pid: int | None = None
@@ -89,7 +89,7 @@ class ApplicationProcesses:
         self._tell = tell
         self._clock = SystemClock()
         self._lock = threading.RLock()
-        self._guarded: GuardedProcesses | None = None
+        self._shim: ShimClient | None = None
         self._running: dict[tuple[ApplicationId, int], _Running] = {}
         self._longest_stop_s = 0.0
         self._closed = False
@@ -123,7 +123,7 @@ class ApplicationProcesses:
         try:
             job = self._job(application, folder, manifest, token, deadline, environment or {}, replicas)
             with self._lock:
-                guarded = self._guardian()
+                guarded = self._opened_shim()
                 number = guarded.start(job, lambda outcome: self._hear(key, outcome, manifest.health_check))
                 self._running[key] = _Running(guarded, number, job)
                 self._longest_stop_s = max(self._longest_stop_s, manifest.stop_timeout_s)
@@ -160,7 +160,7 @@ class ApplicationProcesses:
         """Stop everything and wait until it has ended. Nothing is told any more. Twice does nothing."""
         with self._lock:
             self._closed = True
-            guarded, self._guarded = self._guarded, None
+            guarded, self._shim = self._shim, None
             timeout_s = self._longest_stop_s + OWN_HANDS_S
             ended, self._running = self._running, {}
         for running in ended.values():
@@ -170,26 +170,26 @@ class ApplicationProcesses:
         if guarded is not None:
             guarded.close(timeout_s)
 
-    def _guardian(self) -> GuardedProcesses:
-        """The guardian, started with the first process and again after it was lost.
+    def _opened_shim(self) -> ShimClient:
+        """The shim, started with the first process and again after it was lost.
 
         Raises:
             InvalidState: there is to be none any more.
         """
         if self._closed:
             raise InvalidState("the worker is stopping")
-        if self._guarded is None:
-            self._guarded = GuardedProcesses(self._lose, held=(self._data.lock,))
-        return self._guarded
+        if self._shim is None:
+            self._shim = ShimClient(self._lose, held=(self._data.lock,))
+        return self._shim
 
     def _lose(self) -> None:
-        """The guardian died and everything with it; that has been told by now."""
+        """The shim died and everything with it; that has been told by now."""
         _log.error(
-            "the guardian of the applications' processes died; all of them were killed",
-            extra={"action": "guardian_died"},
+            "the shim of the applications' processes died; all of them were killed",
+            extra={"action": "shim_died"},
         )
         with self._lock:
-            lost, self._guarded = self._guarded, None
+            lost, self._shim = self._shim, None
         if lost is not None:
             lost.close()
 
@@ -315,7 +315,7 @@ class ApplicationProcesses:
                     running.guarded.stop(number, self._clock.now())
                     running.guarded.kill(number)
         [outcome] = outcomes
-        if outcome.by_guardian:
+        if outcome.by_shim:
             raise TimeoutError
         if outcome.code is None:
             return f"could not be started: {outcome.error}"

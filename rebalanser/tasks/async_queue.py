@@ -42,7 +42,7 @@ from rebalanser.core.tasks.model import Enqueued, Room, Stored, TaskId
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
-from rebalanser.runtime.running import run_in_loop_until_stopped
+from rebalanser.runtime.participant import run_in_loop_until_stopped
 from rebalanser.tasks import waiting
 from rebalanser.tasks.async_claim import AsyncClaim, LoopCaller, Threads
 from rebalanser.tasks.claim import Claim

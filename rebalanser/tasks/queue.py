@@ -19,7 +19,7 @@ from rebalanser.core.tasks.model import TaskId
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
 from rebalanser.group import Group
 from rebalanser.registry.contract import Settles
-from rebalanser.runtime.running import run_until_stopped
+from rebalanser.runtime.participant import run_until_stopped
 from rebalanser.tasks import pauses
 from rebalanser.tasks.context import load_engine
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine

@@ -12,8 +12,8 @@ import pytest
 
 from rebalanser.audit import Audit, Conclusion, Options, Tables, audit
 from rebalanser.audit import tables as schemas
-from rebalanser.audit.assembly import FOLDERS
 from rebalanser.audit.outputs import MARKER, OutputFolder
+from rebalanser.audit.result import FOLDERS
 from rebalanser.audit.sources import NoHistory
 from rebalanser.cli import main
 from rebalanser.errors import UnusableOutput

@@ -9,7 +9,7 @@ import pytest
 from rebalanser.audit.accesses import accesses
 from rebalanser.audit.clocks import ALLOCATION, BARRIER, clocks, host_errors
 from rebalanser.audit.options import Options
-from rebalanser.audit.successions import suspects
+from rebalanser.audit.owner_pairs import suspects
 from rebalanser.audit.tables import CLOCKS
 
 if TYPE_CHECKING:

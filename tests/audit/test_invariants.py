@@ -12,7 +12,7 @@ from rebalanser.audit.accesses import accesses, in_turns
 from rebalanser.audit.clocks import clocks, host_errors
 from rebalanser.audit.invariants import ALL
 from rebalanser.audit.options import Options
-from rebalanser.audit.successions import suspects, suspects_in_order
+from rebalanser.audit.owner_pairs import suspects, suspects_in_order
 from rebalanser.audit.tables import FINDINGS
 from rebalanser.history import UNLIMITED_S
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser.audit.plans import computed
+from rebalanser.audit.caching import computed
 from rebalanser.audit.schema import RECORDS
 from rebalanser.audit.sequences import (
     conflicts,

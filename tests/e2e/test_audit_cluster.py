@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from rebalanser.audit.assembly import FOLDERS
+from rebalanser.audit.result import FOLDERS
 from rebalanser.cli import main
 from rebalanser.history import Protocol
 from rebalanser.testing.servers import ServerProcess, free_ports

@@ -25,7 +25,7 @@ from rebalanser.errors import RebalanserError
 from rebalanser.neli import Neli
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_kafka.neli import candidate
-from rebalanser_kafka.neli.consuming import GroupConsumer
+from rebalanser_kafka.neli.consumer import GroupConsumer
 
 SPAN = struct.Struct("dd")
 SAMPLE_EVERY_S = 0.001

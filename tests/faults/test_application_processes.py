@@ -24,8 +24,8 @@ from rebalanser.core.shiva.messages import HealthChecked, ProcessExited, Process
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import UnusableFolder
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.guardian import Guardian, Job, _Waiting
-from rebalanser.runtime.guardian import now as guardian_now
+from rebalanser.runtime.supervisor_shim import Job, SupervisorShim, _Waiting
+from rebalanser.runtime.supervisor_shim import now as shim_now
 from rebalanser.shiva import processes as module
 from rebalanser.shiva.data_folder import DataFolder, _holders, output_file
 from rebalanser.shiva.manifest import HealthCheck, Limits, Manifest
@@ -42,7 +42,7 @@ FAMILY: Final = "sleep 2001 & sleep 2002"
 """A command with a descendant in its process group."""
 STUBBORN: Final = "trap '' TERM; (trap '' TERM; sleep 2003; sleep 2004) & while :; do sleep 1; done"
 ENDED_WITHIN_S: Final = 3.0
-"""Most between a deadline and the end of a process, its stop timeout and the guardian's included."""
+"""Most between a deadline and the end of a process, its stop timeout and the shim's included."""
 TALKER: Final = "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.02; done"
 
 
@@ -117,15 +117,15 @@ class Bench:
         event = self.next()
         assert isinstance(event, ProcessExited)
         assert (event.application, event.run) == (application, run)
-        assert event.at is None or event.at <= guardian_now()
+        assert event.at is None or event.at <= shim_now()
         return replace(event, at=None)
 
     def output(self, application: ApplicationId = APP, lines: int = 1_000_000) -> list[str]:
         return list(tail(self.folder, application, lines))
 
     @property
-    def guardian(self) -> int:
-        found = [pid for pid in children(os.getpid()) if runs_program(pid, "guardian.py")]
+    def shim(self) -> int:
+        found = [pid for pid in children(os.getpid()) if runs_program(pid, "supervisor_shim.py")]
         assert len(found) == 1
         return found[0]
 
@@ -196,13 +196,13 @@ class Worker:
         self.process.stdin.flush()
 
     @property
-    def guardian(self) -> int:
+    def shim(self) -> int:
         (child,) = children(self.process.pid)
         return child
 
     @property
-    def keeper(self) -> int:
-        (found,) = [pid for pid in children(self.guardian) if runs_program(pid, "keeper.py")]
+    def logger(self) -> int:
+        (found,) = [pid for pid in children(self.shim) if runs_program(pid, "output_logger.py")]
         return found
 
     def kill(self) -> None:
@@ -261,7 +261,7 @@ def test_the_next_worker_of_a_folder_begins_once_the_processes_of_the_last_one_h
 
 @pytest.mark.rule("SH-17", "SH-13")
 @pytest.mark.parametrize("script", ["sleep 2011 & exec sleep 2012", "setsid sleep 2011 & exec sleep 2012"])
-def test_a_silent_descendant_does_not_outlive_a_worker_and_its_guardian_that_are_killed_at_once(
+def test_a_silent_descendant_does_not_outlive_a_worker_and_its_shim_that_are_killed_at_once(
     tmp_path: Path, script: str
 ) -> None:
     with working(tmp_path) as worker:
@@ -269,16 +269,16 @@ def test_a_silent_descendant_does_not_outlive_a_worker_and_its_guardian_that_are
         (started,) = worker.wait_for(1, "started")
         wait_until(lambda: holders(tmp_path, "2011"), "its descendant runs")
         wait_until(lambda: runs_program(started["pid"], "2012"), "it runs")
-        assert worker.keeper
+        assert worker.logger
         os.kill(worker.process.pid, signal.SIGSTOP)
-        os.kill(worker.guardian, signal.SIGKILL)
+        os.kill(worker.shim, signal.SIGKILL)
         worker.kill()
         wait_until(lambda: not holders(tmp_path, "2011"), "its descendant is gone")
         assert not members(started["pid"])
 
 
 @pytest.mark.rule("SH-17", "SH-23")
-def test_a_silent_child_of_a_check_does_not_outlive_a_worker_and_its_guardian_that_are_killed_at_once(
+def test_a_silent_child_of_a_check_does_not_outlive_a_worker_and_its_shim_that_are_killed_at_once(
     tmp_path: Path,
 ) -> None:
     sign = tmp_path / "group"
@@ -290,15 +290,15 @@ def test_a_silent_child_of_a_check_does_not_outlive_a_worker_and_its_guardian_th
         wait_until(sign.exists, "a check is under way")
         group = int(sign.read_text())
         wait_until(lambda: runs_program(group, "2014"), "it runs")
-        assert worker.keeper
+        assert worker.logger
         os.kill(worker.process.pid, signal.SIGSTOP)
-        os.kill(worker.guardian, signal.SIGKILL)
+        os.kill(worker.shim, signal.SIGKILL)
         worker.kill()
         wait_until(lambda: not members(group), "its child is gone")
 
 
 @pytest.mark.rule("SH-17", "SH-13")
-def test_what_outlives_a_worker_and_its_guardian_is_killed_before_the_folder_is_opened_again(
+def test_what_outlives_a_worker_and_its_shim_is_killed_before_the_folder_is_opened_again(
     tmp_path: Path,
 ) -> None:
     with working(tmp_path) as worker:
@@ -306,9 +306,9 @@ def test_what_outlives_a_worker_and_its_guardian_is_killed_before_the_folder_is_
         (started,) = worker.wait_for(1, "started")
         wait_until(lambda: len(members(started["pid"])) >= 3, "it runs with its descendants")
         os.kill(worker.process.pid, signal.SIGSTOP)
-        guardian, keeper = worker.guardian, worker.keeper
-        os.kill(guardian, signal.SIGSTOP)
-        for pid in (keeper, guardian):
+        shim, logger = worker.shim, worker.logger
+        os.kill(shim, signal.SIGSTOP)
+        for pid in (logger, shim):
             os.kill(pid, signal.SIGKILL)
         worker.kill()
     assert members(started["pid"])
@@ -333,7 +333,7 @@ def test_a_stopped_worker_loses_what_is_exclusive_at_its_deadline_and_the_rest_r
         exclusive, available = pids[str(APP)], pids[str(OTHER)]
         wait_until(lambda: len(members(exclusive)) >= 3, "the exclusive one runs with its descendants")
         os.kill(worker.process.pid, signal.SIGSTOP)
-        wait_until(lambda: not members(exclusive), "the guardian ends it", ENDED_WITHIN_S)
+        wait_until(lambda: not members(exclusive), "the shim ends it", ENDED_WITHIN_S)
         said = len(list(tail(tmp_path, OTHER, 10_000)))
         wait_until(lambda: len(list(tail(tmp_path, OTHER, 10_000))) > said + 10, "its output is kept on")
         assert members(available)
@@ -370,10 +370,10 @@ def test_a_deadline_that_is_extended_is_not_kept_before(bench: Bench) -> None:
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_deadline_that_has_passed_is_not_extended_any_more(passed: bool) -> None:
     """As after a freeze of the whole host, when the order is read before anything was killed."""
-    frozen = object.__new__(Guardian)
-    waiting = _Waiting(1, Job(("true",), 1.0), [], guardian_now() + (-0.1 if passed else 60.0), 0.0)
+    frozen = object.__new__(SupervisorShim)
+    waiting = _Waiting(1, Job(("true",), 1.0), [], shim_now() + (-0.1 if passed else 60.0), 0.0)
     frozen._waiting, frozen._children = [waiting], {}
-    before, later = waiting.deadline, guardian_now() + 120.0
+    before, later = waiting.deadline, shim_now() + 120.0
     frozen._obey({"do": "extend", "number": None, "deadline": later}, [])
     assert waiting.deadline == (before if passed else later)
 
@@ -562,36 +562,32 @@ def test_a_tcp_check_goes_by_the_connection(bench: Bench) -> None:
 
 
 @pytest.mark.rule("SH-17")
-def test_a_stopped_guardian_does_not_keep_a_process_alive(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_shim_does_not_keep_a_process_alive(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OWN_HANDS_S", 0.2)
     bench.start(1, manifest(STUBBORN, stop_timeout_s=0.2))
     group = bench.started(1)
-    guardian = bench.guardian
-    os.kill(guardian, signal.SIGSTOP)
+    shim = bench.shim
+    os.kill(shim, signal.SIGSTOP)
     try:
         began = time.monotonic()
         for number in range(2_000):
             bench.processes.extend(APP, 1, float(number))
-        assert time.monotonic() - began < 20.0 * patience_ratio(), (
-            "orders wait for a guardian that takes none"
-        )
+        assert time.monotonic() - began < 20.0 * patience_ratio(), "orders wait for a shim that takes none"
         bench.processes.stop(APP, 1)
         wait_until(lambda: not members(group), "the worker kills the group")
     finally:
-        os.kill(guardian, signal.SIGCONT)
+        os.kill(shim, signal.SIGCONT)
     assert bench.exited(1).code == -signal.SIGKILL
 
 
 @pytest.mark.rule("SH-17")
-def test_after_the_guardian_died_everything_is_gone_and_the_next_start_has_a_new_one(bench: Bench) -> None:
+def test_after_the_shim_died_everything_is_gone_and_the_next_start_has_a_new_one(bench: Bench) -> None:
     bench.start(1, manifest(STUBBORN))
     group = bench.started(1)
-    os.kill(bench.guardian, signal.SIGKILL)
-    assert bench.exited(1) == ProcessExited(APP, 1, None, "the guardian of the subprocesses died")
+    os.kill(bench.shim, signal.SIGKILL)
+    assert bench.exited(1) == ProcessExited(APP, 1, None, "the shim of the subprocesses died")
     assert not members(group)
-    wait_until(lambda: bench.processes._guarded is None, "the loss is noticed")
+    wait_until(lambda: bench.processes._shim is None, "the loss is noticed")
     bench.start(2, manifest(FAMILY))
     assert members(bench.started(2))
 
@@ -731,8 +727,8 @@ def test_a_killed_keeper_of_the_output_costs_no_process_and_is_replaced(bench: B
     bench.start(1, manifest(TALKER))
     group = bench.started(1)
     wait_until(lambda: len(bench.output()) > 5, "output is kept")
-    (keeper,) = (pid for pid in children(bench.guardian) if runs_program(pid, "keeper.py"))
-    os.kill(keeper, signal.SIGKILL)
+    (logger,) = (pid for pid in children(bench.shim) if runs_program(pid, "output_logger.py"))
+    os.kill(logger, signal.SIGKILL)
     said = len(bench.output())
     wait_until(lambda: len(bench.output()) > said + 20, "output is kept again")
     assert members(group)

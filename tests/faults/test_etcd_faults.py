@@ -64,8 +64,8 @@ from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser_etcd import EtcdRegistry, codec, open_etcd
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
+from rebalanser_etcd.failures import judge
 from rebalanser_etcd.registry import PLAIN_PASSWORD, connect_etcd
-from rebalanser_etcd.verdicts import judge
 from rebalanser_etcd.watches import CLOSE_TIMEOUT_S, WatchStream, _Session
 from support.proxy import TcpProxy
 
@@ -879,13 +879,13 @@ class Overloaded:
 
     def __init__(self, refusals: float, guarded: bool = False) -> None:
         self._refusals = refusals
-        self._guarded = guarded
+        self._shim = guarded
         self.asked: list[str] = []
 
     def send(self, endpoint: Endpoint, call: str, *_: object) -> object:
         header = SimpleNamespace(cluster_id=1, revision=1)
         if call == "status":
-            if self._guarded:
+            if self._shim:
                 raise CallFailed(judge(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied"))
             return SimpleNamespace(leader=1, version="3.6.16", header=header)
         self.asked.append(endpoint.address)

@@ -26,7 +26,7 @@ from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser_kafka import open_kafka
 from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator
-from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.group.log import topic_of
 from rebalanser_kafka.group.records import Expire, Unreadable, decode
 from rebalanser_kafka.log import LogReader, LogWriter
 

@@ -18,7 +18,7 @@ import pytest
 from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import InvalidUrl, RegistryRefused, RegistryUnavailable
 from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, Unreadable, UnreadableReason
-from rebalanser.history.waiting import TOO_SLOW
+from rebalanser.history.buffer import TOO_SLOW
 from rebalanser.testing.servers import free_ports
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser_kafka.history import PARTITIONS, SETTINGS, KafkaSink, connection_of, open_sink

@@ -235,7 +235,7 @@ def test_leadership_that_ended_while_its_process_was_stopped_is_written_as_of_th
 def test_an_exclusive_application_of_a_stopped_worker_has_ended_before_its_successor_began(
     shiva: ShivaCluster,
 ) -> None:
-    """Its guardian kills it at its deadline, and the worker hears of that when it goes on."""
+    """Its shim kills it at its deadline, and the worker hears of that when it goes on."""
     shiva.round_s = 1.5
     options = ("--history", str(history_of(shiva)))
     leader = shiva.leader("leader-1", *options)

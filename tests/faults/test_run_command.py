@@ -80,7 +80,7 @@ class Node:
         return {resource: event for resource, event in last.items() if event["event"] == "started"}
 
     @property
-    def guardian(self) -> int:
+    def shim(self) -> int:
         (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(child)
 
@@ -214,7 +214,7 @@ def test_a_supervisor_stopped_past_its_lease_loses_its_subprocesses_before_the_l
     wait_until(lambda: len(one.running) == len(two.running) == 1, "they share the two")
     ((resource, started),) = one.running.items()
     pause(one.process, team.url)
-    wait_until(lambda: not members(started["pid"]), "the guardian kills the group", LEASE_TTL_S)
+    wait_until(lambda: not members(started["pid"]), "the shim kills the group", LEASE_TTL_S)
     assert resource not in two.running, "it was killed only once the lease had ended"
     wait_until(lambda: resource in two.running, "two takes over")
     assert two.running[resource]["token"] > started["token"]
@@ -225,31 +225,31 @@ def test_a_supervisor_stopped_past_its_lease_loses_its_subprocesses_before_the_l
 
 
 @pytest.mark.rule("RB-21")
-def test_a_killed_guardian_takes_everything_with_it_and_the_node_leaves(team: Team) -> None:
+def test_a_killed_shim_takes_everything_with_it_and_the_node_leaves(team: Team) -> None:
     node = team.node("one", FAMILY, "--add", "a", "--add", "b")
     groups = [event["pid"] for event in node.wait_for(2, "started")]
-    os.kill(node.guardian, signal.SIGKILL)
+    os.kill(node.shim, signal.SIGKILL)
     wait_until(lambda: not any(map(members, groups)), "no subprocess is left", LEASE_TTL_S)
     assert node.process.wait(PATIENCE_S) == 70
 
 
 @pytest.mark.rule("RB-21")
-def test_a_stopped_guardian_does_not_keep_subprocesses_alive(team: Team) -> None:
+def test_a_stopped_shim_does_not_keep_subprocesses_alive(team: Team) -> None:
     node = team.node("one", FAMILY, "--add", "a")
     (started,) = node.wait_for(1, "started")
-    guardian = node.guardian
-    os.kill(guardian, signal.SIGSTOP)
+    shim = node.shim
+    os.kill(shim, signal.SIGSTOP)
     node.send(signal.SIGTERM)
     wait_until(lambda: not members(started["pid"]), "the supervisor kills the group", LEASE_TTL_S)
-    os.kill(guardian, signal.SIGCONT)
+    os.kill(shim, signal.SIGCONT)
     assert node.process.wait(PATIENCE_S) == 0
 
 
-def test_the_guardian_does_not_mind_signals_that_ask_to_stop(team: Team) -> None:
+def test_the_shim_does_not_mind_signals_that_ask_to_stop(team: Team) -> None:
     node = team.node("one", FAMILY, "--add", "a")
     (started,) = node.wait_for(1, "started")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        os.kill(node.guardian, number)
+        os.kill(node.shim, number)
     os.kill(started["pid"], signal.SIGTERM)
     node.wait_for(2, "started")
     assert node.process.poll() is None

@@ -265,7 +265,7 @@ def test_a_commit_whose_writer_died_before_it_rang_is_seen(tmp_path: Path) -> No
         assert [event for _, event in told.wait_for(1)] == [Changed("k", 1, b"v")]
 
 
-KEEPER = """
+HOLDER = """
 while True:
     try:
         commit(Put("k", b"mine"))
@@ -284,20 +284,20 @@ print("opened and found", found.value.decode() if found else "nothing", flush=Tr
 @pytest.mark.parametrize("suffixes", [("-wal", "-shm"), ("-wal",), ("-shm",)], ids=["both", "log", "memory"])
 def test_a_log_that_is_removed_makes_no_second_history(tmp_path: Path, suffixes: tuple[str, ...]) -> None:
     path = tmp_path / "groups.db"
-    with running(KEEPER, path) as keeper:
-        assert line(keeper) == "mine\n"
+    with running(HOLDER, path) as holder:
+        assert line(holder) == "mine\n"
         for suffix in suffixes:
             path.with_name(f"groups.db{suffix}").unlink()
         with pytest.raises(UnusableStore, match=r"another process has .* open, but .* is not there"):
             SqliteRegistry(path, 0.2)
-        while (said := line(keeper)) == "mine\n":
+        while (said := line(holder)) == "mine\n":
             pass
         assert said.startswith("isolated: ")
         assert "was removed or replaced while in use" in said
         with pytest.raises(UnusableStore, match="another process has"):
             SqliteRegistry(path, 0.2)
-        keeper.kill()
-        keeper.wait()
+        holder.kill()
+        holder.wait()
         with running(OPENER, path) as opener:
             assert line(opener) == f"opened and found {'nothing' if '-wal' in suffixes else 'mine'}\n"
 

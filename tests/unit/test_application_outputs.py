@@ -11,7 +11,7 @@ import pytest
 from rebalanser.core.shiva.records import OutputAnswer, OutputRequest
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import FixConfiguration
-from rebalanser.runtime.keeper import RotatedFile
+from rebalanser.runtime.output_logger import RotatedFile
 from rebalanser.shiva.data_folder import output_file
 from rebalanser.shiva.outputs import LONGEST_LINE_BYTES, newest_lines, tail
 from rebalanser.testing.clock import FakeClock

@@ -11,9 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*(ROOT / "rebalanser").rglob("*.py"), *(ROOT / "backends").rglob("*.py")])
 BOUNDED_OTHERWISE = {
     "backends/rebalanser_etcd/watches.py": (2, "requests of this node's watches, dropped with their stream"),
-    "rebalanser/runtime/guardian.py": (1, "a few lines for each child, which are as many as resources"),
+    "rebalanser/runtime/supervisor_shim.py": (
+        1,
+        "a few lines for each child, which are as many as resources",
+    ),
     "rebalanser/cli/supervisor.py": (1, "a start, an exit and one request to stop of one child process"),
-    "rebalanser/history/sinks.py": (1, "one batch of a waiting room that has a limit"),
+    "rebalanser/history/sinks.py": (1, "one batch of a buffer that has a limit"),
     "backends/rebalanser_kafka/neli/candidate.py": (
         1,
         "a return of each partition's handlers, a count, answers to 8 commits, and what the application asks",

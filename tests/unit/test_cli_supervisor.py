@@ -23,15 +23,15 @@ from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.guarded import Exited, Outcome, Started
 from rebalanser.runtime.owned import Owned, StopRequest, Tenure
+from rebalanser.runtime.shim_client import Exited, Outcome, Started
 from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rebalanser.runtime.guardian import Job
+    from rebalanser.runtime.supervisor_shim import Job
 
 
 def test_placeholders_are_filled_in_once_and_everywhere() -> None:
@@ -56,7 +56,7 @@ def test_the_delay_doubles_up_to_a_limit_and_begins_anew_after_a_long_run() -> N
 
 
 class ScriptedProcesses:
-    """Stands for the guardian: each start ends as the script says; the resource leaves after the last."""
+    """Stands for the shim: each start ends as the script says; the resource leaves after the last."""
 
     def __init__(self, owned: Owned, script: list[Exited]) -> None:
         self._owned = owned
@@ -92,9 +92,9 @@ def supervisor(restart: Restart, processes: object) -> Supervisor:
     return made
 
 
-GOOD = Exited(0, None, by_guardian=False)
-BAD = Exited(3, None, by_guardian=False)
-ENDED = Exited(0, None, by_guardian=True)
+GOOD = Exited(0, None, by_shim=False)
+BAD = Exited(3, None, by_shim=False)
+ENDED = Exited(0, None, by_shim=True)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_command_that_can_not_be_started_has_not_exited(
 ) -> None:
     class Unstartable(ScriptedProcesses):
         def start(self, job: Job, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
-            tell(Exited(None, "no program", by_guardian=False))
+            tell(Exited(None, "no program", by_shim=False))
             return 1
 
     made = supervisor(Restart.NEVER, Unstartable(owned, []))
@@ -163,14 +163,14 @@ def test_nothing_is_started_after_the_deadline(owned: Owned) -> None:
     made = supervisor(Restart.ALWAYS, processes)
     run = made._run_once(owned, queue.SimpleQueue())
     assert run is not None
-    assert run.exited.by_guardian
+    assert run.exited.by_shim
     assert processes.started == 0
 
 
-def test_without_a_guardian_the_node_leaves(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_shim_the_node_leaves(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def start(self, *_arguments: object) -> int:
-            raise InternalError("the guardian of the subprocesses is gone")
+            raise InternalError("the shim of the subprocesses is gone")
 
     asked: list[bool] = []
     monkeypatch.setattr(Group, "request_stop", lambda _group: asked.append(True))

@@ -96,16 +96,16 @@ def test_a_folder_is_one_workers_until_it_is_closed(data: DataFolder) -> None:
 def test_what_an_earlier_worker_started_has_its_stop_timeout_to_end(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker is killed, and its guardian waits for a process with a stop timeout of 600 s."""
+    """A worker is killed, and its shim waits for a process with a stop timeout of 600 s."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "shiva.json").write_text('{"command": ["true"], "stop_timeout_s": 600}')
     slow = pack(source)
     with DataFolder.open(folder) as data:
         data.unpack(APP, slow.archive, slow.sha256)
-    guardians = os.open(folder / "lock", os.O_RDWR)
-    fcntl.flock(guardians, fcntl.LOCK_EX)
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _s: os.close(guardians))
+    shims = os.open(folder / "lock", os.O_RDWR)
+    fcntl.flock(shims, fcntl.LOCK_EX)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _s: os.close(shims))
     with DataFolder.open(folder, timeout_s=0) as data:
         assert data.incarnation.number == 2
         (line,) = [record.getMessage() for record in caplog.records]

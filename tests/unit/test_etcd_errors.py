@@ -42,9 +42,9 @@ from rebalanser.registry.contract import (
 from rebalanser_etcd import codec
 from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_outcome, to_request
 from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
-from rebalanser_etcd.faults import FAULTS, parse_version, unsafe_reasons
+from rebalanser_etcd.failures import Effect, judge
+from rebalanser_etcd.known_bugs import KNOWN_BUGS, parse_version, unsafe_reasons
 from rebalanser_etcd.registry import EtcdRegistry
-from rebalanser_etcd.verdicts import Effect, judge
 
 Code = grpc.StatusCode
 
@@ -265,7 +265,7 @@ def test_faults_of_versions_are_known(version: str, sentences: list[str]) -> Non
 
 
 def test_what_came_later_does_not_concern_earlier_versions() -> None:
-    (hidden,) = (fault for fault in FAULTS if "only to administrators" in fault.sentence)
+    (hidden,) = (fault for fault in KNOWN_BUGS if "only to administrators" in fault.sentence)
     found = [patch for patch in range(16) if hidden.concerns((3, 6, patch))]
     assert found == [9, 10, 11]
     assert hidden.concerns((3, 4, 45))

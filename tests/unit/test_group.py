@@ -29,7 +29,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rebalanser import Admin, AsyncGroup, Group, Settings, leader, observing
+from rebalanser import Admin, AsyncGroup, Group, Settings, leader, observer
 from rebalanser import group as group_module
 from rebalanser.cli.lines import plain
 from rebalanser.core.clock import GrowingDelay
@@ -968,7 +968,7 @@ def test_why_nobody_takes_part_is_known_where_on_start_always_raises(
 
 
 def test_a_trouble_is_forgotten_once_on_start_returns(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "NOTE_PAUSE_S", 0.001)
+    monkeypatch.setattr(observer, "NOTE_PAUSE_S", 0.001)
     noted, may_start = noted_troubles(monkeypatch), threading.Event()
     nodes.admin().add("a")
     group, journal = nodes.group(), Journal()

@@ -30,7 +30,7 @@ from rebalanser.history import (
     json_schema,
     read_records,
 )
-from rebalanser.history.reading import MAX_LINE_BYTES
+from rebalanser.history.reader import MAX_LINE_BYTES
 from rebalanser.history.records import MAX_TEXT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -25,7 +25,7 @@ from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import UnusableHistory
 from rebalanser.history import Author, Event, Record, Unreadable, UnreadableReason
 from rebalanser.history import Protocol as HistoryProtocol
-from rebalanser.history.reading import MAX_LINE_BYTES
+from rebalanser.history.reader import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ import pytest
 
 from rebalanser.history import Author, Event, Journal, MemorySink, Protocol, Record, author_here
 from rebalanser.history import journal as module
-from rebalanser.observing import _HistoryWriter
+from rebalanser.observer import _HistoryWriter
 from rebalanser.testing.waiting import PATIENCE_S
 
 AUTHOR = Author(Protocol.NELI, "roles", "p-1", "worker", "alpha", "boot")
@@ -109,7 +109,7 @@ class Kernel:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.boot_id, self.offsets = folder / "boot_id", folder / "timens_offsets"
-        monkeypatch.setattr("rebalanser.boot.LINUX", self.boot_id)
+        monkeypatch.setattr("rebalanser.boot_id.LINUX", self.boot_id)
         monkeypatch.setattr(module, "_CLOCK_OFFSETS", self.offsets)
 
 

@@ -104,7 +104,7 @@ def test_both_get_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_closing_several_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("rebalanser.history.targets.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("rebalanser.history.sinks.time", SimpleNamespace(monotonic=lambda: now))
 
     class Slow(MemorySink):
         def close(self, timeout_s: float) -> None:

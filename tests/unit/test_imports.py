@@ -22,7 +22,7 @@ FOR_A_GROUP = {
     "rebalanser.folders",
     "rebalanser.forks",
     "rebalanser.group",
-    "rebalanser.observing",
+    "rebalanser.observer",
     "rebalanser.redaction",
     "rebalanser.registry",
     "rebalanser.runtime",

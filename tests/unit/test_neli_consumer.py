@@ -23,8 +23,8 @@ from rebalanser.core.neli.records import Claim, Note
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.neli.contract import Candidacy
 from rebalanser_kafka.connection import Connection
-from rebalanser_kafka.neli import consuming
-from rebalanser_kafka.neli.consuming import MAX_COMMITS, GroupConsumer
+from rebalanser_kafka.neli import consumer
+from rebalanser_kafka.neli.consumer import MAX_COMMITS, GroupConsumer
 
 LIMIT_S = 8.0
 """Four times what a silent broker has at a session timeout of 2 s."""
@@ -92,7 +92,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(consuming, "Consumer", Client)
+    monkeypatch.setattr(consumer, "Consumer", Client)
     return Stage()
 
 

@@ -47,8 +47,7 @@ from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
 from rebalanser.registry.coordinator import GroupView
 from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
 from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCounter, rank
-from rebalanser_kafka.group.log import weaknesses
-from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.group.log import topic_of, weaknesses
 from rebalanser_kafka.group.parts import REACH, in_parts
 from rebalanser_kafka.group.records import (
     Expire,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.errors import InvalidState
-from rebalanser.runtime import running
-from rebalanser.runtime.running import (
+from rebalanser.runtime import participant
+from rebalanser.runtime.participant import (
     SAME_PRESS_S,
     STOP_SIGNALS,
     in_own_thread,
@@ -49,7 +49,7 @@ class Work:
         self.asked.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        assert timeout_s in {None, running.LOOK_S}
+        assert timeout_s in {None, participant.LOOK_S}
         self._called("wait")
         return True
 
@@ -63,7 +63,7 @@ def clock(hangup: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """The clock by which SIGINTs are told apart."""
     clock = FakeClock()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    monkeypatch.setattr(running, "_SIGNALS", running._StopSignals(clock.now))
+    monkeypatch.setattr(participant, "_SIGNALS", participant._StopSignals(clock.now))
     yield clock
     assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
 
@@ -106,7 +106,7 @@ class CaughtElsewhere(Work):
 def test_a_signal_that_another_thread_has_caught_stops_it_too(
     monkeypatch: pytest.MonkeyPatch, *, in_loop: bool
 ) -> None:
-    monkeypatch.setattr(running, "LOOK_S", 0.01)
+    monkeypatch.setattr(participant, "LOOK_S", 0.01)
     work = CaughtElsewhere()
 
     class Participant:
@@ -135,24 +135,24 @@ def test_a_signal_that_another_thread_has_caught_stops_it_too(
 def test_a_signal_stops_all_that_run_and_what_begins_to_run_later(number: signal.Signals) -> None:
     first, second = threading.Event(), threading.Event()
     work = Work()
-    with running._SIGNALS.stopping(first.set), running._SIGNALS.stopping(second.set):
-        assert not running._SIGNALS.asked
+    with participant._SIGNALS.stopping(first.set), participant._SIGNALS.stopping(second.set):
+        assert not participant._SIGNALS.asked
         signal.raise_signal(number)
         assert first.wait(PATIENCE_S)
         assert second.wait(PATIENCE_S)
         run_until_stopped(work)
     assert work.calls == ["start", "wait", "stop"]
-    with running._SIGNALS.stopping(first.set):
-        assert not running._SIGNALS.asked, "all that ran has ended"
+    with participant._SIGNALS.stopping(first.set):
+        assert not participant._SIGNALS.asked, "all that ran has ended"
 
 
 @pytest.mark.usefixtures("clock")
 def test_what_was_told_to_ignore_sighup_goes_on() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with running._SIGNALS.stopping(lambda: None):
+        with participant._SIGNALS.stopping(lambda: None):
             signal.raise_signal(signal.SIGHUP)
-            assert not running._SIGNALS.asked
+            assert not participant._SIGNALS.asked
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -168,7 +168,7 @@ def test_further_signals_other_than_sigint_are_ignored() -> None:
         work.asked.wait(PATIENCE_S)
 
     work.doing["wait"] = ask
-    with running._SIGNALS.stopping(lambda: asked.append(1)):
+    with participant._SIGNALS.stopping(lambda: asked.append(1)):
         run_until_stopped(work)
     assert asked == [1]
     assert work.calls == ["start", "wait", "stop"]

@@ -40,12 +40,11 @@ from rebalanser.core.group import (
 from rebalanser.core.group.messages import Alive, Failed, Heartbeat
 from rebalanser.core.group.types import Fingerprint, Group, Session
 from rebalanser.errors import InternalError, InvalidLoad
-from rebalanser.observing import Observer
+from rebalanser.observer import Observer
 from rebalanser.registry import RegistryCoordinator
 from rebalanser.runtime.command_thread import CommandThread
 from rebalanser.runtime.handlers import MANY, HandlerRunner
-from rebalanser.runtime.inbox import Inbox
-from rebalanser.runtime.node_runner import NodeRunner
+from rebalanser.runtime.node_runner import Inbox, NodeRunner
 from rebalanser.runtime.owned import Owned, Tenure
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S

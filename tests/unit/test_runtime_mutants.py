@@ -36,11 +36,11 @@ from rebalanser.core.tasks.worker import Execution
 from rebalanser.core.tasks.writes import Batches
 from rebalanser.group import Group
 from rebalanser.history import Journal
-from rebalanser.observing import Observer
+from rebalanser.observer import Observer
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import script, values
 from rebalanser.registry.translation import Translation
-from rebalanser.runtime import running
+from rebalanser.runtime import participant
 from rebalanser.runtime.handlers import HandlerRunner
 from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.tasks import producer, results, retention
@@ -53,7 +53,7 @@ from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_r
 from rebalanser_sqlite import SqliteRegistry, leases
 from rebalanser_sqlite.store import Store
 from rebalanser_sqlite.tasks.claims import Claims
-from rebalanser_sqlite.tasks.writing import Writing
+from rebalanser_sqlite.tasks.writer import Writing
 from simulation.kernel.mutants import Caught, Mutant, Switch, edited, instead, switched
 
 pytestmark = [pytest.mark.full_size, pytest.mark.xdist_group("runtime mutants")]
@@ -420,7 +420,9 @@ MUTANTS = (
     _mutant(
         "signal for the last group only",
         "a signal stops every group of the process",
-        _edit(running._StopSignals, "_handle", "list(self._stops.values())", "[*self._stops.values()][-1:]"),
+        _edit(
+            participant._StopSignals, "_handle", "list(self._stops.values())", "[*self._stops.values()][-1:]"
+        ),
         "unit/test_running.py::test_a_signal_stops_all_that_run_and_what_begins_to_run_later",
         "RB-26",
     ),
@@ -428,7 +430,7 @@ MUTANTS = (
         "second SIGTERM kills",
         "a further SIGTERM leaves a graceful stop alone",
         _edit(
-            running._StopSignals,
+            participant._StopSignals,
             "_handle",
             "if self.asked:\n        return",
             "if self.asked:\n        raise SystemExit",
@@ -439,7 +441,7 @@ MUTANTS = (
     _mutant(
         "thread of the default executor",
         "a wait holds no thread of the loop's default executor",
-        (Switch(running, "in_own_thread", instead(_in_default_executor)),),
+        (Switch(participant, "in_own_thread", instead(_in_default_executor)),),
         "unit/test_async_group.py::test_a_signal_stops_all_groups_of_a_loop_that_has_no_thread_to_spare",
         "RB-26",
     ),

@@ -1431,7 +1431,7 @@ class TestFacts:
 
     @pytest.mark.rule("AU-3", "SH-17")
     def test_a_process_that_was_killed_beside_the_worker_has_its_exit_told(self) -> None:
-        """By its guardian at the deadline: nobody has told it to stop here."""
+        """By its shim at the deadline: nobody has told it to stop here."""
         bench = running(Mode.EXCLUSIVE)
         token = only(bench.asked, StartProcess)[0].token
         exited = ProcessExited(A, bench.process(A), -9, at=bench.now)

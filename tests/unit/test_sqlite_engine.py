@@ -56,16 +56,16 @@ from rebalanser.registry.contract import Put, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.tasks import Claim, Queue
 from rebalanser.testing.waiting import PATIENCE_S
-from rebalanser_sqlite import SqliteRegistry, history, place, store
+from rebalanser_sqlite import SqliteRegistry, history, location, store
 from rebalanser_sqlite.tasks import (
     SqliteEngine,
     claims,
-    collecting,
+    collection,
     group_commit,
     open_engine,
-    reading,
+    reader,
     rows,
-    writing,
+    writer,
 )
 from rebalanser_sqlite.tasks.change_feed import Follower
 from rebalanser_sqlite.tasks.schema import CHOICES
@@ -395,7 +395,7 @@ def test_tasks_on_an_unknown_filesystem_are_warned_about(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"me {tmp_path} fuse.newfs rw 0 0\n")
-    monkeypatch.setattr(place, "MOUNTS", mounts)
+    monkeypatch.setattr(location, "MOUNTS", mounts)
     for create in (True, False):
         with Queue(QUEUE, f"sqlite:///{tmp_path}/mail.db", create=create) as queue:
             (reason,) = queue.context.engine.capabilities.unsafe_reasons
@@ -980,8 +980,8 @@ def test_a_watch_of_a_store_that_was_put_back_is_told_of_a_loss(engine: SqliteEn
 def test_changes_are_kept_for_watches_that_are_not_too_far_behind(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "KEPT_CHANGES", 200)
-    monkeypatch.setattr(writing, "FORGET_STEP", 100)
+    monkeypatch.setattr(writer, "KEPT_CHANGES", 200)
+    monkeypatch.setattr(writer, "FORGET_STEP", 100)
     engine.apply([enqueue(number) for number in range(300)], PATIENCE_S)
     for _ in range(3):
         tasks = engine.page(QUEUE, PATIENCE_S).items
@@ -1048,7 +1048,7 @@ def test_watches_go_on_after_an_error_that_nobody_foresaw(
 
 @pytest.mark.rule("SK-12")
 @pytest.mark.parametrize(
-    "module", [claims, collecting, reading, rows, writing], ids=lambda module: module.__name__
+    "module", [claims, collection, reader, rows, writer], ids=lambda module: module.__name__
 )
 def test_no_statement_looks_at_all_tasks(
     engine: SqliteEngine, own: sqlite3.Connection, module: object
@@ -1081,7 +1081,7 @@ MANY = 2 * STEP + 1
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("writing.STEP", "collecting.STEP", "engine.STEP", "group_commit.CHUNK_WEIGHT"):
+    for name in ("writer.STEP", "collection.STEP", "engine.STEP", "group_commit.CHUNK_WEIGHT"):
         monkeypatch.setattr(f"rebalanser_sqlite.tasks.{name}", STEP)
 
 
@@ -1255,12 +1255,12 @@ def test_a_collection_that_another_one_has_ended_marks_no_more(engine: SqliteEng
     write = component(engine)
     commit = partial(engine._committer.submit, deadline=store.Deadline.after(PATIENCE_S))
     first, second = (
-        commit(group_commit.Action(lambda writing: collecting._begin(writing, QUEUE))) for _ in "ab"
+        commit(group_commit.Action(lambda writing: collection._begin(writing, QUEUE))) for _ in "ab"
     )
     for number, marked in ((first, None), (second, MANY)):
         assert number is not None
         tasks = list(write.tasks.items())
-        action = group_commit.Action(partial(collecting._mark, number=number, queue=QUEUE, tasks=tasks))
+        action = group_commit.Action(partial(collection._mark, number=number, queue=QUEUE, tasks=tasks))
         found = commit(action)
         assert marked == (None if found is None else len(found))
 
@@ -1285,7 +1285,7 @@ def test_a_collection_whose_end_fails_is_of_unknown_outcome(
     def fail(*_: object) -> bool:
         raise RegistryUnavailable("locked")
 
-    monkeypatch.setattr(collecting, "_sweep", fail)
+    monkeypatch.setattr(collection, "_sweep", fail)
     with pytest.raises(OutcomeUnknown, match="not all is deleted yet: locked"):
         engine.apply([write], PATIENCE_S)
 
@@ -1584,7 +1584,7 @@ def test_a_claim_that_was_begun_before_a_pause_is_refused(
     """The pause is committed between the look at the index and the write."""
     engine.apply([enqueue(1)], PATIENCE_S)
     engine.put_pause(QUEUE, "", b"{}", PATIENCE_S)
-    monkeypatch.setattr(reading.Snapshot, "pause", lambda *_: None)
+    monkeypatch.setattr(reader.Snapshot, "pause", lambda *_: None)
     request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), None, lambda: 0.0, 1.0, 3.0)
     assert not engine.claim(request, PATIENCE_S).claimed
     engine.put_pause(QUEUE, "", None, PATIENCE_S)
@@ -1610,16 +1610,16 @@ def test_a_watch_of_statuses_reads_no_task_that_has_another(
 ) -> None:
     """A worker's own claims and completions, and new tasks, cost its watch nothing."""
     seen: list[tuple[set[Status] | None, list[Status]]] = []
-    changed = reading.Snapshot.changed
+    changed = reader.Snapshot.changed
 
     def counted(
-        self: reading.Snapshot, queue: str, after: int, up_to: int, statuses: set[Status] | None = None
+        self: reader.Snapshot, queue: str, after: int, up_to: int, statuses: set[Status] | None = None
     ) -> list[rows.Row]:
         found = changed(self, queue, after, up_to, statuses)
         seen.append((statuses, [rows.change_of(row).status for row in found]))
         return found
 
-    monkeypatch.setattr(reading.Snapshot, "changed", counted)
+    monkeypatch.setattr(reader.Snapshot, "changed", counted)
     heard = threading.Event()
     ends = StatusFilter(frozenset({Status.DEAD}), lambda _: True)
     with closing(engine.watch(QUEUE, 0, lambda _: heard.set(), ends)):

@@ -53,7 +53,8 @@ from rebalanser.registry.urls import open_registry
 from rebalanser.testing import FakeClock
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
-from rebalanser_sqlite import SqliteRegistry, bell, history, place, store, transactions, watcher
+from rebalanser_sqlite import SqliteRegistry, history, location, store, transactions, watcher
+from rebalanser_sqlite import file_notifier as notifier
 from rebalanser_sqlite.failures import commit_failure, failure
 from rebalanser_sqlite.tasks.engine import SqliteEngine
 
@@ -582,12 +583,12 @@ def test_without_inotify_changes_are_polled_for(
     recorder = Recorder(PATIENCE_S)
     with contextlib.closing(SqliteRegistry(path)) as polling:
         polling.watch(Target("k"), 1, recorder)
-        assert isinstance(polling._watcher._bell, bell.PollingBell)
+        assert isinstance(polling._watcher._notifier, notifier.PollingNotifier)
         commit(registry, Put("k", b""))
         recorder.wait_for(Changed("k", 1, b""))
 
 
-def test_the_bell_alone_wakes_a_watch(
+def test_the_notifier_alone_wakes_a_watch(
     path: Path, registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher, "LOOK_S", 1e6)
@@ -599,19 +600,19 @@ def test_the_bell_alone_wakes_a_watch(
             recorder.wait_for(Changed("k", number, b"%d" % number))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the bell is heard by inotify")
-def test_the_bell_changes_nothing_on_the_disk_and_is_heard_at_a_new_log(
+@pytest.mark.skipif(sys.platform != "linux", reason="the notifier is heard by inotify")
+def test_the_notifier_changes_nothing_on_the_disk_and_is_heard_at_a_new_log(
     path: Path, registry: SqliteRegistry
 ) -> None:
     """The last connection removes the log, as before a fork: who listens then hears of the next one."""
-    with contextlib.closing(bell.InotifyBell(path)) as heard:
+    with contextlib.closing(notifier.InotifyNotifier(path)) as heard:
         before = path.stat()
         registry._store.ring()
         assert heard._poll.poll(0)
         assert path.stat() == before
         registry._store._suspend()
         registry._bulk._suspend()
-        assert not place.log_of(path).exists()
+        assert not location.log_of(path).exists()
         for _ in range(3):
             heard.wait(0.0)
         assert heard._is_deaf

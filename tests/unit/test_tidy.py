@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PURE = {f"rebalanser.core{room}" for room in ("", ".allocation", ".group", ".neli", ".shiva", ".tasks")}
 """Events in, effects out: the standard library only, and of that nothing that touches the world."""
-LEAVES = {"rebalanser.boot", "rebalanser.errors", "rebalanser.redaction"}
+LEAVES = {"rebalanser.boot_id", "rebalanser.errors", "rebalanser.redaction"}
 """They import nothing of the house."""
 CORE = PURE | LEAVES | {"rebalanser.registry"}
 LIBRARY = CORE | {
     "rebalanser.forks",
     "rebalanser.history",
-    "rebalanser.observing",
+    "rebalanser.observer",
     "rebalanser.runtime",
     "rebalanser.settings",
     "rebalanser.state",
@@ -46,7 +46,7 @@ FACADE = {
 }
 WALLS: dict[str, set[str]] = {
     "rebalanser": LIBRARY | FACADE,
-    "rebalanser.boot": set(),
+    "rebalanser.boot_id": set(),
     "rebalanser.errors": set(),
     "rebalanser.redaction": set(),
     "rebalanser.core": set(),
@@ -63,7 +63,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.runtime": LEAVES | {"rebalanser.core", "rebalanser.core.group", "rebalanser.registry"},
     "rebalanser.settings": CORE | {"rebalanser.folders"},
     "rebalanser.state": CORE,
-    "rebalanser.observing": LIBRARY,
+    "rebalanser.observer": LIBRARY,
     "rebalanser.group": LIBRARY,
     "rebalanser.async_group": LIBRARY | {"rebalanser.group"},
     "rebalanser.owners": LIBRARY | {"rebalanser.admin", "rebalanser.group"},

@@ -14,8 +14,7 @@ from rebalanser_kafka.connection import Connection, client_config, reach
 from rebalanser_kafka.failures import Act, error_of, judge
 from rebalanser_kafka.group.applications import RunningApplications
 from rebalanser_kafka.group.coordinator import CAPABILITIES, LogCoordinator
-from rebalanser_kafka.group.log import KafkaLog
-from rebalanser_kafka.group.naming import topic_of
+from rebalanser_kafka.group.log import KafkaLog, topic_of
 from rebalanser_kafka.topics import describe
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -12,6 +14,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rebalanser.errors import RebalanserError, RegistryUnavailable
+from rebalanser.registry.keys import check_name
+from rebalanser.registry.urls import MAX_TOPIC_CHARS
 from rebalanser.runtime.logs import log_aside
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import Act, error_of, judge
@@ -191,3 +195,24 @@ class KafkaLog:
         if self._reader is not None:
             with suppress(RuntimeError):
                 self._reader.close()
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
+_HASH_CHARS: Final = 32
+_SEPARATOR: Final = "-group-"
+
+
+def topic_of(cluster: str, group: str) -> str:
+    """The topic in which a group's log is kept. ``cluster`` is one that a URL may name.
+
+    Raises:
+        InvalidName: the group's name can't be stored.
+    """
+    check_name(group, "group")
+    room = MAX_TOPIC_CHARS - len(cluster) - len(_SEPARATOR)
+    if _PLAIN.fullmatch(group) and "group" not in group.split("-") and len(group) <= room:
+        return cluster + _SEPARATOR + group
+    legible = "-".join(part for part in re.split(r"[^A-Za-z0-9]+", group) if part not in {"", "group"})
+    digest = hashlib.sha256(group.encode()).hexdigest()[:_HASH_CHARS]
+    head = legible[: room - _HASH_CHARS - 2].rstrip("-")
+    return f"{cluster}{_SEPARATOR}{head}--{digest}"

@@ -54,7 +54,7 @@ from rebalanser.redaction import redact
 from rebalanser.runtime.clock import SystemClock
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import Act, UnsupportedBroker, is_fenced, judge
-from rebalanser_kafka.neli.consuming import GroupConsumer
+from rebalanser_kafka.neli.consumer import GroupConsumer
 from rebalanser_kafka.neli.heartbeats import Heartbeats
 from rebalanser_kafka.neli.topic import NO_CONSUMER_GROUPS
 

@@ -59,7 +59,7 @@ from rebalanser.shiva.cluster import (
     TopicNames,
 )
 from rebalanser.shiva.status import LastHeard
-from rebalanser_kafka.connection import Connection, reach
+from rebalanser_kafka.connection import Connection, patiently, reach
 from rebalanser_kafka.log import LogWriter
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import NewRecord
@@ -70,7 +70,6 @@ from rebalanser_kafka.shiva.decoding import output_answer
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
 from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
 from rebalanser_kafka.shiva.last_records import end_of, last_document, last_heard, read_on
-from rebalanser_kafka.shiva.retry import patiently
 from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
 

@@ -22,12 +22,11 @@ from rebalanser.errors import (
 )
 from rebalanser.shiva.archives import Packed, pack
 from rebalanser.shiva.cluster import Progress, Start
-from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.connection import Connection, patiently
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import FRAMING_BYTES, NewRecord
 from rebalanser_kafka.shiva.decoding import command_event
-from rebalanser_kafka.shiva.retry import patiently
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 from rebalanser_kafka.writer import UNDER_WAY_BYTES, LogWriter
 

@@ -13,12 +13,11 @@ from rebalanser.core.shiva.records import CHANGE_KEYS, AssignmentDocument, Docum
 from rebalanser.core.shiva.types import Epoch, WorkerId
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.shiva.status import LastHeard
-from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.connection import Connection, patiently
 from rebalanser_kafka.failures import LogTruncated
 from rebalanser_kafka.reader import LogReader
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva.decoding import control_record
-from rebalanser_kafka.shiva.retry import patiently
 from rebalanser_kafka.shiva.wire import (
     ASSIGNEMENT_KEY,
     CHANGE_KEY,

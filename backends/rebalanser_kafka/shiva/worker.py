@@ -77,14 +77,13 @@ from rebalanser.shiva.cluster import TopicNames
 from rebalanser.shiva.data_folder import DataFolder, folder_name
 from rebalanser.shiva.manifest import Manifest
 from rebalanser.shiva.processes import ApplicationProcesses
-from rebalanser_kafka.connection import Connection
+from rebalanser_kafka.connection import Connection, patiently
 from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.decoding import ReplayedCommands, control_record, output_request
 from rebalanser_kafka.shiva.facts import FactTeller
 from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
 from rebalanser_kafka.shiva.outputs import Outputs
 from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
-from rebalanser_kafka.shiva.retry import patiently
 from rebalanser_kafka.shiva.throttled_warning import ThrottledWarning
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
 

@@ -3,10 +3,10 @@
 .. code-block:: text
 
     apply ──► Committer: who comes first leads, and commits what others brought meanwhile with his own
-                │ one transaction, one fsync, then the bell
+                │ one transaction, one fsync, then the notifier
                 ▼
              mail.db ──► Reader: snapshots, which wait for nobody
-                └──────► Follower: the one thread of all watches, woken by the bell
+                └──────► Follower: the one thread of all watches, woken by the notifier
 
 **Tables.** ``skuld_tasks`` has a small row for each task, which its states are written to; what never changes
 and may be large, payloads and lists of dependencies, lies beside it in ``skuld_contents``, updates in
@@ -24,17 +24,17 @@ gives a task to one of many: no process owns anything (SK-13).
 
 **Steps.** What concerns very many tasks is done in several transactions of bounded size: the dependents of a
 task are told of its end by the claims that follow (``Writing.tell_dependents
-<rebalanser_sqlite.tasks.writing.Writing.tell_dependents>``), and a large component is marked and then deleted
-(``rebalanser_sqlite.tasks.collecting``). What is left to do is stored with the first of them.
+<rebalanser_sqlite.tasks.writer.Writing.tell_dependents>``), and a large component is marked and then deleted
+(``rebalanser_sqlite.tasks.collection``). What is left to do is stored with the first of them.
 
 **Pages** of dead or cancelled tasks are merged from one range of an index for each status, so that
 no task that is not on the page is looked at; of other statuses a page looks at a bounded number of tasks, and
 may be empty. Counts are kept, and the last changes added to them.
 
 **Watches** read the tasks enqueued and the changes written since they were told last; one that is very far
-behind is told of a loss. A task that changes twice before a watch looks is told once, as it is then. The bell
-is that of the registry, with its slow look every 250 ms for a writer that was killed before it rang, or that
-committed on a connection of its own and does not ring (``SqliteEngine.move_in``).
+behind is told of a loss. A task that changes twice before a watch looks is told once, as it is then. The
+notifier is that of the registry, with its slow look every 250 ms for a writer that was killed before it
+rang, or that committed on a connection of its own and does not ring (``SqliteEngine.move_in``).
 """
 
 from rebalanser_sqlite.tasks.engine import SqliteEngine, open_engine

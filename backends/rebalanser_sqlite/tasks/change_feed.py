@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks.store import Lost, StatusFilter
-from rebalanser_sqlite.listening import LOOK_S, PATIENCE_S, Listener
+from rebalanser_sqlite.listener import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
-from rebalanser_sqlite.tasks.reading import Snapshot
+from rebalanser_sqlite.tasks.reader import Snapshot
 from rebalanser_sqlite.tasks.rows import change_of, stored_of
 
 if TYPE_CHECKING:

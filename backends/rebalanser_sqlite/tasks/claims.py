@@ -25,13 +25,13 @@ from rebalanser_sqlite.tasks.rows import (
     stored_of,
 )
 from rebalanser_sqlite.tasks.schema import ADMITTED, CLAIMED, FAIL, HELD, PACED
-from rebalanser_sqlite.tasks.writing import MOVE, Writing
+from rebalanser_sqlite.tasks.writer import MOVE, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from rebalanser.core.tasks.store import ClaimQuery
-    from rebalanser_sqlite.tasks.reading import Running
+    from rebalanser_sqlite.tasks.reader import Running
 
 MADE_READY: Final = 500
 """Maximum number of tasks whose time has come that one transaction makes ready."""

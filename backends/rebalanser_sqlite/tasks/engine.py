@@ -33,15 +33,15 @@ from rebalanser.tasks.engine import (
 )
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
-from rebalanser_sqlite.place import file_mode_from, file_of
+from rebalanser_sqlite.location import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks import external_transaction, schema
 from rebalanser_sqlite.tasks.change_feed import Follower
 from rebalanser_sqlite.tasks.claims import Claims, Rates
-from rebalanser_sqlite.tasks.collecting import collect
+from rebalanser_sqlite.tasks.collection import collect
 from rebalanser_sqlite.tasks.group_commit import Action, Committer, chunks
-from rebalanser_sqlite.tasks.reading import Reader, Running
-from rebalanser_sqlite.tasks.writing import STEP, Writing
+from rebalanser_sqlite.tasks.reader import Reader, Running
+from rebalanser_sqlite.tasks.writer import STEP, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

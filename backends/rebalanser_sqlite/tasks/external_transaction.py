@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rebalanser.errors import InvalidState
-from rebalanser_sqlite.tasks.writing import Writing
+from rebalanser_sqlite.tasks.writer import Writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,12 +18,12 @@ from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLar
 from rebalanser.tasks.engine import EngineCapabilities
 from rebalanser_sqlite import history
 from rebalanser_sqlite.store import Deadline, Store
-from rebalanser_sqlite.tasks.writing import Writing
+from rebalanser_sqlite.tasks.writer import Writing
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from rebalanser_sqlite.tasks.writing import Known
+    from rebalanser_sqlite.tasks.writer import Known
 
 CHUNK_WEIGHT = 500
 CHUNK_BYTES = 4 << 20

@@ -204,7 +204,7 @@ CREATE TABLE skuld_settled (
 """Work that several transactions do, each a step of it, so that other writers get in between.
 
 ``skuld_collections`` has the one collection under way and ``skuld_collected`` its tasks: they are deleted as
-soon as it is ``decided`` (``rebalanser_sqlite.tasks.collecting``). ``skuld_settled`` has the tasks whose
+soon as it is ``decided`` (``rebalanser_sqlite.tasks.collection``). ``skuld_settled`` has the tasks whose
 dependents are not all told of its end: those up to ``told`` are, those after ``last`` were enqueued later.
 """
 _RATES: Final = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rebalanser.audit.invariants.cases import Case
+from rebalanser.audit.invariants.findings import Case
 from rebalanser.audit.invariants.leaders import two_leaders
 from rebalanser.audit.invariants.ownership import barrier_overlap, overlap, token_order, unowned
 from rebalanser.audit.invariants.steps import start_without_barrier, step_order

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
+    from rebalanser.audit.options import Options
     from rebalanser.audit.tables import FindingKind
     from rebalanser.history import Protocol
 
@@ -139,3 +140,18 @@ def worded(
 
 def _named(struct: Column, *fields: str) -> Column:
     return F.concat_ws("#", *(struct[field].cast("string") for field in fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The tables that the invariants ask of. All are asked several times, and should be persisted."""
+
+    records: DataFrame
+    accesses: DataFrame
+    suspects: DataFrame
+    """``suspects`` of the accesses."""
+    in_order: DataFrame | None
+    """``suspects_in_order``; None where no access can hide another."""
+    errors: DataFrame | None
+    """``host_errors`` of the clocks; None if none is proven to be off."""
+    options: Options

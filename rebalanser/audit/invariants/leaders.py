@@ -13,7 +13,7 @@ from rebalanser.history import Protocol, Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from rebalanser.audit.invariants.cases import Case
+    from rebalanser.audit.invariants.findings import Case
 
 _TERM: Final = ("protocol", "group", "term")
 _RULES: Final = {Protocol.GROUP: "RB-5", Protocol.SHIVA: "SH-7"}

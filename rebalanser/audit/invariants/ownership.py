@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from rebalanser.audit.caching import once
 from rebalanser.audit.clocks import with_uncertainty
+from rebalanser.audit.formatting import lasting_column
 from rebalanser.audit.invariants.findings import (
     Wording,
     by_protocol,
@@ -19,10 +21,8 @@ from rebalanser.audit.invariants.findings import (
     witness,
     worded,
 )
-from rebalanser.audit.plans import once
-from rebalanser.audit.successions import OWNER, SERIES, has_barriers, may_overlap_for
+from rebalanser.audit.owner_pairs import OWNER, SERIES, has_barriers, may_overlap_for
 from rebalanser.audit.tables import EndedBy, FindingKind
-from rebalanser.audit.times import lasting_column
 from rebalanser.history import Protocol, Step
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from rebalanser.audit.invariants.cases import Case
+    from rebalanser.audit.invariants.findings import Case
 
 _EARLIER: Final = "earlier"
 _OF_ALL: Final = "of_all"

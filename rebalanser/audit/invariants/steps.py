@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.invariants.findings import findings, party, subject, text, witness, worded
-from rebalanser.audit.successions import has_barriers, stopped_too_late
+from rebalanser.audit.owner_pairs import has_barriers, stopped_too_late
 from rebalanser.audit.tables import ACCESSES, EndedBy, FindingKind
 from rebalanser.history import Step
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from rebalanser.audit.invariants.cases import Case
+    from rebalanser.audit.invariants.findings import Case
 
 _ENTERED = "start_entered_sequence"
 

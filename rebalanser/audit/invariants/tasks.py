@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.invariants.findings import findings, named, party, subject, text, witness, worded
-from rebalanser.audit.runs import bucketed, running_max
-from rebalanser.audit.successions import SERIES
+from rebalanser.audit.owner_pairs import SERIES
+from rebalanser.audit.running_max import bucketed, running_max
 from rebalanser.audit.tables import ACCESSES, FindingKind
 from rebalanser.history import Protocol, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from rebalanser.audit.invariants.cases import Case
+    from rebalanser.audit.invariants.findings import Case
 
 _CLAIM: Final = (*SERIES, "token", "process", "node")
 

@@ -7,11 +7,11 @@ and both become a page (``report.page``). What is left out is counted and said.
 
 from __future__ import annotations
 
+from rebalanser.audit.options import Limits
 from rebalanser.audit.report.aggregates import gather
+from rebalanser.audit.report.content import ReportInput
 from rebalanser.audit.report.figures import draw
-from rebalanser.audit.report.limits import Limits
 from rebalanser.audit.report.page import render
-from rebalanser.audit.report.tables_in import ReportInput
 
 __all__ = ["Limits", "ReportInput", "build"]
 

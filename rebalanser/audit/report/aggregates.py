@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from rebalanser.audit.report.limits import Limits
-    from rebalanser.audit.report.tables_in import ReportInput
+    from rebalanser.audit.options import Limits
+    from rebalanser.audit.report.content import ReportInput
 
 HEAT_LEVELS: Final = (
     (1 - 1e-9, "always"),

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from rebalanser.audit.report.limits import Limits
+    from pyspark.sql import DataFrame
+
+    from rebalanser.audit.options import Limits
 
 Facts: TypeAlias = Mapping[str, Any]
 """One row, its values by the names of its columns."""
@@ -199,3 +201,25 @@ class Content:
     loads: Loads
     clock_count: int
     clocks: tuple[Facts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """The tables of ``rebalanser.audit.tables`` under their names, and the verdict in words.
+
+    Each is read several times: frames that are costly to compute should be cached or read from a file.
+    """
+
+    verdict: str
+    findings: DataFrame
+    gaps: DataFrame
+    quarantine: DataFrame
+    clocks: DataFrame
+    processes: DataFrame
+    accesses: DataFrame
+    rebalances: DataFrame
+    unavailability: DataFrame
+    handlers: DataFrame
+    balance: DataFrame
+    leaders: DataFrame
+    loads: DataFrame

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from rebalanser.audit import times
+from rebalanser.audit import formatting as times
 from rebalanser.audit.tables import FindingKind
 
 NONE: Final = "\u2013"

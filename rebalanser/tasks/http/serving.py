@@ -30,7 +30,7 @@ from uvicorn.server import ServerState
 
 from rebalanser.errors import InvalidSettings
 from rebalanser.runtime.logs import get_logger
-from rebalanser.runtime.running import run_until_stopped
+from rebalanser.runtime.participant import run_until_stopped
 from rebalanser.tasks.http import problems
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.http.routes import QueueRoutes, application

@@ -128,7 +128,7 @@ class ApplicationProcess:
         )
 
     def orphaned(self) -> None:
-        """Its worker has died: its guardian ends it."""
+        """Its worker has died: its shim ends it."""
         if self.alive:
             self.world.after(self.world.random.random() * _DIES_WITHIN_S, lambda: self.end(SIGKILL))
         else:

@@ -217,7 +217,7 @@ class WorkerProcess(Process):
             )
 
     def end(self) -> None:
-        """The process is no more; its guardian ends what it ran."""
+        """The process is no more; its shim ends what it ran."""
         super().end()
         for process in list(self.processes.values()):
             process.orphaned()

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.runs import BUCKET, bucketed, running_max
+from rebalanser.audit.running_max import BUCKET, bucketed, running_max
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

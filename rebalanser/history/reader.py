@@ -11,8 +11,8 @@ from typing import BinaryIO, Final
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from rebalanser.history.older import Version1, upgrade
 from rebalanser.history.records import SCHEMA_VERSION, Record
+from rebalanser.history.version_1 import Version1, upgrade
 
 MAX_LINE_BYTES: Final = 1 << 20
 """A longer line is no record of ours; it is reported and never held in memory."""

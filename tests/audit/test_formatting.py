@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.times import lasting, lasting_column, moment
+from rebalanser.audit.formatting import lasting, lasting_column, moment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rebalanser_sqlite.place import log_of
+from rebalanser_sqlite.location import log_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +25,11 @@ if sys.platform == "linux" or TYPE_CHECKING:
     import inotify_simple  # type: ignore[import-untyped]
 
 POLL_S = 0.01
-"""Seconds between two looks if the bell can't be heard."""
+"""Seconds between two looks if the notifier can't be heard."""
 
 
-class Bell(ABC):
-    """A sleep that the bell ends. ``wake`` may be called from any thread, the rest from the sleeping one."""
+class FileNotifier(ABC):
+    """A sleep that a change of the file ends. ``wake`` may be called from any thread, the rest from one."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -37,14 +37,14 @@ class Bell(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the bell rings, when woken, or on a timeout; sometimes without a reason."""
+        """Return when the notifier rings, when woken, or on a timeout; sometimes without a reason."""
 
     @abstractmethod
     def close(self) -> None:
         """Give all descriptors back."""
 
 
-class PollingBell(Bell):
+class PollingNotifier(FileNotifier):
     """Wakes up every 10 ms, as it hears nothing from other processes. It needs no descriptor."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class PollingBell(Bell):
         """Do nothing."""
 
 
-class InotifyBell(Bell):
-    """Hears the bell of a database file by inotify, also once its log was made anew.
+class InotifyNotifier(FileNotifier):
+    """Hears the notifier of a database file by inotify, also once its log was made anew.
 
     The last connection of the host removes the log as it is closed, which a fork may do.
 
@@ -98,7 +98,7 @@ class InotifyBell(Bell):
             os.write(self._wake_writer, b"\0")
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when the bell rings, when woken, or on a timeout; at once if it may have missed a ring."""
+        """Return at a change, when woken, or on a timeout; at once if it may have missed a change."""
         if self._is_deaf and self._listen():
             return
         for descriptor, _ in self._poll.poll(_milliseconds(timeout_s)):
@@ -109,7 +109,7 @@ class InotifyBell(Bell):
                 self._is_deaf |= any(event.mask & ended for event in self._inotify.read(timeout=0))
 
     def _listen(self) -> bool:
-        """Begin to hear the bell; False if there is no log now."""
+        """Begin to hear the notifier; False if there is no log now."""
         with suppress(FileNotFoundError):
             self._inotify.add_watch(self._log, inotify_simple.flags.OPEN)
             self._is_deaf = False
@@ -132,9 +132,9 @@ def _milliseconds(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else max(0.0, timeout_s * 1000)
 
 
-def bell_of(path: Path) -> Bell:
+def notifier_of(path: Path) -> FileNotifier:
     """Return the best available sleep for a database file."""
     if sys.platform == "linux":
         with suppress(OSError):
-            return InotifyBell(path)
-    return PollingBell()
+            return InotifyNotifier(path)
+    return PollingNotifier()

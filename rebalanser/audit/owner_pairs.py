@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.plans import once
-from rebalanser.audit.runs import BUCKET, bucketed, running_max, spread
+from rebalanser.audit.caching import once
+from rebalanser.audit.running_max import BUCKET, bucketed, running_max, spread
 from rebalanser.audit.tables import EndedBy
 from rebalanser.history import UNLIMITED_S, Protocol
 

@@ -11,7 +11,7 @@ TOO_SLOW: Final = "records came faster than they could be written"
 """Why records are dropped while nothing else is wrong."""
 
 
-class WaitingRoom:
+class RecordBuffer:
     """The records that wait for the writer, ``size`` at most, and what became of the rest.
 
     The writer takes all of them at once. So once a record was dropped the queue stays full until it is

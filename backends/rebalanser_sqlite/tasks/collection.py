@@ -3,7 +3,7 @@
 All are marked first, then it is decided in one write, then they are deleted. A crash before the decision
 leaves marks without effect; one after it leaves tasks that are deleted by the next collection of very many,
 or by the first write that meets one. Until the decision every write that changes a marked task, or makes
-another depend on it, gives the collection up (``rebalanser_sqlite.tasks.writing.Writing``). There is one
+another depend on it, gives the collection up (``rebalanser_sqlite.tasks.writer.Writing``). There is one
 collection at a time in a file: the next one gives up what another has marked, and finishes what it has
 decided.
 """
@@ -19,7 +19,7 @@ from rebalanser.core.tasks.store import Answer, Applied, Collect, Conflict
 from rebalanser.errors import OutcomeUnknown, RebalanserError
 from rebalanser_sqlite.tasks.rows import id_bytes
 from rebalanser_sqlite.tasks.schema import STATUSES
-from rebalanser_sqlite.tasks.writing import STEP, Writing
+from rebalanser_sqlite.tasks.writer import STEP, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -2,7 +2,7 @@
 
 A stream judges a little often, and what takes its time then is not the data but the planning of questions
 whose answer is clear: of records without a task there is no finding about tasks. So whoever has looked
-already what there is (``There``) is spared those.
+already what there is (``Presence``) is spared those.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from rebalanser.audit.caching import count, observed, once
 from rebalanser.audit.clocks import clocks, host_errors
 from rebalanser.audit.invariants import (
     ALL,
@@ -31,17 +32,16 @@ from rebalanser.audit.invariants import (
     update_gap,
 )
 from rebalanser.audit.invariants.steps import first_wrong_step, is_unguarded
-from rebalanser.audit.plans import count, observed, once
+from rebalanser.audit.owner_pairs import doubts, suspects, suspects_in_order
 from rebalanser.audit.sequences import conflicts
-from rebalanser.audit.successions import doubts, suspects, suspects_in_order
 
 if TYPE_CHECKING:
+    from rebalanser.audit.caching import Keep
     from rebalanser.audit.options import Options
-    from rebalanser.audit.plans import Keep
 
 
 @dataclass(frozen=True, slots=True)
-class There:
+class Presence:
     """Whether there are records that some findings are made of; if not, there are no such findings."""
 
     allocations: bool
@@ -57,7 +57,7 @@ class There:
 
 @once
 def of_accesses() -> dict[str, Column]:
-    """What is to be asked of accesses, as they are put together, for ``There``."""
+    """What is to be asked of accesses, as they are put together, for ``Presence``."""
     return {"starts": is_unguarded(), "steps": first_wrong_step().isNotNull()}
 
 
@@ -77,7 +77,7 @@ def judgement(
     options: Options,
     keep: Keep,
     *,
-    there: There,
+    there: Presence,
     proven: DataFrame | None = None,
 ) -> Judgement:
     """All that is found of ``records``, the accesses made of them being ``accesses``.
@@ -114,7 +114,7 @@ def _apart(clocks: DataFrame, keep: Keep) -> DataFrame | None:
     return apart if seen["rows"] else None
 
 
-def _asked(there: There, doubted: Mapping[str, bool]) -> Iterator[Callable[[Case], DataFrame]]:
+def _asked(there: Presence, doubted: Mapping[str, bool]) -> Iterator[Callable[[Case], DataFrame]]:
     """The invariants of which something can be found."""
     needed: dict[Callable[[Case], DataFrame], bool] = {
         overlap: doubted["overlaps"],

@@ -13,7 +13,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class KnownBug:
     """One fault, as a sentence without its subject."""
 
     sentence: str
@@ -36,106 +36,106 @@ class Fault:
 NEVER: Final = 1_000_000
 """Stands for a fix in a version after the last one of a release line."""
 
-FAULTS: Final = (
-    Fault(
+KNOWN_BUGS: Final = (
+    KnownBug(
         "may answer reads with old data after it was paused, or while leaders change",
         {(3, 4): 42, (3, 5): 28, (3, 6): 9},
         "The read that proves life: a node may believe in a lease that has ended, so that only receivers of "
         "fencing tokens are safe. A read from before what the same connection has seen is refused.",
     ),
-    Fault(
+    KnownBug(
         "may revoke live leases through a member that no longer leads",
         {(3, 4): 31, (3, 5): 13},
         "A lease ends early, before its node knows: only receivers of fencing tokens are safe.",
     ),
-    Fault(
+    KnownBug(
         "may carry out only a part of a transaction",
         {(3, 5): 17},
         "A barrier or a term may change without what belongs to it.",
     ),
-    Fault(
+    KnownBug(
         "may end up with members whose data differ",
         {(3, 5): 3},
         "Two members may each show another owner.",
     ),
-    Fault(
+    KnownBug(
         "may end up with members whose revisions differ if one crashes while it is defragmented",
         {(3, 5): 6},
         "Fencing tokens may differ between members.",
     ),
-    Fault(
+    KnownBug(
         "may damage a member's data if it is defragmented while it takes in a snapshot",
         {(3, 4): 38, (3, 5): 23, (3, 6): 5},
         "That member may show another owner than the others.",
     ),
-    Fault(
+    KnownBug(
         "may go back to an earlier revision after a crash during a compaction",
         {(3, 4): 32, (3, 5): 14},
         "Fencing tokens may go back. Open connections refuse to go on; new ones can't know.",
     ),
-    Fault(
+    KnownBug(
         "may lose answered writes of a single member in a crash",
         {(3, 4): 21, (3, 5): 5},
         "A barrier or a term may be forgotten, and given out again.",
     ),
-    Fault(
+    KnownBug(
         "may apply requests differently on members restored from a snapshot, with authentication",
         {(3, 4): 22, (3, 5): 6},
         "Two members may each show another owner.",
     ),
-    Fault(
+    KnownBug(
         "may never end leases after a member took in a snapshot, with authentication",
         {(3, 4): 19, (3, 5): 5},
         "Resources of a node that died stay without an owner.",
     ),
-    Fault(
+    KnownBug(
         "may lose watch events after a compaction",
         {(3, 4): 36, (3, 5): 18},
         "A change is noticed with a later heartbeat, and not at once.",
         survived=True,
     ),
-    Fault(
+    KnownBug(
         "refuses reads too while it is over its quota",
         {(3, 4): 20, (3, 5): 7},
         "Nodes can't prove life and stop, where later versions only let nobody join.",
     ),
-    Fault(
+    KnownBug(
         "may crash on a read transaction that is cancelled",
         {(3, 4): 23, (3, 5): 7},
         "An outage of that member, which a request that timed out can cause.",
     ),
-    Fault(
+    KnownBug(
         "may answer a keep-alive of a revoked lease as if it lived",
         {(3, 4): 38, (3, 5): 23, (3, 6): 5},
         "Nothing: an answered keep-alive proves nothing, only the read after it does.",
         survived=True,
     ),
-    Fault(
+    KnownBug(
         "may answer a keep-alive of a lease that is just being granted",
         {(3, 4): 20, (3, 5): 3},
         "Nothing: a lease is renewed only after its grant was answered.",
         survived=True,
     ),
-    Fault(
+    KnownBug(
         "may report to watchers an event twice, old events, or progress ahead of events",
         {(3, 4): 38, (3, 5): 22, (3, 6): 2},
         "Nothing: a watch is only a wake-up, and its progress is not used.",
         survived=True,
     ),
-    Fault(
+    KnownBug(
         "may hold different data after transactions that read at a stated revision",
         {(3, 4): NEVER, (3, 5): NEVER, (3, 6): NEVER},
         "Nothing: no transaction here reads at a stated revision.",
         survived=True,
     ),
-    Fault(
+    KnownBug(
         "shows its status only to administrators",
         {(3, 4): NEVER, (3, 5): 32, (3, 6): 12},
         "Nothing: a read takes its place. The version isn't known then, which is warned about.",
         survived=True,
         since={(3, 4): 42, (3, 5): 28, (3, 6): 9},
     ),
-    Fault(
+    KnownBug(
         "lets users do or see more than they were granted",
         {(3, 4): 44, (3, 5): 33, (3, 6): 14, (3, 7): 1},
         "Nothing in a group; a role of few rights is not kept to them.",
@@ -167,7 +167,7 @@ def _unsafe_reasons(versions: tuple[str, ...]) -> tuple[str, ...]:
         else:
             reasons += [
                 f"etcd {text} {fault.sentence}"
-                for fault in FAULTS
+                for fault in KNOWN_BUGS
                 if fault.concerns(version) and not fault.survived
             ]
     return tuple(reasons)

@@ -1,17 +1,17 @@
-"""The keeper: a process that writes the output of jobs to files of limited size and number.
+"""The logger: a process that writes the output of jobs to files of limited size and number.
 
-The ``runtime.guardian`` runs it as a program, by its path, with the standard library alone:
-``keeper.py SOCKET``. The keeper gets the reading end of each job's output over the socket. After a job has
-ended it reports when all of the output has been written.
+The ``runtime.supervisor_shim`` runs it as a program, by its path, with the standard library alone:
+``output_logger.py SOCKET``. The logger gets the reading end of each job's output over the socket. After a job
+has ended it reports when all of the output has been written.
 
 It is a separate process so that neither a stopped supervisor nor a disk that hangs blocks the jobs or the
-guardian. A job that prints faster than the disk writes waits, as it would for the disk itself. On a disk that
+shim. A job that prints faster than the disk writes waits, as it would for the disk itself. On a disk that
 refuses writes (full, read-only) output is lost, but no job waits: lost bytes are counted, and their number is
 written once the disk takes it.
 
-When the guardian is gone, the keeper kills what is left of its jobs: their process groups, and whatever else
+When the shim is gone, the logger kills what is left of its jobs: their process groups, and whatever else
 holds their locks. Then it writes the remaining output and ends. So a descendant that the kernel does not kill
-with the guardian does not live on, even if the supervisor was killed too.
+with the shim does not live on, even if the supervisor was killed too.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from typing import Any, Final
 CHUNK_BYTES: Final = 32_768
 """Maximum length of a line that is kept whole, and of one write."""
 LAST_WORDS_S: Final = 5.0
-"""Seconds to go on reading once the guardian is gone, while its jobs are killed."""
+"""Seconds to go on reading once the shim is gone, while its jobs are killed."""
 _MAX_ORDER_BYTES: Final = 65_536
 _FILES_OF_AN_ORDER: Final = 2
 _KILL_ROUNDS: Final = 20
 """Maximum number of searches for holders of a lock; each kills those that it finds."""
-_OURS: Final = tuple(os.fsencode(Path(__file__).with_name(name)) for name in ("guardian.py", "keeper.py"))
+_OURS: Final = tuple(
+    os.fsencode(Path(__file__).with_name(name)) for name in ("supervisor_shim.py", "output_logger.py")
+)
 """Programs that hold or try the locks of jobs, and are no jobs."""
 
 
@@ -109,22 +111,22 @@ class Source:
             os.close(self.lock)
 
 
-class Keeper:
-    """Writes the output of one guardian's jobs."""
+class OutputLogger:
+    """Writes the output of one shim's jobs."""
 
-    def __init__(self, guardian: socket.socket) -> None:
-        self._guardian = guardian
+    def __init__(self, shim: socket.socket) -> None:
+        self._shim = shim
         self._sources: dict[int, Source] = {}
         self._until: float | None = None
-        """Time to end (monotonic seconds) once the guardian is gone; None while it lives."""
+        """Time to end (monotonic seconds) once the shim is gone; None while it lives."""
 
     def serve(self) -> None:
-        """Carry out orders until the guardian is gone and all output has been written."""
+        """Carry out orders until the shim is gone and all output has been written."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._guardian, selectors.EVENT_READ)
+            selector.register(self._shim, selectors.EVENT_READ)
             while self._until is None or (self._sources and time.monotonic() < self._until):
                 for key, _ in selector.select(None if self._until is None else LAST_WORDS_S):
-                    if key.fileobj is self._guardian:
+                    if key.fileobj is self._shim:
                         self._listen(selector)
                     elif key.data in self._sources:
                         self._read(key.data, selector)
@@ -144,11 +146,11 @@ class Keeper:
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
         try:
-            text, files, _, _ = socket.recv_fds(self._guardian, _MAX_ORDER_BYTES, _FILES_OF_AN_ORDER)
+            text, files, _, _ = socket.recv_fds(self._shim, _MAX_ORDER_BYTES, _FILES_OF_AN_ORDER)
         except ConnectionError:
             text, files = b"", []
         if not text:
-            selector.unregister(self._guardian)
+            selector.unregister(self._shim)
             self._kill_jobs()
             self._until = time.monotonic() + LAST_WORDS_S
             for number, source in list(self._sources.items()):
@@ -171,10 +173,10 @@ class Keeper:
                 selector.unregister(self._sources[number].reading)
             self._close(number)
             with contextlib.suppress(OSError):
-                self._guardian.send(json.dumps({"number": number}).encode())
+                self._shim.send(json.dumps({"number": number}).encode())
 
     def _kill_jobs(self) -> None:
-        """Kill the jobs that the guardian had not reported as ended; their commands are killed already."""
+        """Kill the jobs that the shim had not reported as ended; their commands are killed already."""
         locks = set()
         for source in self._sources.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -216,12 +218,12 @@ def _status(file: Path) -> os.stat_result:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the guardian at the other end of the socket; the first argument is its file descriptor."""
+    """Serve the shim at the other end of the socket; the first argument is its file descriptor."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=int(arguments[0])) as guardian:
-        os.set_inheritable(guardian.fileno(), False)
-        Keeper(guardian).serve()
+    with socket.socket(fileno=int(arguments[0])) as shim:
+        os.set_inheritable(shim.fileno(), False)
+        OutputLogger(shim).serve()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.checkpoint import TIP
+from rebalanser.audit.owner_pairs import SERIES
 from rebalanser.audit.sequences import NUMBERED
-from rebalanser.audit.successions import SERIES
 from rebalanser.audit.tables import EndedBy
 from rebalanser.history import Step
 

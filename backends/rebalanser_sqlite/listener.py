@@ -1,4 +1,4 @@
-"""The one thread for all watches of an open file: it waits for the bell, and reads new changes."""
+"""The one thread for all watches of an open file: it waits for the notifier, and reads new changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from rebalanser.errors import RebalanserError
-from rebalanser_sqlite.bell import Bell, bell_of
+from rebalanser_sqlite.file_notifier import FileNotifier, notifier_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rebalanser_sqlite.store import Store
 
 LOOK_S: Final = 0.25
-"""Seconds between looks without the bell, which find commits of writers killed before they rang."""
+"""Seconds between looks without the notifier, which find commits of writers killed before they rang."""
 PATIENCE_S: Final = 1.0
 """Maximum seconds that the thread waits for a lock before it looks again."""
 
@@ -43,7 +43,7 @@ class Listener(ABC, Generic[WatchT]):
         self._lock = threading.Lock()
         self._watches: list[WatchT] = []
         self._closing = False
-        self._bell: Bell | None = None
+        self._notifier: FileNotifier | None = None
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -54,14 +54,17 @@ class Listener(ABC, Generic[WatchT]):
         """Begin a watch; the first one starts the thread."""
         with self._lock:
             self._watches.append(watch)
-            if self._bell is None:
-                self._bell = bell_of(self._path)
+            if self._notifier is None:
+                self._notifier = notifier_of(self._path)
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._bell,), name=f"{self._name} {self._path.name}", daemon=True
+                    target=self._run,
+                    args=(self._notifier,),
+                    name=f"{self._name} {self._path.name}",
+                    daemon=True,
                 )
                 self._thread.start()
             if not self._closing:
-                self._bell.wake()
+                self._notifier.wake()
         return watch
 
     def _forget(self, watch: WatchT) -> None:
@@ -72,22 +75,22 @@ class Listener(ABC, Generic[WatchT]):
     def wake(self) -> None:
         """Look for changes now."""
         with self._lock:
-            if self._bell is not None and not self._closing:
-                self._bell.wake()
+            if self._notifier is not None and not self._closing:
+                self._notifier.wake()
 
     def close(self) -> None:
         """End all watches and the thread, and wait for the thread unless it is the caller."""
         with self._lock:
             watches, self._watches = self._watches, []
             was_closing, self._closing = self._closing, True
-            if self._bell is not None and not was_closing:
-                self._bell.wake()
+            if self._notifier is not None and not was_closing:
+                self._notifier.wake()
         for watch in watches:
             watch.open = False
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run(self, bell: Bell) -> None:
+    def _run(self, notifier: FileNotifier) -> None:
         store: Store | None = None
         try:
             while not self._closing:
@@ -100,10 +103,10 @@ class Listener(ABC, Generic[WatchT]):
                 except Exception:  # a thread that ended here would leave watches that hear nothing any more
                     _log.exception("watches wait", extra={"action": "watch_failed"})
                     pause_s = PATIENCE_S
-                bell.wait(pause_s)
+                notifier.wait(pause_s)
         finally:
             if store is not None:
                 store.close()
             with self._lock:
                 self._closing = True
-                bell.close()
+                notifier.close()

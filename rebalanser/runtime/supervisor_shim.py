@@ -1,34 +1,34 @@
-"""The guardian: a process that starts the jobs of a supervisor, and outlives the supervisor.
+"""The shim: a process that starts the jobs of a supervisor, and outlives the supervisor.
 
-It is run as a program, by its path, with the standard library alone: ``guardian.py SOCKET``. The supervisor
-sends it orders over a socket: start a job, stop it, extend its deadline. No job runs beyond its deadline,
-whatever fails:
+It is run as a program, by its path, with the standard library alone: ``supervisor_shim.py SOCKET``. The
+supervisor sends it orders over a socket: start a job, stop it, extend its deadline. No job runs beyond its
+deadline, whatever fails:
 
 - The supervisor dies, even by ``kill -9``: the kernel closes its end of the socket. Every job gets SIGTERM,
   and SIGKILL after its stop limit or at its deadline, whichever comes first.
 - The supervisor is stopped (SIGSTOP) or stuck, so that it extends no deadline. A job with a deadline gets
   SIGTERM its stop limit before the deadline, and SIGKILL at the deadline (RB-21, SH-14). No job is started
   after its deadline. A job without a deadline continues.
-- Supervisor and guardian are frozen together, as with a whole host or container: the jobs are frozen too.
-  When the guardian continues, it kills the jobs that are past their deadlines. Only receivers that check
+- Supervisor and shim are frozen together, as with a whole host or container: the jobs are frozen too.
+  When the shim continues, it kills the jobs that are past their deadlines. Only receivers that check
   fencing tokens refuse what such a job writes in between.
-- The guardian dies: the kernel kills each job's command (PR_SET_PDEATHSIG, bound to this process's one
-  thread) and closes the socket. The supervisor kills the rest of the process groups, and so does the keeper
+- The shim dies: the kernel kills each job's command (PR_SET_PDEATHSIG, bound to this process's one
+  thread) and closes the socket. The supervisor kills the rest of the process groups, and so does the logger
   below, whatever became of the supervisor.
-- Supervisor, guardian and keeper are killed at once, or the job's output is not kept: descendants of a
+- Supervisor, shim and logger are killed at once, or the job's output is not kept: descendants of a
   command can survive. They keep the job's lock, by which the next supervisor finds and kills them.
 
-Each command leads a session and process group of its own. When it has exited, the guardian kills the rest of
+Each command leads a session and process group of its own. When it has exited, the shim kills the rest of
 the group, and reports the exit only once the group is empty. It is the subreaper of all that it starts, so an
 orphan of a group becomes its child. A process that creates a session of its own has left the group and is not
 waited for, unless the job asks for its ``whole_tree``: then orphans with the job's mark in their environment
 are killed and waited for, too. What begins with another environment, or runs as another user, gets away.
 
-A job may name a lock file. It is started once the guardian has the lock, and the command inherits the lock:
+A job may name a lock file. It is started once the shim has the lock, and the command inherits the lock:
 no second job with the same file is started while a process of the first one lives that has not closed it.
 
-A job may leave its output to the guardian. A separate process, ``runtime.keeper``, reads it
-and writes it to files, so that neither a stopped supervisor nor a slow disk blocks a job or the guardian.
+A job may leave its output to the shim. A separate process, ``runtime.output_logger``, reads it
+and writes it to files, so that neither a stopped supervisor nor a slow disk blocks a job or the shim.
 
 Deadlines are in seconds of CLOCK_BOOTTIME, which continues while the host is suspended.
 """
@@ -65,10 +65,10 @@ SHORTEST_SLEEP_S: Final = 0.005
 LOCK_POLL_S: Final = 0.02
 STARTS_AT_ONCE: Final = 8
 """Maximum number of starts before deadlines are checked again: starting hundreds takes seconds."""
-KEEPER_PAUSE_S: Final = 1.0
-"""Minimum seconds between two starts of the keeper."""
+LOGGER_PAUSE_S: Final = 1.0
+"""Minimum seconds between two starts of the logger."""
 PIPE_BYTES: Final = 1024 * 1024
-"""Output that a job may write while the keeper is busy, if the kernel grants it."""
+"""Output that a job may write while the logger is busy, if the kernel grants it."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -91,7 +91,7 @@ class Job:
 
     command: Sequence[str]
     stop_limit_s: float
-    """Seconds from SIGTERM to SIGKILL when the guardian ends it."""
+    """Seconds from SIGTERM to SIGKILL when the shim ends it."""
     deadline: float | None = None
     """Time by which it must have ended (CLOCK_BOOTTIME seconds); None for no deadline."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -152,13 +152,13 @@ class _Child:
     """Time of SIGKILL; None unless it has got SIGTERM."""
     mark: str | None = None
     """Entry of the environment of all its descendants; None if only the process group is killed."""
-    by_guardian: bool = False
-    """True if the guardian stopped it without an order."""
+    by_shim: bool = False
+    """True if the shim stopped it without an order."""
     code: int | None = None
     """The command's exit code; None while it runs."""
 
 
-class Guardian:
+class SupervisorShim:
     """Starts, stops and watches the process groups of one supervisor."""
 
     def __init__(self, supervisor: socket.socket) -> None:
@@ -170,7 +170,7 @@ class Guardian:
         self._alone = False
         self._in_a_hurry = False
         self._selector = selectors.DefaultSelector()
-        self._keeper = _Keeper(self._selector)
+        self._logger = _OutputLogger(self._selector)
         self._prctl = ctypes.CDLL(None).prctl
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._usual_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -190,7 +190,7 @@ class Guardian:
                 self._begin()
                 self._reap()
                 self._enforce()
-                self._keeper.see_to()
+                self._logger.see_to()
                 self._send_reports()
                 if self._alone and self._supervisor in selector.get_map():
                     selector.unregister(self._supervisor)
@@ -202,7 +202,7 @@ class Guardian:
         if self._in_a_hurry:
             return 0.0
         if not self._children and not self._waiting:
-            return LONGEST_SLEEP_S if self._keeper.is_behind else None
+            return LONGEST_SLEEP_S if self._logger.is_behind else None
         instant = now()
         until = instant + (LOCK_POLL_S if self._waiting else LONGEST_SLEEP_S)
         for child in self._children.values():
@@ -228,8 +228,8 @@ class Guardian:
     def _obey(self, order: dict[str, Any], files: list[int]) -> None:
         number = order["number"]
         if order["do"] == "start" and not files:
-            error = "the guardian of the subprocesses has too many open files"
-            self._report("exited", number=number, code=None, error=error, by_guardian=False)
+            error = "the shim of the subprocesses has too many open files"
+            self._report("exited", number=number, code=None, error=error, by_shim=False)
         elif order["do"] == "start":
             with os.fdopen(files.pop(0), "rb") as file:
                 file.seek(0)
@@ -242,7 +242,7 @@ class Guardian:
             self._forget(number)
             for child in self._children.values():
                 if child.number == number:
-                    self._terminate(child, order["kill_at"], by_guardian=False)
+                    self._terminate(child, order["kill_at"], by_shim=False)
         elif order["do"] == "extend":
             held: list[_Waiting | _Child] = [*self._waiting, *self._children.values()]
             for each in held:
@@ -253,12 +253,12 @@ class Guardian:
     def _forget(self, number: int) -> None:
         """Cancel a start that still waits."""
         for waiting in [waiting for waiting in self._waiting if waiting.number == number]:
-            self._refuse(waiting, "it was stopped before it began", by_guardian=False)
+            self._refuse(waiting, "it was stopped before it began", by_shim=False)
             self._waiting.remove(waiting)
 
-    def _refuse(self, waiting: _Waiting, error: str, by_guardian: bool) -> None:
+    def _refuse(self, waiting: _Waiting, error: str, by_shim: bool) -> None:
         waiting.close()
-        self._report("exited", number=waiting.number, code=None, error=error, by_guardian=by_guardian)
+        self._report("exited", number=waiting.number, code=None, error=error, by_shim=by_shim)
 
     def _begin(self) -> None:
         """Start waiting jobs, a few at a time, and report those that can't be started."""
@@ -270,7 +270,7 @@ class Guardian:
             elif len(self._children) >= most:
                 still.append(waiting)
             elif now() >= waiting.deadline:
-                self._refuse(waiting, "access ended", by_guardian=True)
+                self._refuse(waiting, "access ended", by_shim=True)
             else:
                 try:
                     lock = _lock(waiting.job.lock)
@@ -280,10 +280,10 @@ class Guardian:
                         continue
                     waited_s = waiting.job.lock_timeout_s
                     self._refuse(
-                        waiting, f"an earlier process still runs after {waited_s:g} s", by_guardian=False
+                        waiting, f"an earlier process still runs after {waited_s:g} s", by_shim=False
                     )
                 except OSError as error:
-                    self._refuse(waiting, str(error), by_guardian=False)
+                    self._refuse(waiting, str(error), by_shim=False)
                 else:
                     self._start(waiting, lock)
         self._waiting = still
@@ -308,7 +308,7 @@ class Guardian:
                     f"{error.filename!r} is neither a program for this machine nor a script whose first line "
                     "names its interpreter, such as #!/bin/sh"
                 )
-            self._refuse(waiting, why, by_guardian=False)
+            self._refuse(waiting, why, by_shim=False)
             return
         waiting.close()
         self._children[process.pid] = _Child(
@@ -320,13 +320,13 @@ class Guardian:
             mark=f"{_MARK}={mark}" if mark else None,
         )
         if job.output is not None and reading is not None:
-            self._keeper.keep(waiting.number, process.pid, job.output, reading, lock)
+            self._logger.keep(waiting.number, process.pid, job.output, reading, lock)
         self._report("started", number=waiting.number, pid=process.pid)
 
     def _run(
         self, job: Job, files: Sequence[int], lock: int | None, more: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        guardian = os.getpid()
+        shim = os.getpid()
         limits = [(resource.RLIMIT_NOFILE, self._usual_files)]
         for name, value in job.limits.items():
             which = getattr(resource, name)
@@ -336,7 +336,7 @@ class Guardian:
 
         def become_the_command() -> None:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != guardian:
+            if os.getppid() != shim:
                 os._exit(1)
             for which, both in limits:
                 resource.setrlimit(which, both)
@@ -353,9 +353,9 @@ class Guardian:
             preexec_fn=become_the_command,  # noqa: PLW1509 - this process has one thread
         )
 
-    def _terminate(self, child: _Child, kill_at: float, by_guardian: bool) -> None:
+    def _terminate(self, child: _Child, kill_at: float, by_shim: bool) -> None:
         if child.kill_at is None:
-            child.by_guardian = by_guardian
+            child.by_shim = by_shim
             _signal(child, signal.SIGTERM)
         child.kill_at = min(kill_at, child.kill_at or kill_at)
 
@@ -367,7 +367,7 @@ class Guardian:
                 continue  # its group was killed and may be gone: another one may have its id
             if self._alone or instant >= child.deadline - child.stop_limit_s:
                 kill_at = min(instant + child.stop_limit_s, child.deadline)
-                self._terminate(child, kill_at, by_guardian=True)
+                self._terminate(child, kill_at, by_shim=True)
             if child.kill_at is not None and instant >= min(child.kill_at, child.deadline):
                 _signal(child, signal.SIGKILL)
 
@@ -384,18 +384,18 @@ class Guardian:
                 _, status = os.waitpid(exited.si_pid, 0)
                 if child is not None:
                     child.code = child.process.returncode = os.waitstatus_to_exitcode(status)
-                self._keeper.has_exited(exited.si_pid, status)
+                self._logger.has_exited(exited.si_pid, status)
         for pid, child in list(self._children.items()):
             if child.code is not None and _is_empty(pid) and not self._kill_orphans(child.mark):
                 del self._children[pid]
-                if not self._keeper.finish(child.number):
+                if not self._logger.finish(child.number):
                     _close(child.lock)
                 self._report(
                     "exited",
                     number=child.number,
                     code=child.code,
                     error=None,
-                    by_guardian=child.by_guardian,
+                    by_shim=child.by_shim,
                 )
 
     def _kill_orphans(self, mark: str | None) -> bool:
@@ -417,7 +417,7 @@ class Guardian:
         self._outbox.append(json.dumps({"is": kind, "at": now(), **what}).encode())
 
     def _send_reports(self) -> None:
-        """Send reports as far as the supervisor takes them: a stopped one must not block the guardian."""
+        """Send reports as far as the supervisor takes them: a stopped one must not block the shim."""
         try:
             while self._outbox and not self._alone:
                 self._supervisor.send(self._outbox[0])
@@ -430,7 +430,7 @@ class Guardian:
 
 @dataclass(slots=True)
 class _Kept:
-    """A job's output on its way to files; kept here until the keeper confirms that all is written."""
+    """A job's output on its way to files; kept here until the logger confirms that all is written."""
 
     group: int
     output: Output
@@ -441,7 +441,7 @@ class _Kept:
     finish_sent: bool = False
 
 
-class _Keeper:
+class _OutputLogger:
     """The process that writes the jobs' output to files; started for the first job, restarted if it dies.
 
     The pipes' reading ends stay open here too, so that unread output survives a restart.
@@ -470,7 +470,7 @@ class _Keeper:
         return number in self._kept
 
     def see_to(self) -> None:
-        """Start the keeper if needed, send it orders as far as it takes them, and read its answers."""
+        """Start the logger if needed, send it orders as far as it takes them, and read its answers."""
         if self._kept and self._process is None and now() >= self._not_before:
             self._run()
         if self._socket is not None:
@@ -480,7 +480,7 @@ class _Keeper:
                 self._hear(self._socket)
 
     def has_exited(self, pid: int, status: int) -> None:
-        """Handle the exit of a child of this process, which may have been the keeper."""
+        """Handle the exit of a child of this process, which may have been the logger."""
         if self._process is None or self._process.pid != pid:
             return
         self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -493,9 +493,9 @@ class _Keeper:
             kept.keep_sent = kept.finish_sent = False
 
     def _run(self) -> None:
-        self._not_before = now() + KEEPER_PAUSE_S
+        self._not_before = now() + LOGGER_PAUSE_S
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))]
+        program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("output_logger.py"))]
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - a module of this package
@@ -512,19 +512,19 @@ class _Keeper:
         self._selector.register(ours, selectors.EVENT_READ)
         self._socket = ours
 
-    def _send_orders(self, keeper: socket.socket) -> None:
+    def _send_orders(self, logger: socket.socket) -> None:
         for number, kept in self._kept.items():
             if not kept.keep_sent:
                 order = {"do": "keep", "number": number, "group": kept.group, **asdict(kept.output)}
                 files = [kept.reading] if kept.lock is None else [kept.reading, kept.lock]
-                socket.send_fds(keeper, [json.dumps(order).encode()], files)
+                socket.send_fds(logger, [json.dumps(order).encode()], files)
                 kept.keep_sent = True
             if kept.finished and not kept.finish_sent:
-                keeper.send(json.dumps({"do": "finish", "number": number}).encode())
+                logger.send(json.dumps({"do": "finish", "number": number}).encode())
                 kept.finish_sent = True
 
-    def _hear(self, keeper: socket.socket) -> None:
-        while message := keeper.recv(MAX_MESSAGE_BYTES):
+    def _hear(self, logger: socket.socket) -> None:
+        while message := logger.recv(MAX_MESSAGE_BYTES):
             done = self._kept.pop(json.loads(message)["number"], None)
             if done is not None:
                 _close(done.reading, done.lock)
@@ -593,7 +593,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 def _wake_on_signals() -> Iterator[socket.socket]:
     """Return a socket that becomes readable when a child exits.
 
-    Signals that stop the supervisor do not stop the guardian. They are caught, not ignored, since the
+    Signals that stop the supervisor do not stop the shim. They are caught, not ignored, since the
     commands would inherit an ignored signal.
     """
     woken, waker = socket.socketpair()
@@ -623,7 +623,7 @@ def main(arguments: Sequence[str]) -> None:
         os.set_inheritable(each, False)
     with socket.socket(fileno=file) as supervisor:
         os.set_inheritable(supervisor.fileno(), False)
-        Guardian(supervisor).serve()
+        SupervisorShim(supervisor).serve()
 
 
 if __name__ == "__main__":

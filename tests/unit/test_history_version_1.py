@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rebalanser.history import Protocol, Record, Unreadable, UnreadableReason, read_records
-from rebalanser.history.older import DEFAULTS_OF_VERSION_1, INCARNATION_OF_NODE, Version1, upgrade
+from rebalanser.history.version_1 import DEFAULTS_OF_VERSION_1, INCARNATION_OF_NODE, Version1, upgrade
 
 if TYPE_CHECKING:
     from pathlib import Path

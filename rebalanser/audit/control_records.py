@@ -1,4 +1,4 @@
-"""The few records that are looked at one by one, and what there is to find anything of.
+"""Selects control records, those of leaders, allocations and gaps, and the checks that apply to them.
 
 Of a history that is sound next to nothing need be asked: planning the questions would take longer than the
 answers. So the records of leaders, of allocations and of gaps are put aside once, in one pass over all.
@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from rebalanser.audit.plans import observed
+from rebalanser.audit.caching import observed
 from rebalanser.audit.sequences import has_duplicates, processes_of
 from rebalanser.history import GAP, Protocol, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from rebalanser.audit.plans import Keep
+    from rebalanser.audit.caching import Keep
 
 STEPS: Final = (Step.GROUP_READ, Step.PUBLISHED, Step.COMPLETED, Step.ELECTED, Step.ADOPTED)
 """Those that a process takes a few times in a rebalance, whatever the number of resources."""
 
 
-def seldom_of(records: DataFrame) -> DataFrame:
+def control_records(records: DataFrame) -> DataFrame:
     """The records of ``STEPS``, and those that stand for missing ones."""
-    is_seldom = F.coalesce(F.col("step").isin(*STEPS), F.lit(False)) | (F.col("kind") == GAP)
-    return records.where(is_seldom)
+    is_control = F.coalesce(F.col("step").isin(*STEPS), F.lit(False)) | (F.col("kind") == GAP)
+    return records.where(is_control)
 
 
 def looked_at(
     records: DataFrame, counted: DataFrame, keep: Keep
 ) -> tuple[DataFrame, DataFrame, dict[str, bool]]:
-    """``PROCESSES``, ``seldom_of``, both kept, and what there is in them.
+    """``PROCESSES``, ``control_records``, both kept, and what there is in them.
 
-    That is for ``There``. ``counted`` is what
+    That is for ``Presence``. ``counted`` is what
     ``tallies`` gives, and should be persisted.
     """
     processes, of_processes = observed(
@@ -43,12 +43,12 @@ def looked_at(
         processes_of(counted),
         tasks=F.count_if(F.col("protocol") == str(Protocol.SKULD)),
     )
-    seldom, of_steps = observed(
+    controls, of_steps = observed(
         keep,
         "looking for leaders",
-        seldom_of(records),
+        control_records(records),
         elections=F.count_if(F.col("step") == Step.ELECTED),
         allocations=F.count_if(F.col("step") == Step.ADOPTED),
     )
     there = {name: found > 0 for name, found in (of_steps | of_processes).items()}
-    return processes, seldom, there | {"twice": has_duplicates(counted)}
+    return processes, controls, there | {"twice": has_duplicates(counted)}

@@ -13,15 +13,15 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from rebalanser.audit.accesses import put_together
+from rebalanser.audit.caching import KEPT, Keep, computed, count, cut_off, observed
+from rebalanser.audit.control_records import looked_at
+from rebalanser.audit.evaluation import Presence, judgement, of_accesses
 from rebalanser.audit.evidence import with_evidence
 from rebalanser.audit.ingest import RAW, Ingested, parse_once, read
-from rebalanser.audit.judgement import There, judgement, of_accesses
 from rebalanser.audit.metrics import measure
 from rebalanser.audit.options import Options
 from rebalanser.audit.outputs import OutputFolder, write_file
-from rebalanser.audit.plans import KEPT, Keep, computed, count, cut_off, observed
 from rebalanser.audit.report import ReportInput, build
-from rebalanser.audit.seldom import looked_at
 from rebalanser.audit.sequences import gaps_of, tallies
 from rebalanser.audit.sources import LINES, NoHistory
 from rebalanser.audit.tables import CLOCKS, FINDINGS, GAPS
@@ -91,14 +91,14 @@ def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: 
     if options.until is not None:
         records = records.where(f.col("wall_time") <= options.until)
     counted = keep("counting the records of each process", tallies(records))
-    of_processes, seldom, of_records = looked_at(records, counted, keep)
-    missing = gaps_of(counted, seldom.where(f.col("kind") == GAP), records, keep)
+    of_processes, controls, of_records = looked_at(records, counted, keep)
+    missing = gaps_of(counted, controls.where(f.col("kind") == GAP), records, keep)
     together = put_together(records, of_processes, keep, **of_accesses())
-    owned, there = together.in_turns, There(**of_records, **together.are_any)
-    asked = records if there.tasks or there.twice else seldom
+    owned, there = together.in_turns, Presence(**of_records, **together.are_any)
+    asked = records if there.tasks or there.twice else controls
     judged = judgement(asked, owned, options, keep, there=there)
     findings = _findings(judged.found, records, missing, options, keep)
-    metrics = measure(records, owned, of_processes, options, seldom)
+    metrics = measure(records, owned, of_processes, options, controls)
     return Tables(
         findings=findings,
         accesses=owned,

@@ -18,8 +18,8 @@ from rebalanser.registry.urls import open_registry, parse_url
 from rebalanser.tasks.context import load_engine
 from rebalanser.testing.registry_suite import Recorder
 from rebalanser.testing.waiting import PATIENCE_S
-from rebalanser_sqlite import SqliteRegistry, place
-from rebalanser_sqlite.place import SHARED_FILESYSTEMS, file_of, mount_of
+from rebalanser_sqlite import SqliteRegistry, location
+from rebalanser_sqlite.location import SHARED_FILESYSTEMS, file_of, mount_of
 from rebalanser_sqlite.store import APPLICATION_ID, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def test_a_place_that_can_not_be_looked_at(
     def fail() -> list[str]:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(place, "_mount_lines", fail)
+    monkeypatch.setattr(location, "_mount_lines", fail)
     with pytest.raises(kind, match=says) as caught:
         SqliteRegistry(tmp_path / "groups.db")
     assert type(caught.value) is kind
@@ -253,7 +253,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, point: Path, kind: st
     """Have ``point`` be a mount of this kind for as long as the test runs."""
     mounts = folder / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {point} {kind} rw 0 0\n")
-    monkeypatch.setattr(place, "MOUNTS", mounts)
+    monkeypatch.setattr(location, "MOUNTS", mounts)
 
 
 @pytest.mark.parametrize(

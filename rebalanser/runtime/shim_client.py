@@ -1,4 +1,4 @@
-"""The supervisor's client of the guardian: starts it, sends it orders, and receives their outcomes."""
+"""The supervisor's client of the shim: starts it, sends it orders, and receives their outcomes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tenacity import (
 )
 
 from rebalanser.errors import InternalError, RequestTooLarge
-from rebalanser.runtime import guardian
+from rebalanser.runtime import supervisor_shim as shim
 
 CLOSE_TIMEOUT_S: Final = 1.0
 START_TIMEOUT_S: Final = 10.0
-"""Seconds that a start waits for room in the guardian's queue of some hundred orders."""
+"""Seconds that a start waits for room in the shim's queue of some hundred orders."""
 ROOM_POLL_MS: Final = 100
 KILLED_TIMEOUT_S: Final = 5.0
-"""Seconds to wait for jobs that were killed because the guardian died. A process may stay in the kernel, and
+"""Seconds to wait for jobs that were killed because the shim died. A process may stay in the kernel, and
 an init that reaps no children keeps dead ones."""
 KILLED_POLL_S: Final = 0.01
 STOP_TIMEOUT_S: Final = 0.5
-"""Seconds that a stop waits for room; the caller must be ready to ``GuardedProcesses.kill`` anyway."""
+"""Seconds that a stop waits for room; the caller must be ready to ``ShimClient.kill`` anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class Exited:
     """The exit code, negative for a signal; None if the command was not started."""
     error: str | None
     """The reason why the command was not started."""
-    by_guardian: bool
-    """True if the guardian ended it because access ended, not because of an order."""
+    by_shim: bool
+    """True if the shim ended it because access ended, not because of an order."""
     at: float | None = None
-    """Time at which the guardian saw the end (CLOCK_BOOTTIME seconds); None if the guardian died."""
+    """Time at which the shim saw the end (CLOCK_BOOTTIME seconds); None if the shim died."""
 
 
 Outcome: TypeAlias = Started | Exited
 
 
-class GuardedProcesses:
-    """The process groups of one supervisor, run by a guardian process. All methods are thread-safe.
+class ShimClient:
+    """The process groups of one supervisor, run by a shim process. All methods are thread-safe.
 
-    ``lost`` is called once, in another thread, if the guardian dies; all jobs have been killed by then.
-    ``held`` are files that the guardian keeps open until it ends, that is, until all groups are empty: a lock
+    ``lost`` is called once, in another thread, if the shim dies; all jobs have been killed by then.
+    ``held`` are files that the shim keeps open until it ends, that is, until all groups are empty: a lock
     among them is not released before.
     """
 
@@ -83,31 +83,29 @@ class GuardedProcesses:
         self._closing = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            program = [sys.executable, "-I", "-S", guardian.__file__]
+            program = [sys.executable, "-I", "-S", shim.__file__]
             self._process = subprocess.Popen(  # noqa: S603 - a module of this package
                 [*program, str(theirs.fileno()), *map(str, held)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *held),
                 start_new_session=True,
             )
-        self._listener = threading.Thread(target=self._listen, name="rebalanser-guardian", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="rebalanser-shim", daemon=True)
         self._listener.start()
 
     @property
-    def guardian_pid(self) -> int:
-        """The guardian's process id."""
+    def shim_pid(self) -> int:
+        """The shim's process id."""
         return self._process.pid
 
-    def start(
-        self, job: guardian.Job, on_outcome: Callable[[Outcome], None], files: Sequence[int] = ()
-    ) -> int:
+    def start(self, job: shim.Job, on_outcome: Callable[[Outcome], None], files: Sequence[int] = ()) -> int:
         """Start a job and return its number. ``on_outcome`` is called in another thread with each outcome.
 
         ``on_outcome`` must not block. It gets at most one ``Started``, and then one ``Exited``.
         ``files`` are the job's standard output and error; by default those of this process.
 
         Raises:
-            InternalError: the guardian is gone, or has taken no orders for ``START_TIMEOUT_S``.
+            InternalError: the shim is gone, or has taken no orders for ``START_TIMEOUT_S``.
             RequestTooLarge: command and environment are too large for the kernel.
         """
         number = next(self._numbers)
@@ -121,7 +119,7 @@ class GuardedProcesses:
             self._forget(number)
             stuck = isinstance(error, BlockingIOError)
             what = "takes no orders" if stuck else "is gone"
-            raise InternalError(f"the guardian of the subprocesses {what}") from error
+            raise InternalError(f"the shim of the subprocesses {what}") from error
         except RequestTooLarge:
             self._forget(number)
             raise
@@ -136,7 +134,7 @@ class GuardedProcesses:
         self._order({"do": "stop", "number": number, "kill_at": kill_at}, STOP_TIMEOUT_S)
 
     def kill(self, number: int) -> None:
-        """Send SIGKILL to a job's process group from this process, in case the guardian does not."""
+        """Send SIGKILL to a job's process group from this process, in case the shim does not."""
         with self._lock:
             pid = self._pids.get(number)
         if pid is not None:
@@ -145,12 +143,12 @@ class GuardedProcesses:
     def extend(self, deadline: float, number: int | None = None) -> None:
         """Extend the deadline of one job, or of all that have one (CLOCK_BOOTTIME seconds).
 
-        Never waits: if the guardian takes no orders, the deadline stays as it is.
+        Never waits: if the shim takes no orders, the deadline stays as it is.
         """
         self._order({"do": "extend", "number": number, "deadline": deadline}, 0.0)
 
     def _order(self, order: dict[str, object], timeout_s: float) -> None:
-        """Send an order; ignore a guardian that is gone, which the listener handles."""
+        """Send an order; ignore a shim that is gone, which the listener handles."""
         with contextlib.suppress(OSError):
             self._send(json.dumps(order).encode(), (), timeout_s)
 
@@ -158,8 +156,8 @@ class GuardedProcesses:
         """Send an order as soon as there is room for it.
 
         Raises:
-            BlockingIOError: there was no room within ``timeout_s``: the guardian is stopped or stuck.
-            OSError: the guardian is gone.
+            BlockingIOError: there was no room within ``timeout_s``: the shim is stopped or stuck.
+            OSError: the shim is gone.
         """
         room = select.poll()
         room.register(self._socket, select.POLLOUT)
@@ -179,7 +177,7 @@ class GuardedProcesses:
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):
-            while message := self._socket.recv(guardian.MAX_MESSAGE_BYTES):
+            while message := self._socket.recv(shim.MAX_MESSAGE_BYTES):
                 self._hear(json.loads(message))
         if not self._closing:
             self._kill_all()
@@ -197,10 +195,10 @@ class GuardedProcesses:
         if message["is"] == "started":
             on_outcome(Started(message["pid"]))
         else:
-            on_outcome(Exited(message["code"], message["error"], message["by_guardian"], message["at"]))
+            on_outcome(Exited(message["code"], message["error"], message["by_shim"], message["at"]))
 
     def _kill_all(self) -> None:
-        """Kill the descendants of the commands; the kernel has killed the commands with the guardian."""
+        """Kill the descendants of the commands; the kernel has killed the commands with the shim."""
         with self._lock:
             pids, self._pids = dict(self._pids), {}
             waiting, self._callbacks = dict(self._callbacks), {}
@@ -208,12 +206,12 @@ class GuardedProcesses:
             _kill_group(pid)
         _wait_for_end(pids.values())
         for on_outcome in waiting.values():
-            on_outcome(Exited(None, "the guardian of the subprocesses died", by_guardian=True))
+            on_outcome(Exited(None, "the shim of the subprocesses died", by_shim=True))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Ask the guardian to stop all jobs and to end. Closing twice does nothing.
+        """Ask the shim to stop all jobs and to end. Closing twice does nothing.
 
-        Waits at most ``timeout_s`` seconds for the guardian, and so for all that it started.
+        Waits at most ``timeout_s`` seconds for the shim, and so for all that it started.
         """
         self._closing = True
         with contextlib.suppress(OSError):
@@ -226,12 +224,12 @@ class GuardedProcesses:
 
 
 @contextlib.contextmanager
-def _written(job: guardian.Job) -> Iterator[int]:
+def _written(job: shim.Job) -> Iterator[int]:
     """Write a job to an anonymous file: a command may be too long for a message."""
     text = json.dumps(asdict(job)).encode()
-    if len(text) > guardian.MAX_JOB_BYTES:
+    if len(text) > shim.MAX_JOB_BYTES:
         raise RequestTooLarge(
-            f"command and environment have {len(text):,} bytes; the limit is {guardian.MAX_JOB_BYTES:,}"
+            f"command and environment have {len(text):,} bytes; the limit is {shim.MAX_JOB_BYTES:,}"
         )
     with os.fdopen(os.memfd_create("rebalanser-job"), "wb") as file:
         file.write(text)
