@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from random import Random
 from typing import Any
@@ -39,6 +39,7 @@ class Case:
     previous: Mapping[str, str]
     requests: Mapping[str, Requests]
     capacities: Mapping[str, Capacity]
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     def placement(self, by_weight: RememberedSearch | None = None) -> Placement:
         return place(
@@ -47,6 +48,7 @@ class Case:
             self.previous,
             requests=self.requests,
             capacities=self.capacities,
+            apart=self.groups,
             by_weight=by_weight,
         )
 
@@ -307,17 +309,18 @@ def test_a_search_is_spared_only_if_nothing_that_matters_has_changed(
 ) -> None:
     """Each case differs from the one before in some part, down to one resource or worker."""
     search = RememberedSearch()
+    other = replace(other, groups={name: random.choice("gh") for name in other.resources})
     for _ in range(4):
         placement = case.placement(search)
         assert placement == case.placement()
-        fields = random.sample(["workers", "resources", "previous", "requests", "capacities"], 2)
+        parts = ["workers", "resources", "previous", "requests", "capacities", "groups"]
         changes: dict[str, Any] = {}
-        for field in fields:
-            mine, theirs = getattr(case, field), getattr(other, field)
+        for part in random.sample(parts, 2):
+            mine, theirs = getattr(case, part), getattr(other, part)
             key = random.choice([*mine, *theirs, ""])
-            changes[field] = {**mine, **{name: theirs[name] for name in theirs if name == key}}
+            changes[part] = {**mine, **{name: theirs[name] for name in theirs if name == key}}
             if key not in theirs:
-                changes[field].pop(key, None)
+                changes[part].pop(key, None)
         known = changes.get("resources", case.resources).keys()
         if random.random() < 0.5:
             changes["previous"] = placement.holders
@@ -340,6 +343,7 @@ def test_a_search_is_not_repeated_while_nothing_that_matters_changes() -> None:
         replace(case, workers={**case.workers, "w3": NO_TAGS}),
         replace(case, resources={**case.resources, "a": frozenset("x")}),
         replace(case, previous={"a": "w2"}),
+        replace(case, groups={"a": "g", "b": "g"}),
         replace(case, requests={**requests, "c": Requests(400)}),
         replace(case, capacities={"w1": Capacity(1000)}),
         replace(case, capacities={"w1": Capacity(1200), "w2": Capacity(700)}),
