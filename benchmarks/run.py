@@ -24,7 +24,7 @@ from rebalanser.core.allocation import balanced, minimum_moves, moves
 from rebalanser.core.group import Answered, Event, HandlerReturned
 from rebalanser.registry import open_registry
 from rebalanser.registry.contract import Put, Target, Transaction
-from rebalanser.runtime.node_runner import Engine
+from rebalanser.runtime.node_runner import NodeRunner
 from rebalanser.testing.etcd_server import EtcdCluster
 
 REPEATS = 9
@@ -136,9 +136,9 @@ def usage(crew: Crew, labels: Sequence[str]) -> tuple[float, float, float]:
 
 def turns(count: int) -> dict[str, float]:
     """Longest processor seconds of a turn of a node's loop with ``count`` resources on one node, by cause."""
-    url, longest, handle = f"memory://turns-{uuid4().hex}", dict[str, float](), vars(Engine)["_handle"]
+    url, longest, handle = f"memory://turns-{uuid4().hex}", dict[str, float](), vars(NodeRunner)["_handle"]
 
-    def timed(engine: Engine, event: Event) -> None:
+    def timed(engine: NodeRunner, event: Event) -> None:
         began_s = time.thread_time()
         handle(engine, event)
         took_s = time.thread_time() - began_s
@@ -157,7 +157,7 @@ def turns(count: int) -> dict[str, float]:
         return group
 
     with (
-        mock.patch.object(Engine, "_handle", timed),
+        mock.patch.object(NodeRunner, "_handle", timed),
         rebalanser.Admin("turns", url) as admin,
         node("a"),
     ):

@@ -68,7 +68,7 @@ from rebalanser.testing.kafka_server import KafkaCluster, addresses_from_environ
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import NewRecord, TransactionalWriter
 from rebalanser_kafka.records import LogRecord
-from rebalanser_kafka.shiva.decoding import FRAMING_BYTES, ReplayedCommands
+from rebalanser_kafka.shiva.decoding import RECORD_OVERHEAD_BYTES, ReplayedCommands
 from rebalanser_kafka.shiva.last_records import newest
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES, ensure
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
@@ -416,7 +416,7 @@ class Fleet:
             for effect in self.clocked.leader.handle(events.pop(0), self.now, int(self.now * 1000)):
                 if isinstance(effect, PublishDocument):
                     record = effect.change or effect.document
-                    self.written.append(len(encode(record)) + len(key_of(record)) + FRAMING_BYTES)
+                    self.written.append(len(encode(record)) + len(key_of(record)) + RECORD_OVERHEAD_BYTES)
                     self._document = effect.document
                     events.append(Published(10**6 + len(self.written)))
 

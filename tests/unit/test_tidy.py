@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import sys
 import tomllib
@@ -400,6 +401,19 @@ def test_every_backend_is_packed_and_registered() -> None:
         for point in project["project"]["entry-points"]["rebalanser.backends"].values()
     }
     assert {module for module in loaded if not module.startswith("rebalanser.")} == folders
+
+
+def test_benchmarks_import_what_there_is() -> None:
+    """Nothing else reads them: they are run by hand, and types are not checked there."""
+    missing = [
+        f"{path.name}: {node.module}.{name.name}"
+        for path in sorted((ROOT / "benchmarks").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rebalanser")
+        for name in node.names
+        if not hasattr(importlib.import_module(str(node.module)), name.name)
+    ]
+    assert missing == []
 
 
 def test_dependencies_state_a_floor() -> None:
