@@ -19,13 +19,13 @@ from rebalanser.cli.options import YesOption
 from rebalanser.cli.output import Face, printable
 from rebalanser.core.tasks.ids import created_at, is_task_id
 from rebalanser.core.tasks.model import AfterFailure, Status, Stored
+from rebalanser.core.tasks.retention import Retention
 from rebalanser.errors import UnknownQueue
 from rebalanser.registry.urls import REGISTRY_VARIABLE
 from rebalanser.settings import Settings
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.queue import Queue
-from rebalanser.tasks.retention import Retention
 from rebalanser.tasks.status import QueueStatus
 
 FOREVER: Final = "forever"

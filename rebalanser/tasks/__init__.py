@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Status
+    from rebalanser.core.tasks.retention import Retention
     from rebalanser.tasks.async_claim import AsyncClaim
     from rebalanser.tasks.async_queue import AsyncCall, AsyncQueue, AsyncQueues, AsyncTaskFunction
     from rebalanser.tasks.claim import Claim
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from rebalanser.tasks.pauses import Pause, Pauses
     from rebalanser.tasks.producer import Call, TaskFunction
     from rebalanser.tasks.queue import Queue, Queues
-    from rebalanser.tasks.retention import Retention
 
 __all__ = [
     "AsyncCall",
@@ -95,7 +95,7 @@ _HOMES: Final = MappingProxyType(
         "Pauses": "tasks.pauses",
         "Queue": "tasks.queue",
         "Queues": "tasks.queue",
-        "Retention": "tasks.retention",
+        "Retention": "core.tasks.retention",
         "Retry": "tasks.execution.outcomes",
         "Status": "core.tasks.model",
         "TaskFunction": "tasks.producer",

@@ -19,10 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from rebalanser.core.tasks.failures import ErrorKind, kind_of
-from rebalanser.core.tasks.store import (
-    Answer,
-    Enqueue,
-)
+from rebalanser.core.tasks.store import Answer, Enqueue
 from rebalanser.core.tasks.writes import (
     Apply,
     Batches,

@@ -35,14 +35,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from rebalanser.core.tasks.model import (
-    LimitId,
-    RateMark,
-    Status,
-    Stored,
-    TaskId,
-    Update,
-)
+from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Update
 from rebalanser.core.tasks.store import FreeSlot, SlotNews, UsedSlot
 
 if TYPE_CHECKING:

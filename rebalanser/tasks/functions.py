@@ -6,14 +6,13 @@ import asyncio
 import hashlib
 import importlib
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeGuard, get_type_hints
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -33,8 +32,10 @@ from rebalanser.core.tasks.model import (
     HIGHEST_PRIORITY,
     ID_DIGITS,
     LOWEST_PRIORITY,
+    MAX_SECONDS,
     AfterFailure,
     TaskId,
+    is_number,
     rate_of,
 )
 from rebalanser.errors import InvalidArgument, InvalidHandlers, InvalidTask
@@ -52,8 +53,6 @@ from rebalanser.tasks.results import (
     with_sources,
 )
 
-MAX_SECONDS: Final = 315_576_000.0
-"""Maximum of a delay, a pause and a time limit: ten years. Threads can't wait much longer."""
 MAX_AFTER: Final = 1000
 """Maximum number of tasks that one task waits for. For more, let tasks between collect them."""
 FAR_FUTURE_S: Final = 31_557_600.0
@@ -610,16 +609,6 @@ def is_coroutine_function(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - its own method matters
     )
-
-
-def is_seconds(value: object) -> TypeGuard[int | float]:
-    """True for a finite number from 0."""
-    return is_number(value) and 0 <= value < math.inf
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """True for a number, which True and False are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_count(value: object, least: int = 0) -> bool:

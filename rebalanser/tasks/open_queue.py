@@ -12,7 +12,8 @@ from typing import Final
 from rebalanser import folders, forks
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks.failures import Trouble
-from rebalanser.core.tasks.model import EnqueueAnswer, Stored, TaskId
+from rebalanser.core.tasks.model import EnqueueAnswer, Stored, TaskId, is_seconds
+from rebalanser.core.tasks.retention import Retention
 from rebalanser.errors import InvalidArgument, RetryLater, UnknownQueue, UnknownTask
 from rebalanser.group import default_label
 from rebalanser.history.journal import boot
@@ -25,14 +26,13 @@ from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.context import Context, OpenedQueue, QueueOpener, TaskHistory, load_engine
 from rebalanser.tasks.execution.bodies import Middleware
-from rebalanser.tasks.functions import TaskBody, is_count, is_seconds, require_id, require_revision
+from rebalanser.tasks.functions import TaskBody, is_count, require_id, require_revision
 from rebalanser.tasks.id_files import IdSource
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 from rebalanser.tasks.outbox import Outbox, engine_name
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.retention import Retention
 
 IN_MEMORY: Final = "memory://"
 DEFAULT_NAME: Final = "tasks"

@@ -13,17 +13,18 @@ from typing import Final
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.clocks import room_at
 from rebalanser.core.tasks.ids import created_at, lowest_id_at
-from rebalanser.core.tasks.model import Room, Status, Stored, TaskId, Update
+from rebalanser.core.tasks.model import Room, Status, Stored, TaskId, Update, is_seconds
+from rebalanser.core.tasks.retention import Collected
 from rebalanser.core.tasks.rules import Decision, Refused
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import InvalidArgument, InvalidTask, UnknownTask
 from rebalanser.tasks import pauses
 from rebalanser.tasks.ancestry import with_blockers
 from rebalanser.tasks.batcher import result_of
-from rebalanser.tasks.functions import is_count, is_seconds, require_id, require_revision
+from rebalanser.tasks.functions import is_count, require_id, require_revision
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.retention import Collected, RetentionRecord, TaskArchive, collect
+from rebalanser.tasks.retention import RetentionRecord, TaskArchive, collect
 from rebalanser.tasks.status import QueueStatus, workers_of
 
 MAX_ROOMS: Final = 500

@@ -17,11 +17,11 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rebalanser.core.tasks.ticking import CATCH_UP_S
 from rebalanser.errors import InvalidArgument
 from rebalanser.registry.keys import check_name
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.functions import problems_of
-from rebalanser.tasks.periodic import CATCH_UP_S
 
 MAX_CHARACTERS: Final = 1000
 """Maximum length of a reason, and of the name of the user who pauses."""

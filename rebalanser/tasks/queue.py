@@ -15,7 +15,8 @@ from rebalanser.admin import Admin
 from rebalanser.core.clock import Clock
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.core.tasks.ids import partition_of_id
-from rebalanser.core.tasks.model import TaskId
+from rebalanser.core.tasks.model import TaskId, is_seconds
+from rebalanser.core.tasks.ticking import KEPT_S
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
 from rebalanser.group import Group
 from rebalanser.registry.contract import Settles
@@ -27,13 +28,13 @@ from rebalanser.tasks.execution.bodies import Bodies, Caller, ThreadCaller
 from rebalanser.tasks.execution.claim_source import ClaimSource, IndexClaims
 from rebalanser.tasks.execution.partitions import Partitions
 from rebalanser.tasks.execution.worker import InlineWorker, SharedConcurrency, TaskWorker
-from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_count, is_seconds
+from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_count
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.open_queue import IN_MEMORY, named_in_memory
 from rebalanser.tasks.operator import Operator
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.periodic import KEPT_S, Ticker
+from rebalanser.tasks.periodic import Ticker
 from rebalanser.tasks.producer import Producer
 from rebalanser.tasks.retention import MIN_AGE_S, TASKS_PER_STEP, Sweeper
 from rebalanser.tasks.status import WorkerNote

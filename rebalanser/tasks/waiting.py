@@ -11,13 +11,13 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from rebalanser.core.clock import Clock
-from rebalanser.core.tasks.model import Status, Stored, TaskId
+from rebalanser.core.tasks.model import Status, Stored, TaskId, is_number
 from rebalanser.core.tasks.store import Change, Lost
 from rebalanser.errors import InvalidArgument, NotSettled, TaskFailed
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Beginning, Context
 from rebalanser.tasks.execution.outcomes import split_error
-from rebalanser.tasks.functions import TaskBody, is_number, plain_value, require_id
+from rebalanser.tasks.functions import TaskBody, plain_value, require_id
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
 """Statuses in which a task stays by itself."""

@@ -20,6 +20,7 @@ from rebalanser.core.tasks import worker as execution
 from rebalanser.core.tasks.model import TaskId
 from rebalanser.core.tasks.slots import Room
 from rebalanser.core.tasks.store import FreeSlot
+from rebalanser.core.tasks.ticking import CATCH_UP_S
 from rebalanser.errors import (
     InvalidArgument,
     InvalidName,
@@ -34,7 +35,7 @@ from rebalanser.tasks.execution.partitions import Partitions
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http.dispenser import Dispenser
 from rebalanser.tasks.pauses import MAX_CHARACTERS
-from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
+from rebalanser.tasks.periodic import Schedule, Ticker
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

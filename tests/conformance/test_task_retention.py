@@ -12,6 +12,7 @@ import pytest
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.ids import lowest_id_at
 from rebalanser.core.tasks.model import AfterFailure, State, Stored, TaskId, Term
+from rebalanser.core.tasks.retention import DELAY_RATIO, LONGEST_INTERVAL_S, Mark, Marks
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Answer, Applied, Collect, Move, Write
 from rebalanser.errors import (
@@ -23,17 +24,7 @@ from rebalanser.errors import (
 )
 from rebalanser.tasks import AsyncQueue, Queue, Retention, Status
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.retention import (
-    DELAY_RATIO,
-    LEASE_S,
-    LONGEST_INTERVAL_S,
-    MIN_AGE_S,
-    TASKS_PER_STEP,
-    Mark,
-    Marks,
-    RetentionRecord,
-    Sweeper,
-)
+from rebalanser.tasks.retention import LEASE_S, MIN_AGE_S, TASKS_PER_STEP, RetentionRecord, Sweeper
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 

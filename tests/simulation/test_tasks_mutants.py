@@ -30,14 +30,14 @@ from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.ready_index import ClaimableTasks, RateState
+from rebalanser.core.tasks.retention import Components, Marks, Retention
 from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.core.tasks.slots import Arrival, OwnSlots, SlotDecisions
 from rebalanser.core.tasks.store import Tally, UsedSlot
+from rebalanser.core.tasks.ticking import Ticking
 from rebalanser.core.tasks.worker import ClaimLife, Execution
 from rebalanser.core.tasks.writes import Batches, PendingMove, Settlement
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.periodic import Ticking
-from rebalanser.tasks.retention import Components, Marks, Retention
 from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from simulation.tasks import PROFILES, producing, run_seed, working
 from simulation.tasks import engine as engine_module

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.core.tasks.model import OPEN, Head, State, Status, Stored
-from rebalanser.tasks.retention import Components
+from rebalanser.core.tasks.retention import Components
 
 TASKS = [f"{number:040x}" for number in range(12)]
 STATUSES = st.dictionaries(st.sampled_from(TASKS), st.sampled_from(Status))

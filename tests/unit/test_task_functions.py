@@ -23,7 +23,7 @@ from mypy import api
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from rebalanser.core.tasks.model import AfterFailure, Head, State, Status, Stored
+from rebalanser.core.tasks.model import MAX_SECONDS, AfterFailure, Head, State, Status, Stored
 from rebalanser.errors import (
     DependencyCycle,
     InvalidArgument,
@@ -53,7 +53,6 @@ from rebalanser.tasks import (
 from rebalanser.tasks.functions import (
     FAR_FUTURE_S,
     MAX_AFTER,
-    MAX_SECONDS,
     EnqueueOptions,
     GivenOptions,
     GivenTaskOptions,

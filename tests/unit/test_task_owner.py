@@ -30,11 +30,11 @@ from rebalanser.core.tasks.model import (
 )
 from rebalanser.core.tasks.owner import Owner
 from rebalanser.core.tasks.ready_index import ReadyTasks
+from rebalanser.core.tasks.retention import Components
 from rebalanser.core.tasks.rules import FailedDependency, Reason, Refused
 from rebalanser.core.tasks.store import Applied, Conflict, Epoch, RateStart
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RequestTooLarge
-from rebalanser.tasks.retention import Components
 
 TTL_S, BUFFER_S = 10.0, 1.0
 HERE, ELSEWHERE = "boot-here", "boot-elsewhere"

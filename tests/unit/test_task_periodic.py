@@ -12,9 +12,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from rebalanser.core.tasks.ids import is_task_id
+from rebalanser.core.tasks.ticking import CATCH_UP_S
 from rebalanser.errors import InvalidTask, QuotaExceeded, RegistryUnavailable, TaskExists
 from rebalanser.tasks.loops import ErrorPolicy
-from rebalanser.tasks.periodic import CATCH_UP_S, Schedule, Ticker
+from rebalanser.tasks.periodic import Schedule, Ticker
 
 NOON = float(calendar.timegm((2026, 3, 29, 12, 0, 0)))
 

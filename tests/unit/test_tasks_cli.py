@@ -36,6 +36,7 @@ from rebalanser.core.tasks.model import (
     Term,
     Update,
 )
+from rebalanser.core.tasks.retention import Retention
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Applied, Enqueue, Move, Page
 from rebalanser.tasks import AsyncQueues, Queue, Queues
@@ -44,7 +45,7 @@ from rebalanser.tasks.engine import Engine
 from rebalanser.tasks.functions import EnqueueOptions
 from rebalanser.tasks.http import operations
 from rebalanser.tasks.http.messages import NewTask
-from rebalanser.tasks.retention import Retention, Sweeper
+from rebalanser.tasks.retention import Sweeper
 from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeAlias, TypeVar, cast
-
-if TYPE_CHECKING:
-    pass
+from typing import Final, Generic, Self, TypeAlias, TypeGuard, TypeVar, cast
 
 TaskId: TypeAlias = str
 """A flake (SK-1) as 40 hexadecimal digits: their order is the order of time."""
@@ -278,3 +276,17 @@ class Enqueued(str, Generic[R_co]):
 
 MAX_RESULTS_BYTES: Final = 16 << 20
 """Maximum bytes of all results that one task gets."""
+
+
+MAX_SECONDS: Final = 315_576_000.0
+"""Maximum of a delay, a pause and a time limit: ten years. Threads can't wait much longer."""
+
+
+def is_seconds(value: object) -> TypeGuard[int | float]:
+    """True for a finite number from 0."""
+    return is_number(value) and 0 <= value < math.inf
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for a number, which True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from rebalanser.core.tasks.model import (
     EnqueueAnswer,
@@ -21,9 +21,6 @@ from rebalanser.core.tasks.model import (
     Update,
 )
 from rebalanser.errors import InternalError, TaskExists, UnknownTask
-
-if TYPE_CHECKING:
-    pass
 
 
 def enqueued(enqueue: Enqueue, answer: Answer) -> Enqueued[Any]:

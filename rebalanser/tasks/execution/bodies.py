@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, ErrorKind, kind_of, summary_of
-from rebalanser.core.tasks.model import Head, Status, Stored
+from rebalanser.core.tasks.model import Head, Status, Stored, is_number
 from rebalanser.core.tasks.rules import Decision, Reason, Refused
 from rebalanser.core.tasks.writes import WriteFuture
 from rebalanser.errors import Fenced, InvalidArgument, InvalidTask, RequestTooLarge, RetryLater
@@ -40,7 +40,7 @@ from rebalanser.tasks.execution.outcomes import (
     returned,
 )
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
-from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions, is_number
+from rebalanser.tasks.functions import OtherArguments, TaskBody, TaskOptions
 from rebalanser.tasks.loops import ErrorPolicy, Loop
 from rebalanser.tasks.metrics import TaskMetrics
 

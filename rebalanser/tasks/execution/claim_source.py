@@ -15,13 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from rebalanser.core.tasks.claims import (
-    ClaimBest,
-    Claimed,
-    IndexRequest,
-    IndexRequests,
-    ReadQueuePause,
-)
+from rebalanser.core.tasks.claims import ClaimBest, Claimed, IndexRequest, IndexRequests, ReadQueuePause
 from rebalanser.core.tasks.clocks import MAX_SKEW_S, ClockSkewDetector, SkewedClock
 from rebalanser.core.tasks.model import TaskId
 from rebalanser.core.tasks.slots import Rooms

@@ -16,8 +16,9 @@ import pydantic
 from pydantic_core import from_json, to_json
 
 from rebalanser.core.tasks.failures import MAX_SUMMARY, storable, summary_of
+from rebalanser.core.tasks.model import MAX_SECONDS, is_seconds
 from rebalanser.errors import InvalidArgument, InvalidTask
-from rebalanser.tasks.functions import MAX_SECONDS, TaskBody, is_seconds
+from rebalanser.tasks.functions import TaskBody
 
 MAX_ERROR: Final = 4000
 """Maximum characters of an error that are stored with a task."""

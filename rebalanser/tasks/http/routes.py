@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from rebalanser.core.tasks.dispensing import DispensedClaim
-from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Status, Stored
+from rebalanser.core.tasks.model import MAX_SECONDS, EnqueueAnswer, Enqueued, Status, Stored
 from rebalanser.errors import UnknownQueue
 from rebalanser.tasks.documents import Content, FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.functions import MAX_SECONDS, Id
+from rebalanser.tasks.functions import Id
 from rebalanser.tasks.http import messages, operations, problems
 from rebalanser.tasks.http.claims import ClientClaim, holder_with_token
 from rebalanser.tasks.http.dispenser import Dispenser, LongPoll

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.model import Status, Stored, TaskId
+from rebalanser.core.tasks.retention import Components, Mark, Marks
 from rebalanser.core.tasks.store import Collect
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RebalanserError
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.retention import Components, Mark, Marks
 from simulation.tasks.network import Unanswered
 from simulation.tasks.owning import QUEUE
 from simulation.tasks.process import Host, Process, Script

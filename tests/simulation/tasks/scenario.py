@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from rebalanser.tasks.retention import Retention
+from rebalanser.core.tasks.retention import Retention
 
 TTL_S = 2.0
 """Seconds that claims last."""

@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING, Final
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import Head, State, Task, TaskId
 from rebalanser.core.tasks.store import Enqueue, enqueued
+from rebalanser.core.tasks.ticking import EnqueueTick, FindTicks, LeaveOut, ReadPauses, Ticking, TickRequest
 from rebalanser.core.tasks.writes import PendingEnqueue
 from rebalanser.errors import RebalanserError
 from rebalanser.tasks.pauses import Pause
-from rebalanser.tasks.periodic import (
-    EnqueueTick,
-    FindTicks,
-    LeaveOut,
-    ReadPauses,
-    Schedule,
-    Ticking,
-    TickRequest,
-)
+from rebalanser.tasks.periodic import Schedule
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import Unanswered
 from simulation.tasks.process import Script
