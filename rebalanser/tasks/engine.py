@@ -36,21 +36,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Update
-from rebalanser.core.tasks.store import FreeSlot, SlotNews, UsedSlot
-
-if TYPE_CHECKING:
-    import sqlite3
 from rebalanser.core.tasks.store import (
     Answer,
     ChangeFilter,
     ClaimAnswer,
     ClaimQuery,
+    FreeSlot,
     Lost,
     Move,
     Page,
     QueueNote,
+    SlotNews,
+    UsedSlot,
     Write,
 )
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,6 @@ from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks.model import MAX_SECONDS, TaskId, is_seconds
-from rebalanser.core.tasks.writes import run_script
-from rebalanser.errors import InvalidTask
-from rebalanser.tasks.loops import ErrorPolicy, Loop
-
-if TYPE_CHECKING:
-    from rebalanser.tasks.pauses import Pause
 from rebalanser.core.tasks.ticking import (
     CATCH_UP_S,
     KEPT_S,
@@ -41,6 +35,12 @@ from rebalanser.core.tasks.ticking import (
     Ticking,
     TickRequest,
 )
+from rebalanser.core.tasks.writes import run_script
+from rebalanser.errors import InvalidTask
+from rebalanser.tasks.loops import ErrorPolicy, Loop
+
+if TYPE_CHECKING:
+    from rebalanser.tasks.pauses import Pause
 
 _FIELDS: Final = (
     ("minute", "0 to 59"),

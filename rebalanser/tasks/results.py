@@ -22,6 +22,7 @@ from pydantic_core import from_json, to_json
 
 from rebalanser.core.tasks.model import (
     ID_DIGITS,
+    MAX_RESULTS_BYTES,
     AfterFailure,
     Enqueued,
     Head,
@@ -34,7 +35,6 @@ from rebalanser.errors import InvalidTask
 
 if TYPE_CHECKING:
     from rebalanser.tasks.functions import EnqueueOptions, TaskBody
-from rebalanser.core.tasks.model import MAX_RESULTS_BYTES
 
 KEY: Final = "$results"
 """Key in a payload of the parameters that get results, each with a task or several."""

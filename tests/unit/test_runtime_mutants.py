@@ -47,7 +47,7 @@ from rebalanser.tasks import producer, results, retention
 from rebalanser.tasks.batcher import WriteBatcher
 from rebalanser.tasks.execution.worker import SharedConcurrency
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep
-from rebalanser.tasks.key_value.moves import MoveStep
+from rebalanser.tasks.key_value.steps import MoveStep
 from rebalanser.tasks.pauses import Pause
 from rebalanser.testing.waiting import PATIENCE_S, PATIENCE_VARIABLE, patience_ratio
 from rebalanser_sqlite import SqliteRegistry, leases

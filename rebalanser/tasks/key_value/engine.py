@@ -53,9 +53,8 @@ from rebalanser.tasks.key_value.batches import outbox_batches
 from rebalanser.tasks.key_value.collection import CollectStep
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
-from rebalanser.tasks.key_value.moves import MoveStep, TakeOverStep
 from rebalanser.tasks.key_value.reading import SlotChangeSink, StateSink
-from rebalanser.tasks.key_value.steps import EngineCall, Epochs, Step, size_limits_of
+from rebalanser.tasks.key_value.steps import EngineCall, Epochs, MoveStep, Step, TakeOverStep, size_limits_of
 from rebalanser.tasks.key_value.values import dump_definition, dump_free_slot, load_definition, load_rate
 
 COLLECTION_OVERHEAD: Final = 2
