@@ -58,13 +58,13 @@ NEEDED: Final = ("pyspark", "plotly", "jinja2")
 
 _HOMES: Final = MappingProxyType(
     {
-        "Audit": "assembly",
+        "Audit": "result",
         "Conclusion": "verdict",
         "Options": "options",
-        "Tables": "assembly",
+        "Tables": "result",
         "Verdict": "verdict",
-        "audit": "assembly",
-        "judge": "assembly",
+        "audit": "result",
+        "judge": "result",
     }
 )
 

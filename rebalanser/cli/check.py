@@ -55,10 +55,10 @@ OTHER_VARIABLES: Final = frozenset(
             "ETCD_USER",
             "ETCD_PASSWORD",
         ),
-        *("GROUP", "NODE", "RESOURCE", "TOKEN", "CACHE", "SPARK_KAFKA_PACKAGE", "TEST_PATIENCE"),
+        *("GROUP", "NODE", "RESOURCE", "TOKEN", "JOB", "CACHE", "SPARK_KAFKA_PACKAGE", "TEST_PATIENCE"),
     )
 )
-"""Variables beside the settings that are read, or set for the commands of ``rebalanser run``."""
+"""Variables beside the settings that are read, or set for processes that are started."""
 
 
 class Verdict(StrEnum):
