@@ -133,7 +133,8 @@ def test_rules_are_those_that_this_release_claims() -> None:
 @pytest.mark.rule("SH-17")
 def test_the_unit_of_a_worker_leaves_its_children_to_the_shim() -> None:
     """Any other KillMode kills shim and applications at once when the worker has crashed."""
-    unit = (ROOT / "docs" / "shiva.md").read_text().partition("```ini\n")[2].partition("```")[0]
+    page = (ROOT / "docs" / "how-to" / "shiva-operations.md").read_text()
+    unit = page.partition("```ini\n")[2].partition("```")[0]
     assert {"KillMode=process", "OOMPolicy=continue"} <= set(unit.splitlines())
     guide = (ROOT / "docs" / "how-to" / "deployment.md").read_text()
     assert "For `rebalanser run` write `KillMode=process` instead." in guide
