@@ -399,31 +399,19 @@ def retry(
 
 
 @app.command()
-def drain(
-    waiting: WaitOptions,
-    on: ClusterOptions,
-    worker: WorkerArgument,
-) -> None:
+def drain(waiting: WaitOptions, on: ClusterOptions, worker: WorkerArgument) -> None:
     """Move all applications off a worker, and give it none until it is uncordoned."""
     _cordon(on, worker, Cordon.DRAINED, waiting.limit_s)
 
 
 @app.command()
-def cordon(
-    waiting: WaitOptions,
-    on: ClusterOptions,
-    worker: WorkerArgument,
-) -> None:
+def cordon(waiting: WaitOptions, on: ClusterOptions, worker: WorkerArgument) -> None:
     """Give a worker no further applications until it is uncordoned; it keeps those that it has."""
     _cordon(on, worker, Cordon.CORDONED, waiting.limit_s)
 
 
 @app.command()
-def uncordon(
-    waiting: WaitOptions,
-    on: ClusterOptions,
-    worker: WorkerArgument,
-) -> None:
+def uncordon(waiting: WaitOptions, on: ClusterOptions, worker: WorkerArgument) -> None:
     """Give a cordoned or drained worker applications again."""
     _cordon(on, worker, None, waiting.limit_s)
 
@@ -470,10 +458,7 @@ def _publishing(face: Face) -> Iterator[Progress]:
 
 
 @app.command("list")
-def list_(
-    on: ClusterOptions,
-    only: OnlyArgument = None,
-) -> None:
+def list_(on: ClusterOptions, only: OnlyArgument = None) -> None:
     """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
     face = on.face()
     with on.opened(face) as opened:

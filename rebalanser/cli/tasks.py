@@ -149,12 +149,7 @@ def _lines(task: SpooledDocument) -> Iterator[str]:
 
 
 @app.command()
-def cancel(
-    change: Change,
-    on: RegistryOptions,
-    queue: QueueArgument,
-    tasks: TasksArgument = None,
-) -> None:
+def cancel(change: Change, on: RegistryOptions, queue: QueueArgument, tasks: TasksArgument = None) -> None:
     """Cancel tasks: what a worker still writes for them is refused. Completed tasks stay complete.
 
     With --status, --name or --older-than the tasks that match are counted, and you are asked first. Without
@@ -191,11 +186,7 @@ def requeue(
 
 
 @app.command()
-def delete(
-    change: Change,
-    on: RegistryOptions,
-    queue: QueueArgument,
-) -> None:
+def delete(change: Change, on: RegistryOptions, queue: QueueArgument) -> None:
     """Delete complete, dead and cancelled tasks that match; they are counted first.
 
     A task stays while a task that dependencies connect to it does not match. Cancel open tasks first. A
@@ -351,11 +342,7 @@ def pause(
 
 
 @app.command()
-def resume(
-    on: RegistryOptions,
-    queue: QueueArgument,
-    schedule: ScheduleOption = None,
-) -> None:
+def resume(on: RegistryOptions, queue: QueueArgument, schedule: ScheduleOption = None) -> None:
     """Resume a paused queue or schedule.
 
     The name of a schedule that was never paused and has no task is refused: it may be misspelt.
