@@ -47,6 +47,7 @@ from rebalanser.errors import (
     UnusableStore,
 )
 from rebalanser.tasks import Claim, Middleware, Queue, Retry, Status
+from rebalanser.tasks.batcher import result_of
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.engine import ClaimsFromIndex
 from rebalanser.tasks.execution.bodies import Bodies
@@ -882,9 +883,9 @@ def test_a_result_that_comes_after_another_claim_is_reported(
         other = elsewhere.get(task)
         term = elsewhere.context.term()
         rule = partial(rules.claim, other.head, holder="other", worker="other", term=term, over=True)
-        elsewhere.context.submit(PendingMove(other, lambda stored: rule(state=stored.state))).result(
-            PATIENCE_S
-        )
+        pending = PendingMove(other, lambda stored: rule(state=stored.state))
+        elsewhere.context.submit(pending)
+        result_of(pending, PATIENCE_S)
 
     engine.apply = away  # type: ignore[method-assign]
     with stage.another() as elsewhere:

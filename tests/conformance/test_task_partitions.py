@@ -37,6 +37,7 @@ from rebalanser.errors import OutcomeUnknown, RegistryUnavailable, RequestTooLar
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import Claim, Queue
+from rebalanser.tasks.batcher import result_of
 from rebalanser.tasks.engine import ClaimsFromIndex, SharesSlots
 from rebalanser.tasks.execution.partitions import Partitions, SlotOffers
 from rebalanser.tasks.functions import EnqueueOptions
@@ -103,7 +104,8 @@ class Stage:
 
     def complete(self, task: TaskId) -> None:
         ask = PendingMove(self.queue.get(task), lambda _: State(Status.COMPLETED))
-        self.queue.context.submit(ask).result(PATIENCE_S)
+        self.queue.context.submit(ask)
+        result_of(ask, PATIENCE_S)
 
     def close(self) -> None:
         self.partitions.close()

@@ -266,8 +266,8 @@ def test_a_pause_is_cut_short_when_the_loop_is_to_end(stand: Stand, started: Cal
 
 
 THREADS = {
-    "processes/child.py": (2, "in a process of its own, whose end its worker notices"),
-    "processes/caller.py": (1, "it serves one process and ends with it, claim_history who waits for a body"),
+    "child_process.py": (2, "in a process of its own, whose end its worker notices"),
+    "processes.py": (1, "it serves one process and ends with it, claim_history who waits for a body"),
     "http/serving.py": (1, "it runs the server, whose end is that of the command"),
     "loops.py": (1, "a loop"),
     "queue.py": (1, "it ends the process"),
