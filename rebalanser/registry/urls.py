@@ -106,7 +106,7 @@ class RegistryUrl:
                 f"such as {self.scheme}://example.org, not {shown!r}; "
                 f"for addresses use {self.scheme.removesuffix('+srv')}://"
             )
-        return domain.rstrip(".")
+        return domain
 
     def __str__(self) -> str:
         user = f"{self.user}:***@" if self.user else ""
@@ -126,7 +126,7 @@ def _host(text: str, scheme: str) -> tuple[str, int]:
         # What follows a colon may be a password whose host was forgotten.
         shown = text if ":" not in rest else f"{text.partition(':')[0]}:***"
         raise InvalidUrl(f"{shown!r} in the URL {scheme}://… is not HOST:PORT")
-    return host.strip("[]"), int(port or 0)
+    return (host.strip("[]"), int(port)) if port else (host.strip("[]").rstrip("."), 0)
 
 
 def url_or_default(url: str | None) -> str:

@@ -34,10 +34,10 @@ from rebalanser.errors import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.shiva import TopicNames
 from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser_kafka import connection as kafka_connection
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogWriter, NewRecord
 from rebalanser_kafka.shiva import cluster as cluster_module
-from rebalanser_kafka.shiva import retry as patience
 from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
 from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of
@@ -224,7 +224,7 @@ def test_a_topic_that_was_just_made_is_waited_for_and_one_that_is_not_there_is_t
 
     monkeypatch.setattr(cluster_module, "last_document", read)
     monkeypatch.setattr(shiva_topics, "exists", lambda *_: known_to_brokers)
-    monkeypatch.setattr(patience, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(kafka_connection, "_PAUSE_S", 0.0)
     with closing(KafkaCluster(connection, 1.0, TopicNames(), "kafka")) as cluster:
         if known_to_brokers:
             assert cluster.read(PATIENCE_S) == document()
