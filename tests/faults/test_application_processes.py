@@ -699,6 +699,8 @@ def test_a_process_gets_what_its_manifest_says_and_no_secret_of_the_worker(
         "SHIVA_TENANT": "tenant",
         "SHIVA_CHANNEL": "channel",
         "SHIVA_APPLICATION": "app",
+        "SHIVA_REPLICA": "0",
+        "SHIVA_REPLICAS": "1",
         "SHIVA_WORKER": "worker-1",
         "SHIVA_TOKEN": "7",
         "SHIVA_DATA": str(bench.data.data_of(APP)),
