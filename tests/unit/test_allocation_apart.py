@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebalanser.core.allocation import Capacity, Placement, RememberedSearch, Requests, place
+from rebalanser.core.allocation.apart import Apart
 
 NO_TAGS: frozenset[str] = frozenset()
 
@@ -258,3 +259,25 @@ def test_a_remembered_search_is_repeated_once_replicas_come_or_go() -> None:
         assert placement == case.placement(dict.fromkeys(names, requests))
         placed.append(len(placement.holders))
     assert placed == [3, 2, 3, 3]
+
+
+class _Hashed(tuple[str, ...]):
+    """Workers that count how often they are hashed."""
+
+    times = 0
+
+    def __hash__(self) -> int:
+        type(self).times += 1
+        return super().__hash__()
+
+
+def test_a_surplus_costs_as_much_as_its_number_and_not_its_square() -> None:
+    times = []
+    for replicas in (50, 200):
+        _Hashed.times = 0
+        names = [f"a#{number}" for number in range(replicas)]
+        workers = _Hashed(f"w{number}" for number in range(10))
+        placed = Apart(dict.fromkeys(names, workers), dict.fromkeys(names, "a"), {}, Counter())
+        assert len(placed.unplaced()) == replicas - 10
+        times.append(_Hashed.times / replicas)
+    assert times[0] == times[1]

@@ -2568,6 +2568,23 @@ def test_a_pong_costs_the_same_however_many_applications_there_are() -> None:
     assert looked_at[0] == looked_at[1] > 20
 
 
+def test_replicas_that_wait_cost_the_same_however_many_siblings_each_has() -> None:
+    """Counted by the entries that are looked at, while half of the workers are cordoned."""
+    looked_at = []
+    for replicas in (100, 400):
+        rig = settled(40, 0)
+        for number in range(20):
+            rig.cordon(f"w{number}", Cordon.CORDONED, f"order-{number}")
+        rig.start(A, replicas=replicas)
+        rig.settle()
+        counted = _Counted(rig.leader._assignments.entries)
+        rig.leader._assignments.entries = counted
+        rig.start(B)
+        rig.settle()
+        looked_at.append(counted.looked_at / replicas)
+    assert looked_at[1] < 2 * looked_at[0]
+
+
 class _Counted(dict[ApplicationId, ApplicationEntry]):
     looked_at = 0
 

@@ -50,6 +50,10 @@ class Apart:
         self._members: dict[str, list[str]] = defaultdict(list)
         for name in sorted(open_to, key=lambda name: (groups[name], len(name), name)):
             self._members[groups[name]].append(name)
+        self._alike = {
+            group for group, names in self._members.items() if len({open_to[name] for name in names}) == 1
+        }
+        """The groups to all replicas of which the same workers are open."""
         self._at: dict[str, dict[str, str]] = {group: {} for group in self._members}
         """The replica of each group on each worker."""
         self._loads = Counter(others)
@@ -111,8 +115,7 @@ class Apart:
 
     def _chains(self, name: str) -> Iterator[_Moves]:
         """Yield the moves that bring a replica, or one that it displaces, to a worker without a sibling."""
-        at = self._at[self._groups[name]]
-        alike = len({self._open_to[each] for each in self._members[self._groups[name]]}) == 1
+        at, alike = self._at[self._groups[name]], self._groups[name] in self._alike
         before: dict[str, tuple[str, str] | None] = {name: None}
         reached: set[str] = set()
         queue = deque([name])

@@ -130,6 +130,8 @@ class AssignmentTable:
         """All replicas of each application."""
         self._needed: dict[ApplicationId, dict[ApplicationId, None]] = {}
         """Those that are to run."""
+        self._on: dict[tuple[ApplicationId, WorkerId], dict[ApplicationId, None]] = {}
+        """Replicas of each application that each worker is to run, or may still run."""
 
     def take_over(self, document: AssignmentDocument, kept_until: float) -> None:
         """Go on from a predecessor's document; applications of absent workers wait until ``kept_until``."""
@@ -187,6 +189,8 @@ class AssignmentTable:
         if entry.state is not ApplicationState.MOVING:
             self._targets.pop(application, None)
         whole = application.whole
+        for worker in _workers_of(entry):
+            self._on.setdefault((whole, worker), {})[application] = None
         self._replicas.setdefault(whole, {})[application] = None
         if entry.state in TO_RUN:
             self._needed.setdefault(whole, {})[application] = None
@@ -207,6 +211,8 @@ class AssignmentTable:
 
     def _unindex(self, application: ApplicationId) -> None:
         before = self.entries.get(application)
+        for worker in _workers_of(before) if before is not None else ():
+            _remove(self._on, (application.whole, worker), application)
         if before is not None and before.worker is not None:
             _remove(self._named, before.worker, application)
         if before is not None and before.leaving is not None:
@@ -648,14 +654,8 @@ class AssignmentTable:
 
     def _sibling_on(self, worker: WorkerId, application: ApplicationId) -> ApplicationId | None:
         """Return another replica that a worker is to run, or may still run; None for none (SH-28)."""
-        for other in self._replicas[application.whole]:
-            entry = self.entries[other]
-            if other != application and worker in (
-                entry.worker,
-                entry.leaving.worker if entry.leaving else None,
-            ):
-                return other
-        return None
+        on_it = self._on.get((application.whole, worker), ())
+        return next((other for other in on_it if other != application), None)
 
     def _send_nowhere(
         self, application: ApplicationId, entry: ApplicationEntry, reason: str, full: bool
@@ -678,6 +678,12 @@ class AssignmentTable:
         elif failed:
             reason += self._retries.note(application)
         self.put(application, replace(self._vacated(entry), state=state, reason=reason, kept_for=None))
+
+
+def _workers_of(entry: ApplicationEntry) -> set[WorkerId]:
+    """Return the workers that are to run an application, or may still run it."""
+    named = (entry.worker, entry.leaving.worker if entry.leaving is not None else None)
+    return {worker for worker in named if worker is not None}
 
 
 def _waits_for(entry: ApplicationEntry, pong: Pong) -> bool:
