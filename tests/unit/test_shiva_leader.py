@@ -1303,6 +1303,27 @@ class TestReplicas:
         rig.start(B)
         assert rig.settle().set_aside == ()
 
+    @pytest.mark.rule("SH-15")
+    @pytest.mark.parametrize("dropped", [True, False])
+    def test_more_of_what_has_finished_need_the_archive_and_its_budget(self, rig: Rig, dropped: bool) -> None:
+        """The archive of what has finished is dropped, and counts no more, until it is started again."""
+        running(rig, "w1", "w2", apps=[])
+        large = Archive("large", int(OPTIONS.budget_bytes * 0.6), 1)
+        rig.start(A, archive=large)
+        rig.settle()
+        rig.pong("w1", {A: RunState.FINISHED})
+        rig.settle()
+        if dropped:
+            rig.keep_company(2 * OPTIONS.drop_after_s, "w1", "w2")
+        else:
+            rig.start(B, archive=replace(large, sha256="another"))
+            rig.settle()
+        offset = rig.scale(A, 2)
+        (aside,) = rig.settle().set_aside
+        assert (aside.offset, aside.key) == (offset, f"scale:{A}")
+        assert ("just being dropped" if dropped else "more than the budget") in aside.reason
+        assert (rig.entry(A).replicas, A.numbered(1) in rig.document.applications) == (1, False)
+
     @pytest.mark.rule("SH-9")
     def test_a_new_leader_follows_the_last_number_after_the_start(self, rig: Rig) -> None:
         rig.take_over()

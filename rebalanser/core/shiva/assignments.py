@@ -237,6 +237,14 @@ class AssignmentTable:
             self._start(start.application.numbered(replica), start, offset, timestamp_ms)
         self._stop_from(start.application, start.replicas)
 
+    def begins_anew(self, application: ApplicationId, replicas: int) -> bool:
+        """True if all of an application has finished, and with this number some of it would run again."""
+        present = self._replicas[application]
+        return application not in self._needed and any(
+            self.entries[each].state is ApplicationState.STOPPING if each in present else True
+            for each in map(application.numbered, range(replicas))
+        )
+
     def scale(self, application: ApplicationId, replicas: int) -> None:
         """Run another number of replicas of an application that is to run, or has finished (SH-28).
 

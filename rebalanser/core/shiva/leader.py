@@ -61,6 +61,7 @@ from rebalanser.core.shiva.types import (
     ApplicationEntry,
     ApplicationId,
     ApplicationState,
+    Archive,
     Epoch,
     LeaderId,
     SetAside,
@@ -339,7 +340,13 @@ class Leader:
         if entry is None or entry.state in {ApplicationState.STOPPING, ApplicationState.REFUSED}:
             reason = f"{application} is not to run: start it first"
             self._put_aside(SetAside(offset, f"scale:{application}", reason))
-        elif self._guards.follows_start(offset, self._retained.original(application, entry)):
+        elif not self._guards.follows_start(offset, self._retained.original(application, entry)):
+            pass
+        elif self._assignments.begins_anew(application, replicas) and (
+            why_not := self._why_not(application, entry.archive)
+        ):
+            self._put_aside(SetAside(offset, f"scale:{application}", why_not))
+        else:
             self._assignments.scale(application, replicas)
             self._report(
                 FactKind.SCALE_COMMANDED,
@@ -457,7 +464,7 @@ class Leader:
             if self._assignments.needing(application) is not None:
                 self._assignments.scale(application, start.replicas)  # as a replay of the log has it
             return True
-        why_not = self._why_not(start)
+        why_not = self._why_not(application, start.archive)
         if why_not:
             self._refuse(start, command, entry, why_not)
             return False
@@ -468,18 +475,19 @@ class Leader:
         )
         return True
 
-    def _why_not(self, start: StartCommand) -> str:
-        missing = self._retained.missing(start.application, start.archive)
+    def _why_not(self, application: ApplicationId, archive: Archive) -> str:
+        """Return why an application cannot be started with this archive; empty if it can (SH-15)."""
+        missing = self._retained.missing(application, archive)
         if missing:
             return missing
-        needing = self._assignments.needing(start.application)
+        needing = self._assignments.needing(application)
         replaced = needing.archive.size_bytes if needing is not None else 0
         others = self._assignments.needed_bytes - replaced
         budget = self._options.budget_bytes
-        if self._guards.fits(others + start.archive.size_bytes, budget):
+        if self._guards.fits(others + archive.size_bytes, budget):
             return ""
         return (
-            f"its archive of {start.archive.size_bytes} bytes and the {others} bytes of the other "
+            f"its archive of {archive.size_bytes} bytes and the {others} bytes of the other "
             f"applications are more than the budget of {budget} bytes ({self._options.budget_ratio:.0%} of "
             f"COMMAND's retention of {self._options.retention_bytes} bytes)"
         )
