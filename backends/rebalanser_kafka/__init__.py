@@ -4,9 +4,11 @@
 ``connection``      a URL, its options and the environment as librdkafka's configuration
 ``topics``          topics as they should be, and how existing ones differ
 ``log``             one topic partition read and written as a log, transactions included
-``failures``        librdkafka's errors as Rebalanser's, with an outcome that is known or is not
-``chunks``          values larger than a record may be
-``group``           a group's log: the coordinator of ``kafka://``
+``failures``        librdkafka's errors as Rebalanser's, with an outcome that is known or unknown
+``history``         the sink of histories; ``history_source`` reads them
+``group``           groups in a log: the coordinator of ``kafka://``
+``shiva``           the driver of Shiva
+``neli``            the driver of NELI
 ==================  ===========================================================================
 """
 

@@ -265,6 +265,22 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not silent
 
 
+_TABLE_ROW = re.compile(r"^``(\w+)``  ", re.MULTILINE)
+
+
+def test_tables_of_modules_name_what_there_is() -> None:
+    """The docstring of a package may list its modules; a rename must reach the list."""
+    modules = _sources()
+    packages = {module.rpartition(".")[0] for module in modules}
+    stale = [
+        f"{package}.{name}"
+        for package in sorted(packages & set(modules))
+        for name in _TABLE_ROW.findall(ast.get_docstring(modules[package]) or "")
+        if f"{package}.{name}" not in modules
+    ]
+    assert not stale
+
+
 def test_numbers_in_settings_carry_their_unit() -> None:
     numbers = [
         name
