@@ -49,7 +49,8 @@ from rebalanser.errors import MissingExtra
 
 if TYPE_CHECKING:
     from rebalanser.audit.options import Options
-    from rebalanser.audit.result import Audit, Tables, audit, judge
+    from rebalanser.audit.result import Audit, audit, judge
+    from rebalanser.audit.tables import Tables
     from rebalanser.audit.verdict import Conclusion, Verdict
 
 __all__ = ["Audit", "Conclusion", "Options", "Tables", "Verdict", "audit", "judge"]
@@ -61,7 +62,7 @@ _HOMES: Final = MappingProxyType(
         "Audit": "result",
         "Conclusion": "verdict",
         "Options": "options",
-        "Tables": "result",
+        "Tables": "tables",
         "Verdict": "verdict",
         "audit": "result",
         "judge": "result",

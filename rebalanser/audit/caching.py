@@ -17,18 +17,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 KEPT: Final = StorageLevel.MEMORY_AND_DISK_DESER
-"""How rows are kept: as they are. To serialise them and read them back takes longer than most questions."""
+"""Storage of kept rows: as they are. To serialise them and read them back takes longer than most queries."""
 
 Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
-"""``keep(words, frame)``: the frame, kept by whoever calls because it is used several times.
+"""``keep(words, frame)``: returns the frame, kept by the caller as it is used several times.
 
-With words for what is being done it is computed at once, as ``cut_off`` does; without, when it is asked
-for.
+With ``words``, a name of the step, it is computed at once, as by ``cut_off``; without, at its first use.
 """
 
 
 def once(make: Callable[P, T]) -> Callable[P, T]:
-    """Has ``make`` called once for the same arguments: for columns, which only say what is to be computed.
+    """Call ``make`` once for the same arguments: for columns, which only describe a computation.
 
     Each part of a column is made in the JVM, by a call of its own: thousands for each micro-batch. The
     arguments must be hashable, and what it gives must not be changed.
@@ -51,7 +50,7 @@ def cut_off(frame: DataFrame) -> DataFrame:
 
     What is made of a frame is otherwise planned from the files on, each time anew, which for a plan as long
     as the audit's takes longer than the work. The columns are new ones, so that the result can be joined with
-    what it was made of. Spark lets go of the rows once nobody has the result any more.
+    what it was made of. Spark frees the rows once the result is no longer referenced.
     """
     rows = frame.localCheckpoint(storageLevel=KEPT)
     return rows.select(*(F.col(f"`{name}`").alias(name) for name in rows.columns))

@@ -1,8 +1,7 @@
-"""The one way from records to what is found of them, which batch and stream have in common (AU-4).
+"""Findings of records, for batch and stream alike (AU-4).
 
-A stream judges a little often, and what takes its time then is not the data but the planning of questions
-whose answer is clear: of records without a task there is no finding about tasks. So whoever has looked
-already what there is (``Presence``) is spared those.
+A stream evaluates small batches often, and most of that time goes into planning queries whose result is
+known: records without a task give no finding about tasks. ``Presence`` says which queries can be left out.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def of_accesses() -> dict[str, Column]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What the invariants say of a history."""
+class Evaluation:
+    """Findings of the invariants, and the clocks that they rest on."""
 
     found: DataFrame | None
     """Rows of ``FINDINGS`` whose witnesses have a name only; None if there is nothing to find."""
@@ -71,7 +70,7 @@ class Judgement:
     """The table ``CLOCKS``; None if these records prove nothing of clocks."""
 
 
-def judgement(
+def evaluate(
     records: DataFrame,
     accesses: DataFrame,
     options: Options,
@@ -79,11 +78,11 @@ def judgement(
     *,
     there: Presence,
     proven: DataFrame | None = None,
-) -> Judgement:
-    """All that is found of ``records``, the accesses made of them being ``accesses``.
+) -> Evaluation:
+    """Evaluate the invariants on ``records`` and on the ``accesses`` made of them.
 
-    ``there`` is what has been looked for in the records; what there is of suspects is found out here.
-    ``proven`` are rows of ``CLOCKS`` that other records have proven.
+    ``there`` says what these records have; suspects are looked for here. ``proven`` are rows of ``CLOCKS``
+    that other records have proven.
     """
     contradicting, seen = observed(keep, "comparing owners", suspects(accesses, options), **_doubted(options))
     doubted = {name: found > 0 for name, found in seen.items()}
@@ -101,7 +100,7 @@ def judgement(
     found = [invariant(case) for invariant in _asked(there, doubted)]
     if there.twice:
         found.append(conflicts(records))
-    return Judgement(reduce(DataFrame.unionByName, found) if found else None, apart)
+    return Evaluation(reduce(DataFrame.unionByName, found) if found else None, apart)
 
 
 @once

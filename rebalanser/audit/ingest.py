@@ -61,7 +61,6 @@ JSON_OPTIONS: Final = {
 _SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """What Spark raises: those of its errors that PySpark knows, and all others."""
 _REQUIRED: Final = tuple(name for name, field in Record.model_fields.items() if field.is_required())
-_OPTIONAL: Final = tuple(name for name, field in Record.model_fields.items() if not field.is_required())
 _NEVER_NEGATIVE: Final = tuple(
     name
     for name, field in Record.model_fields.items()

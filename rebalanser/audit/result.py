@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, TypeAlias
@@ -15,7 +14,7 @@ from pyspark.sql.types import StructType
 from rebalanser.audit.accesses import put_together
 from rebalanser.audit.caching import KEPT, Keep, computed, count, cut_off, observed
 from rebalanser.audit.control_records import looked_at
-from rebalanser.audit.evaluation import Presence, judgement, of_accesses
+from rebalanser.audit.evaluation import Presence, evaluate, of_accesses
 from rebalanser.audit.evidence import with_evidence
 from rebalanser.audit.ingest import RAW, Ingested, parse_once, read
 from rebalanser.audit.metrics import measure
@@ -24,7 +23,7 @@ from rebalanser.audit.outputs import OutputFolder, write_file
 from rebalanser.audit.report import ReportInput, build
 from rebalanser.audit.sequences import gaps_of, tallies
 from rebalanser.audit.sources import LINES, NoHistory
-from rebalanser.audit.tables import CLOCKS, FINDINGS, GAPS
+from rebalanser.audit.tables import CLOCKS, FINDINGS, GAPS, Tables
 from rebalanser.audit.verdict import Verdict, conclude, severity
 from rebalanser.audit.weights import loads
 from rebalanser.history import GAP
@@ -48,7 +47,7 @@ FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 """The folder of each table, with the name of its columns in ``rebalanser.audit.tables``."""
 
 Step: TypeAlias = Callable[[str], None]
-"""``step(words)`` is told what begins now."""
+"""Progress callback: ``step(words)`` is called as each step begins."""
 
 
 Source: TypeAlias = str | Path
@@ -56,30 +55,7 @@ Source: TypeAlias = str | Path
 
 
 def _untold(_words: str) -> None:
-    """Nobody wants to know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The tables of ``rebalanser.audit.tables``, each under its name."""
-
-    findings: DataFrame
-    accesses: DataFrame
-    gaps: DataFrame
-    clocks: DataFrame
-    quarantine: DataFrame
-    processes: DataFrame
-    rebalances: DataFrame
-    unavailability: DataFrame
-    handlers: DataFrame
-    balance: DataFrame
-    leaders: DataFrame
-    loads: DataFrame
-
-    def folders(self) -> dict[str, DataFrame]:
-        """Each table under the name of its folder."""
-        tables = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"findings": tables.pop("findings"), "intervals": tables.pop("accesses"), **tables}
+    """No-op progress callback."""
 
 
 def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: Keep = computed) -> Tables:
@@ -96,14 +72,14 @@ def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: 
     together = put_together(records, of_processes, keep, **of_accesses())
     owned, there = together.in_turns, Presence(**of_records, **together.are_any)
     asked = records if there.tasks or there.twice else controls
-    judged = judgement(asked, owned, options, keep, there=there)
-    findings = _findings(judged.found, records, missing, options, keep)
+    evaluation = evaluate(asked, owned, options, keep, there=there)
+    findings = _findings(evaluation.found, records, missing, options, keep)
     metrics = measure(records, owned, of_processes, options, controls)
     return Tables(
         findings=findings,
         accesses=owned,
         gaps=_or_empty(missing, records, GAPS),
-        clocks=_or_empty(judged.clocks, records, CLOCKS),
+        clocks=_or_empty(evaluation.clocks, records, CLOCKS),
         quarantine=keep(None, quarantine),
         processes=of_processes,
         rebalances=keep(None, metrics.rebalances),
@@ -151,7 +127,7 @@ class Audit:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is kept in Spark's memory. Closing twice does nothing."""
+        """Release what is kept in Spark's memory. Closing twice does nothing."""
         while self._kept:
             self._kept.pop().unpersist()
 

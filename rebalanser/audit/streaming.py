@@ -43,7 +43,7 @@ from pyspark.sql.types import StructType
 from rebalanser.audit.accesses import put_together
 from rebalanser.audit.caching import computed, count, observed
 from rebalanser.audit.checkpoint import TIP, Checkpoint, State, Totals, UnusableCheckpoint, claim_output
-from rebalanser.audit.evaluation import Presence, judgement, of_accesses
+from rebalanser.audit.evaluation import Presence, evaluate, of_accesses
 from rebalanser.audit.evidence import with_evidence
 from rebalanser.audit.ingest import kafka_options, parse_lines, parse_messages, read
 from rebalanser.audit.micro_batch import LATE, Came, Placed, counted_on, place, read_once
@@ -312,10 +312,10 @@ class Stream:
     ) -> dict[str, int]:
         """Write what is found; how much of each certainty. Adds to ``told`` where it wrote."""
         proven = self._known("clocks", told.get("clocks", ()))
-        judged = judgement(settled, owned, self._options, computed, there=there, proven=proven)
-        counts = {} if judged.found is None else self._findings(name, judged.found, settled, told)
-        if judged.clocks is not None:
-            self._clocks(name, judged.clocks, proven, told)
+        evaluation = evaluate(settled, owned, self._options, computed, there=there, proven=proven)
+        counts = {} if evaluation.found is None else self._findings(name, evaluation.found, settled, told)
+        if evaluation.clocks is not None:
+            self._clocks(name, evaluation.clocks, proven, told)
         return counts
 
     def _reached(self, before: State, newest: float | None, limit: float | None, delay_s: float) -> State:

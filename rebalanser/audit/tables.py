@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -15,6 +16,9 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _TEXT: Final = StringType()
 _WHOLE: Final = LongType()
@@ -203,3 +207,26 @@ LOADS: Final = _table(
     protocol=_TEXT, group=_TEXT, resource=_TEXT, samples=_WHOLE, load=_REAL, weight=_REAL, last_wall=_REAL
 )
 """The smoothed load of each resource and the weight that follows from it (AU-7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """All tables of an audit."""
+
+    findings: DataFrame
+    accesses: DataFrame
+    gaps: DataFrame
+    clocks: DataFrame
+    quarantine: DataFrame
+    processes: DataFrame
+    rebalances: DataFrame
+    unavailability: DataFrame
+    handlers: DataFrame
+    balance: DataFrame
+    leaders: DataFrame
+    loads: DataFrame
+
+    def folders(self) -> dict[str, DataFrame]:
+        """Each table under the name of its folder."""
+        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"findings": tables.pop("findings"), "intervals": tables.pop("accesses"), **tables}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from rebalanser.audit.formatting import lasting, moment
-from rebalanser.audit.tables import Certainty, FindingKind
+from rebalanser.audit.tables import Certainty, FindingKind, Tables
 from rebalanser.history import UnreadableReason
-
-if TYPE_CHECKING:
-    from rebalanser.audit.result import Tables
 
 MOST_FINDINGS: Final = 1_000
 """How many findings a verdict holds, the worst ones; the table has all of them."""

@@ -1,4 +1,4 @@
-"""One owner at a time, seldom none, and tokens that grow: what successive owners owe each other."""
+"""Invariants between successive owners: one at a time, rarely none, with tokens that grow."""
 
 from __future__ import annotations
 
