@@ -138,21 +138,20 @@ class Connection:
         return cls(_cluster_name(url), servers, user, MappingProxyType(config))
 
     @property
-    def asker(self) -> str:
-        """Who asks the brokers, in words for a person."""
+    def _user_in_words(self) -> str:
         return "no user is given" if self.user is None else f"the user is {self.user!r}"
 
-    def with_asker(self, error: RebalanserError) -> RebalanserError:
-        """The error, and who it is that was refused if it is an ``AccessDenied``."""
-        return AccessDenied(f"{error} ({self.asker})") if isinstance(error, AccessDenied) else error
+    def with_user(self, error: RebalanserError) -> RebalanserError:
+        """Return the error; an ``AccessDenied`` also names the refused user."""
+        return AccessDenied(f"{error} ({self._user_in_words})") if isinstance(error, AccessDenied) else error
 
     @contextmanager
-    def naming_the_asker(self) -> Iterator[None]:
-        """Say in an ``AccessDenied`` that is raised meanwhile who it is that was refused."""
+    def naming_user(self) -> Iterator[None]:
+        """Name the refused user in an ``AccessDenied`` raised by the body."""
         try:
             yield
         except AccessDenied as error:
-            raise self.with_asker(error) from None
+            raise self.with_user(error) from None
 
     def describe(self) -> str:
         """The connection in one line, without its password."""
@@ -169,7 +168,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """What a first metadata answer tells."""
+    """Cluster and brokers, as in the first metadata answer."""
 
     cluster_id: str
     """Kafka's own id of its cluster, the same from every broker and after every restart."""

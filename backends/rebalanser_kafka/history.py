@@ -218,7 +218,7 @@ class KafkaSink:
         if self._topic_is_there:
             return
         timeout_s = min(_TOPIC_TIMEOUT_S, self._left_s())
-        with self._connection.naming_the_asker():
+        with self._connection.naming_user():
             if self._topic not in partitions_of(self._connection, [self._topic], timeout_s):
                 spec = TopicSpec(self._topic, PARTITIONS, SETTINGS, must_match=frozenset())
                 ensure_topics(self._connection, [spec], timeout_s)

@@ -33,7 +33,7 @@ def open_source(url: str, timeout_s: float) -> TopicSource:
         RegistryRefused: there is no such topic, or this user may not read it.
     """
     connection = connection_of(url)
-    with connection.naming_the_asker():
+    with connection.naming_user():
         reach(connection, timeout_s)
         count = partitions_of(connection, [connection.cluster], timeout_s).get(connection.cluster)
     if count is None:

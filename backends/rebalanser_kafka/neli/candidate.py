@@ -219,7 +219,7 @@ class KafkaCandidate(Candidate):
         if passes or is_fenced(error):
             _log.info("%s", failure, extra={"action": "group_unreachable"})
         elif self._failure is None:
-            self._failure = self._connection.with_asker(failure)
+            self._failure = self._connection.with_user(failure)
             self._inbox.put(Lost(frozenset(self._assigned)))
             self._inbox.put(Stop())
 

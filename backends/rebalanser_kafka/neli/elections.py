@@ -31,7 +31,7 @@ class KafkaElections(Elections):
     def stand(self, candidacy: Candidacy, on_call: OnCall, on_fact: OnFact) -> KafkaCandidate:
         for warning in check(candidacy.settings):
             _log.warning("%s", warning, extra={"action": "unwise_settings"})
-        with self._connection.naming_the_asker():
+        with self._connection.naming_user():
             prepare_topic(self._connection, candidacy, self._timeout_s)
             prepare_group(self._connection, candidacy, self._timeout_s)
             counted_at = SystemClock().now()
@@ -42,7 +42,7 @@ class KafkaElections(Elections):
         return KafkaCandidate(self._connection, candidacy, partitions, counted_at, on_call, on_fact)
 
     def describe(self, candidacy: Candidacy) -> GroupDescription:
-        with self._connection.naming_the_asker():
+        with self._connection.naming_user():
             return describe_group(self._connection, candidacy, self._timeout_s)
 
 
