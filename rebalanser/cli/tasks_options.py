@@ -229,7 +229,7 @@ def _limit(task: TaskDocument) -> str:
 
 
 def _room(task: TaskDocument, wall: float) -> Iterator[str]:
-    """What its limits say of a waiting task."""
+    """Yield the limits that keep a waiting task."""
     room = task.room
     if task.status is not Status.WAITING or not (task.max_running or task.rate_limit):
         return

@@ -42,7 +42,7 @@ from rebalanser.tasks.metrics import Measurable, QueueCollector
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.queue import BodyPlace, Queue, Queues
 
-SELDOM: Final = 5000
+GC_THRESHOLD: Final = 5000
 """Number of new objects that starts Python's garbage collector for young objects; its default is 700."""
 
 SHORTEST_TTL_S: Final = 0.1
@@ -112,7 +112,7 @@ def worker(
     queues = [_queue_of(place) for place in places]
     for each in queues:
         each.retention = retained(each.retention, keep_completed, keep_dead, keep_cancelled)
-    collect_seldom()
+    collect_rarely()
     plain = [each for each in queues if isinstance(each, Queue)]
     coroutines = [each for each in queues if isinstance(each, AsyncQueue)]
     if coroutines and processes:
@@ -143,14 +143,14 @@ def _say_what_is_worked_on(queues: Sequence[Queue | AsyncQueue], concurrency: in
     sys.stdout.flush()
 
 
-def collect_seldom() -> None:
+def collect_rarely() -> None:
     """Let Python's garbage collector run less often; this process belongs to the command.
 
     A batch of claims creates some thousand objects without cycles, and imported modules stay anyway.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(SELDOM, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 async def _run(

@@ -93,11 +93,6 @@ class ShimClient:
         self._listener = threading.Thread(target=self._listen, name="rebalanser-shim", daemon=True)
         self._listener.start()
 
-    @property
-    def shim_pid(self) -> int:
-        """The shim's process id."""
-        return self._process.pid
-
     def start(self, job: shim.Job, on_outcome: Callable[[Outcome], None], files: Sequence[int] = ()) -> int:
         """Start a job and return its number. ``on_outcome`` is called in another thread with each outcome.
 

@@ -336,7 +336,7 @@ class ClaimsFromIndex(ABC):
 
     @abstractmethod
     def watch_commits(self, wake: Callable[[], None]) -> Watch:
-        """Call ``wake``, from a thread of the engine's, soon after each commit, whoever makes it.
+        """Call ``wake``, from a thread of the engine's, soon after each commit of any process.
 
         Commits that follow each other quickly may share a call. It must return soon and not raise.
         """

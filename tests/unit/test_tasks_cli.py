@@ -22,7 +22,7 @@ import typer
 
 from rebalanser.cli import main
 from rebalanser.cli.tasks_options import retained
-from rebalanser.cli.tasks_running import SELDOM, collect_seldom
+from rebalanser.cli.tasks_running import GC_THRESHOLD, collect_rarely
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.ids import created_at, partition_of_task
 from rebalanser.core.tasks.model import (
@@ -733,8 +733,8 @@ def test_a_task_that_changes_while_it_is_looked_at_is_looked_at_again(
 def test_python_s_collector_takes_less_of_a_worker_s_time() -> None:
     before = gc.get_threshold()
     try:
-        collect_seldom()
-        assert gc.get_threshold() == (SELDOM, *before[1:])
+        collect_rarely()
+        assert gc.get_threshold() == (GC_THRESHOLD, *before[1:])
         assert gc.get_freeze_count() > 0
         assert gc.isenabled()
     finally:

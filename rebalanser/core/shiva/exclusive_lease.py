@@ -1,4 +1,4 @@
-"""ExclusiveLease of a worker to run exclusive applications (SH-14)."""
+"""Lease of a worker to run exclusive applications (SH-14)."""
 
 from __future__ import annotations
 

@@ -295,11 +295,11 @@ class Pong:
     sequence: int
     """Grows with each pong of an incarnation, from 1."""
     round: int
-    """Of the last ping that was read; 0 for none."""
+    """Number of the last ping that was read; 0 for none."""
     term: int
-    """Of that ping; -1 for none."""
+    """Term of that ping; -1 for none."""
     seen: Epoch | None
-    """Of the last document that it acts on."""
+    """Epoch of the last document that it acts on."""
     tags: frozenset[Tag] = frozenset()
     host: str = ""
     leaving: bool = False

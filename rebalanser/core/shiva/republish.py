@@ -16,9 +16,11 @@ from rebalanser.errors import InternalError
 class Republisher:
     """Start commands to write again, batch by batch, and records that are not needed any more."""
 
-    def __init__(self, board: AssignmentTable, shelf: RetainedRecords, options: LeaderOptions) -> None:
-        self._assignments = board
-        self._retained = shelf
+    def __init__(
+        self, assignments: AssignmentTable, retained: RetainedRecords, options: LeaderOptions
+    ) -> None:
+        self._assignments = assignments
+        self._retained = retained
         self._batch_bytes = options.keep_batch_bytes
         self._soon: dict[ApplicationId, None] = {}
         self._under_way: dict[ApplicationId, CommandId] = {}

@@ -70,7 +70,7 @@ class FreeSlots:
     """The free slots of other processes, as an owner's process knows them.
 
     Slots of idle threads are taken before slots ahead. Otherwise the order differs from ``process`` to
-    process, so that two owners seldom try the same slot.
+    process, so that two owners rarely try the same slot.
     """
 
     def __init__(self, process: str) -> None:

@@ -4,7 +4,7 @@ A transaction takes the next steps of the batch, in order, each as a nested tran
 fit: there are too many, they are too large, or it touches a key that an earlier one writes. So all guards and
 reads of a transaction hold after its earlier steps as before them.
 
-Moves are seldom refused. So the moves of one transaction are first tried flat: one list of guards and one of
+Moves are rarely refused. So the moves of one transaction are first tried flat: one list of guards and one of
 puts, all or none. That costs the registry and this process half as much as nested transactions. If a guard
 does not hold, they are carried out again as nested transactions.
 
