@@ -1,4 +1,4 @@
-"""Who owns what: pure functions from nodes, resources and the previous allocation to the next one.
+"""Allocations: pure functions from nodes, resources and the previous allocation to the next one.
 
 An allocation maps the id of every live node to the sorted names of the resources that it owns. Nothing here
 reads a clock, draws a random number or depends on the order of its input, so that any two leaders that see

@@ -79,7 +79,7 @@ def _share_out(
     pinned: Mapping[str, str],
     unsettled: AbstractSet[str] | None = None,
 ) -> tuple[dict[str, frozenset[str]], dict[str, list[str]]]:
-    """What each live node keeps of the free resources, and what else it gets."""
+    """Return the free resources that each live node keeps, and those that it gets."""
     live = sorted(set(nodes))
     if not live:
         return {}, {}
@@ -103,7 +103,7 @@ def _share_out(
 
 
 def moves(previous: Mapping[str, Collection[str]], allocation: Mapping[str, Collection[str]]) -> int:
-    """How many resources a node that is still there had and another one has now.
+    """Return the number of resources that moved from a node that is still live to another one.
 
     ``allocation`` has every live node as a key, also those that own nothing, as ``balanced`` gives it.
     Resources that no live node had, or that are on no node now, are not counted (RB-10).
@@ -182,7 +182,7 @@ def effort(
 
 
 def fixed(live: Sequence[str], resources: Container[str], pinned: Mapping[str, str]) -> dict[str, list[str]]:
-    """What pins alone put on each live node."""
+    """Return the pinned resources of each live node."""
     on_node: dict[str, list[str]] = {node: [] for node in live}
     for name, node in pinned.items():
         if node in on_node and name in resources:
@@ -197,7 +197,7 @@ def free_held(
     pinned: Mapping[str, str],
     unsettled: AbstractSet[str] | None,
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
-    """Which resources without a pin each live node held, and which none."""
+    """Return the resources without a pin that each live node held, and those that none held."""
     if unsettled is not None:
         unsettled = unsettled | pinned.keys() if pinned else unsettled
         there = {name for name in unsettled if name in resources and name not in pinned}
@@ -230,7 +230,7 @@ def _held_but(
 def _held(
     live: Sequence[str], names: Iterable[str], previous: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
-    """Which of ``names`` each live node held, and which none; of several the first in ``live``.
+    """Return which of ``names`` each live node held, and which none; of several the first in ``live``.
 
     What a node held that lost nothing is the very set that it had: in a large group most did.
     """
@@ -263,7 +263,7 @@ def _water_level(loads: Iterable[int], free: int) -> tuple[int, int]:
 
 
 def _quotas(loads: Mapping[str, int], held: Mapping[str, Collection[str]], free: int) -> dict[str, int]:
-    """How many free resources each node gets; ``loads`` are the pinned ones."""
+    """Return the number of free resources for each node; ``loads`` are the pinned ones."""
     level, extra = _water_level(loads.values(), free)
     fullest_first = sorted(
         (node for node, load in loads.items() if load <= level),

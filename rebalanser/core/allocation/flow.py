@@ -41,7 +41,7 @@ class Network:
         return arc
 
     def flow(self, arc: int) -> int:
-        """How many units flow along the arc."""
+        """Return the units that flow along the arc."""
         return self._room[arc ^ 1]
 
     def fill(self, source: int, sink: int) -> set[int]:
@@ -65,7 +65,7 @@ class Network:
         return reduced * len(self._arcs) + 1
 
     def _distances(self, source: int, sink: int) -> dict[int, int]:
-        """How far the nodes are that are nearer than the sink, and the sink; all of them if it is cut off."""
+        """Return the distances of the sink and of all nearer nodes; of all nodes if the sink is cut off."""
         heads, room, length = self._heads, self._room, self._length
         distances: dict[int, int] = {}
         best = {source: 0}

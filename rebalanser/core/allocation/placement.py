@@ -37,7 +37,7 @@ NOBODY: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Placement:
-    """Where every resource is, or why it is nowhere; both in the order of resource names."""
+    """The worker of each resource, or the reason why it has none; both in the order of names."""
 
     holders: Mapping[str, str]
     """The worker of each resource that is placed."""
@@ -270,7 +270,7 @@ def effort(
 
 
 class _Demand(NamedTuple):
-    """What decides where a resource may be: most resources share theirs with many others."""
+    """Constraints on the workers of a resource; many resources have the same."""
 
     tags: frozenset[str]
     refused: frozenset[str]

@@ -18,7 +18,7 @@ MAX_AMOUNT: Final = 1_000_000_000
 MAX_RELOCATED: Final = 3
 """Maximum resources that leave a worker so that a waiting one has room there."""
 EVEN: Final = 0.8
-"""Part of a worker's load from which on another one's counts as even: no resource moves for less."""
+"""Load of another worker, as a part of this one's, from which both count as even: nothing moves."""
 
 Amounts: TypeAlias = tuple[int, int]
 """Thousandths of a processor, and megabytes of memory."""
@@ -30,7 +30,7 @@ _Loads: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Requests:
-    """Amounts of its worker that a resource takes; it limits nothing that the resource really uses.
+    """Amounts that a resource reserves of its worker; they do not limit what it really uses.
 
     Raises:
         ValueError: an amount is out of range.
@@ -166,10 +166,11 @@ def place_by_weight(
 
 
 class RememberedSearch:
-    """Answers as ``place_by_weight``, without a search if all that matters is as it was in the last one.
+    """Returns what ``place_by_weight`` returns, and searches only if an argument of the search has changed.
 
-    The search depends on its arguments only, and its own outcome fed back is its outcome again. To find
-    that nothing more has room takes longest, and would be repeated with each change of anything else.
+    The search is deterministic and idempotent, so the last outcome still holds if the arguments are those of
+    the last search, or those with its outcome as ``previous``. It takes longest when nothing more has room,
+    and without this class each change of anything else would repeat it.
     """
 
     def __init__(self) -> None:
@@ -186,7 +187,7 @@ class RememberedSearch:
         previous: Mapping[str, str],
         apart: Mapping[str, str],
     ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
-        """Return the holders of resources, and why the others have none; arguments as ``place_by_weight``."""
+        """Return the outcome of ``place_by_weight`` for these arguments."""
         limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
         groups = {name: apart[name] for name in open_to if name in apart}
         asked = (limits, dict(open_to), {name: requests[name] for name in open_to}, groups)
@@ -270,7 +271,7 @@ class _Packing:
         self._loads: dict[str, Amounts] = dict.fromkeys(self.counts, (0, 0))
         self._relative_loads = dict.fromkeys(self.counts, 0.0)
         self._emptiest_two: dict[int, list[str]] = {}
-        """What ``_emptiest`` has found since anything was last put or moved."""
+        """Results of ``_emptiest`` since the last change of a load."""
 
     def search(self) -> None:
         """Keep what fits, place the rest, and improve until no step does.
@@ -339,7 +340,7 @@ class _Packing:
         return load[0] + count * needs[0], load[1] + count * needs[1]
 
     def _evict(self, worker: str) -> None:
-        """Take off what is too much: few resources, and small ones if one is enough."""
+        """Evict resources until the rest fits: as few as possible, the smallest one if one is enough."""
         while not has_room(self._limits[worker], NOTHING, self._loads[worker]):
             load, limits = self._loads[worker], self._limits[worker]
             excess = [number for number in self.counts[worker] if self._eases(number, load, limits)]
@@ -403,7 +404,7 @@ class _Packing:
         return True
 
     def _most_free(self) -> _Loads:
-        """The most that any worker has free of each amount: what requests more fits on none."""
+        """Return the most that any worker has free of each amount; what requests more fits on none."""
         cpu_milli = memory_mb = 0.0
         for worker, load in self._loads.items():
             limits = self._limits[worker]
@@ -412,7 +413,7 @@ class _Packing:
         return cpu_milli, memory_mb
 
     def _may_make_room(self, number: int, worker: str, at_most: int, room: _Loads) -> bool:
-        """False if as many of what fits elsewhere are too little for sure: so on most of full workers."""
+        """False if moving ``at_most`` resources off a worker frees too little, as on most full ones."""
         if not has_room(self._limits[worker], NOTHING, self._needs[number]) or not self._is_apart(
             number, worker
         ):
@@ -425,7 +426,7 @@ class _Packing:
     def _relocations(
         self, number: int, worker: str, at_most: int, room: _Loads
     ) -> list[tuple[int, str]] | None:
-        """The moves off a worker that make room there: of what is enough the smallest, else large ones."""
+        """Return the moves off a worker that make room: of the smallest that is enough, else large ones."""
         moves: list[tuple[int, str]] = []
         known = self._emptiest_two
         while len(moves) < at_most and not self._fits(number, worker):
@@ -457,7 +458,7 @@ class _Packing:
         return smallest or largest
 
     def _emptiest(self, number: int, but: str) -> str | None:
-        """The worker that is least full with one more of a kind; None if none has room."""
+        """Return the worker that is least full with one more of a kind; None if none has room."""
         two = self._emptiest_two.get(number)
         if two is None:
             able = (
@@ -484,7 +485,7 @@ class _Packing:
         return moved
 
     def _moves_from(self, worker: str) -> Iterator[tuple[_Loads, int, str]]:
-        """The moves that lower the load of the fuller one of two workers, with the loads that they make."""
+        """Yield the moves that lower the load of the fuller of two workers, with the loads that follow."""
         full = self._relative_loads[worker]
         for number in self.counts[worker]:
             for other in self._kinds[number].open_to:
@@ -518,7 +519,7 @@ class _Packing:
         return False
 
     def _after(self, worker: str, other: str, number: int, back: int | None = None) -> _Loads | None:
-        """The loads of two workers once a resource has moved between them; None if there is no room."""
+        """Return the loads of two workers after a move between them; None if there is no room."""
         given = self._needs[number]
         taken = self._needs[back] if back is not None else (0, 0)
         ours, theirs = self._loads[worker], self._loads[other]
@@ -544,7 +545,7 @@ class _Packing:
         return returned
 
     def _worker_away(self, number: int, home: str) -> str | None:
-        """The worker from which a resource of a kind can return to where it was; None if there is none."""
+        """Return the worker from which a resource of a kind can return to its home; None if there is none."""
         if not self._is_apart(number, home):
             return None
         for away in self._kinds[number].open_to:
