@@ -49,7 +49,7 @@ from rebalanser.errors import FixConfiguration, InvalidSettings
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the handlers were told last of a partition that is led."""
+    """Last call of the handlers for a partition that is led."""
 
     roles: frozenset[Role]
     token: int
@@ -114,12 +114,15 @@ class Member:
         return self._roles.partition_of(role)
 
     def standing(self, partition: Partition) -> Standing:
-        """What a partition is to this member, as the handlers were told; never a proof of leadership."""
+        """State of a partition as last reported to the handlers; never a proof of leadership."""
         return self._standing.get(partition, Standing.FOREIGN)
 
     def leads(self, role: Role, now: float) -> bool:
-        """Whether this process leads ``role`` now (NE-4). Between the answer and the act time passes:
-        what must not be done by two goes with the token to a store that checks it (NE-15)."""
+        """True if this process leads ``role`` now (NE-4).
+
+        Time passes between the answer and the act: send what two must not do, with the token, to a store
+        that checks it (NE-15).
+        """
         return self.token(role, now) is not None
 
     def token(self, role: Role, now: float) -> int | None:

@@ -1,4 +1,4 @@
-"""What goes in and out of a member: events, effects, and what must happen before what.
+"""Events and effects of a member, and their order.
 
 **The contract of a driver.** One thread polls the consumer and hands events to the member, in the order in
 which the client told them. Effects are carried out in the order of the list.
@@ -36,7 +36,7 @@ Partition: TypeAlias = int
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """What the group last committed for a partition; ``offset`` is None where it never did."""
+    """Last commit of the group for a partition; ``offset`` is None if there is none."""
 
     offset: int | None
     metadata: str = ""
@@ -145,7 +145,7 @@ class RolesChanged:
 
 @dataclass(frozen=True, slots=True)
 class HandlerReturned:
-    """What was called for a partition's roles returned, or raised (``error``)."""
+    """The handler that was called for a partition's roles has returned, or raised (``error``)."""
 
     partition: Partition
     error: str | None = None
@@ -162,9 +162,9 @@ class Wakeup:
 
 
 ClientEvent: TypeAlias = Assigned | Revoked | Lost | Polled | HeartbeatRead | CommitAnswered | PartitionCount
-"""What the Kafka client tells."""
+"""Events from the Kafka client."""
 HostEvent: TypeAlias = RolesChanged | HandlerReturned | Stop | Wakeup
-"""What the host application and the clock tell."""
+"""Events from the host application and the clock."""
 Event: TypeAlias = ClientEvent | HostEvent
 
 
@@ -227,7 +227,7 @@ class Fail:
 
 
 class FactKind(StrEnum):
-    """What can happen to a member. The same words stand in logs, in the history and in the documentation."""
+    """Kind of a member's fact; logs, history and documentation use the same words."""
 
     ASSIGNED = "assigned"
     REVOKED = "revoked"

@@ -1,4 +1,4 @@
-"""What NELI writes: the stamp in the header of a heartbeat, and the note in the metadata of a commit.
+"""Records of NELI: the stamp in the header of a heartbeat, and the note in the metadata of a commit.
 
 Both are short JSON arrays with a version first. A reader that can't make sense of one takes it for none: a
 heartbeat without a stamp is somebody else's, a commit without a note promises nothing.
@@ -58,7 +58,7 @@ class Stamp:
 
 
 class Claim(StrEnum):
-    """What a committed offset says of its partition."""
+    """State of a partition by its committed offset."""
 
     HELD = "held"
     """The one who committed may lead."""

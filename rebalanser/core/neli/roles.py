@@ -1,4 +1,4 @@
-"""Which partition a role belongs to, and which slot a key: the same in every process, on every day."""
+"""Partition of a role and slot of a key: the same in every process, on every day."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def numbered(roles: Roles) -> dict[Role, int]:
 
 
 class RoleMap:
-    """Which roles belong to which of ``partitions`` partitions: number mod partitions (NE-5)."""
+    """Roles of each of ``partitions`` partitions: a role's number mod partitions (NE-5)."""
 
     def __init__(self, roles: Roles, partitions: int) -> None:
         if partitions < 1:

@@ -17,7 +17,7 @@ _ROUNDING_S = 1e-9
 
 
 class Mode(StrEnum):
-    """What a leader can count on."""
+    """Guarantee to a leader."""
 
     NON_EXCLUSIVE = "non-exclusive"
     """A role rarely lacks a leader; two may overlap for a stated time (NE-6)."""
@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
 
 class GroupProtocol(StrEnum):
-    """How the consumer group works; the names are those of Kafka's ``group.protocol``."""
+    """Protocol of the consumer group; the names are those of Kafka's ``group.protocol``."""
 
     CLASSIC = "classic"
     CONSUMER = "consumer"
@@ -37,39 +37,39 @@ class GroupProtocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NeliSettings:
-    """How a member behaves. What is left out (0) follows from the mode and the session timeout.
+    """Settings of a member. A value of 0 is derived from the mode and the session timeout.
 
-    Make sure of them with ``check``: nothing is checked by the making.
+    Call ``check`` to validate them; the constructor does not.
     """
 
     mode: Mode = Mode.FAST
-    """What a leader can count on."""
+    """Guarantee to a leader."""
     session_timeout_s: float = 10.0
-    """How long the group's coordinator waits for a process before it gives its partitions away."""
+    """Seconds that the group's coordinator waits for a silent process before it reassigns its partitions."""
     deadline_s: float = 0.0
-    """How old what a leader goes by may be (the T of the classic modes). Default: 1.5 session timeouts in
+    """Maximum age of a leader's evidence (the T of the classic modes). Default: 1.5 session timeouts in
     ``non-exclusive``, half of one in ``exclusive``, a quarter of one in ``fast``."""
     publish_interval_s: float = 0.0
-    """How often heartbeats are published, offsets committed and the partition count asked for.
+    """Seconds between heartbeats, commits of offsets, and requests for the partition count.
     Default: a fifth of the deadline, a tenth of the session timeout in ``non-exclusive``."""
     groups: int = 1
-    """How many groups share the topic, each publishing at that many times the interval (NE-12)."""
+    """Number of groups that share the topic, each publishing at that many times the interval (NE-12)."""
     heartbeat_interval_s: float = 0.0
-    """How often the client tells the coordinator that it lives, and learns of members that are lost. Default:
+    """Seconds between the client's heartbeats to the coordinator, which also report lost members. Default:
     a sixth of the session timeout, and at most 1 s with the classic group protocol."""
     max_poll_interval_s: float = 60.0
-    """How long the client may go without polling; and the rebalance timeout: how long others wait for a
+    """Maximum seconds between two polls. It is also the rebalance timeout: the time that others wait for a
     revoke callback."""
     lapse_limit_s: float = 0.0
-    """How long the revoke callback waits for handlers to end their work. Default: 0.8 of the above."""
+    """Seconds that the revoke callback waits for handlers to end their work. Default: 0.8 of the above."""
     clock_error_s: float = 0.5
-    """e: how far this host's wall clock and a broker's may be apart (``exclusive``)."""
+    """Maximum difference (e) between this host's wall clock and a broker's (``exclusive``)."""
     clock_drift_ratio: float = 0.01
-    """How much faster or slower than true time any host's monotonic clock may run."""
+    """Maximum drift of any host's monotonic clock from true time, as a ratio."""
     protocol: GroupProtocol = GroupProtocol.CLASSIC
-    """How the consumer group works."""
+    """Protocol of the consumer group."""
     assignor: str = "cooperative-sticky"
-    """How partitions are shared out: ``partition.assignment.strategy``, or a KIP-848 remote assignor."""
+    """Assignor of partitions: ``partition.assignment.strategy``, or a KIP-848 remote assignor."""
 
     @property
     def limit_s(self) -> float:
@@ -81,19 +81,19 @@ class NeliSettings:
 
     @property
     def base_interval_s(self) -> float:
-        """How often each partition gets a heartbeat from this process if no other group shares the topic."""
+        """Seconds between two heartbeats on a partition if no other group shares the topic."""
         if self.publish_interval_s:
             return self.publish_interval_s
         return self.session_timeout_s / 10 if self.mode is Mode.NON_EXCLUSIVE else self.limit_s / 5
 
     @property
     def interval_s(self) -> float:
-        """How often this process publishes: in ``fast`` its own heartbeats are all that counts."""
+        """Seconds between two heartbeats of this process; in ``fast`` only its own heartbeats count."""
         return self.base_interval_s * (1 if self.mode is Mode.FAST else self.groups)
 
     @property
     def alive_interval_s(self) -> float:
-        """How often the client tells the coordinator that it lives."""
+        """Seconds between the client's heartbeats to the coordinator."""
         if self.heartbeat_interval_s:
             return self.heartbeat_interval_s
         share_s = self.session_timeout_s / 6
@@ -101,17 +101,17 @@ class NeliSettings:
 
     @property
     def lapse_s(self) -> float:
-        """How long a revoke callback may wait for handlers."""
+        """Maximum seconds that a revoke callback waits for handlers."""
         return self.lapse_limit_s or self.max_poll_interval_s * 0.8
 
     @property
     def drift_factor(self) -> float:
-        """How many seconds of the fastest clock are as long as one second of the slowest."""
+        """Seconds of the fastest clock in one second of the slowest."""
         return (1 + self.clock_drift_ratio) / (1 - self.clock_drift_ratio)
 
     @property
     def wait_s(self) -> float:
-        """How long after an assignment a predecessor may go on leading, counted by any clock."""
+        """Maximum seconds, by any clock, for which a predecessor may lead after an assignment."""
         return self.limit_s * self.drift_factor
 
     @property

@@ -1,7 +1,7 @@
-"""What a partition is to a member, as a table: the documentation's diagram is drawn from it.
+"""States of a partition on a member, as a table from which the documentation's diagram is drawn.
 
-The state says what the handlers were told. Whether a role is led is never read from it: that is worked out
-from the evidence when somebody asks (NE-4), and the state follows at the next event or wake-up.
+The state is what was reported to the handlers. It never decides if a role is led: that is computed from the
+evidence at each request (NE-4), and the state follows at the next event or wake-up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rebalanser.core.group.states import Table
 
 
 class Standing(StrEnum):
-    """What a partition is to this member."""
+    """State of a partition on this member."""
 
     FOREIGN = "foreign"
     """Not assigned to this process."""
@@ -25,7 +25,7 @@ class Standing(StrEnum):
 
 
 class Turn(StrEnum):
-    """What moves a partition from one standing to another."""
+    """Cause of a change from one state to another."""
 
     ASSIGNED = "assigned"
     INDUCED = "evidence complete, token confirmed, predecessor waited out"

@@ -39,7 +39,7 @@ class Succession:
         return settings.wait_s if never_led else max(settings.wait_s, settings.session_timeout_s)
 
     def is_over(self, now: float) -> bool:
-        """Whether nobody that had the partition before can lead it any more."""
+        """True if no earlier owner of the partition can lead it any more."""
         return now >= self.until
 
     def read(self, record: HeartbeatRead, own: bool, now: float) -> bool:
@@ -57,6 +57,6 @@ class Succession:
         return True
 
     def _is_harmless(self, stamp: Stamp | None) -> bool:
-        """Whether a record is certainly not by a leader between the one who released and this tenure."""
+        """True if a record is certainly not by a leader between the releasing one and this tenure."""
         foreign = stamp is None or stamp.group != self._group
         return foreign or (stamp is not None and (stamp.process, stamp.tenure) == self._releaser)

@@ -9,7 +9,7 @@ from rebalanser.core.neli.succession import Succession
 
 
 class Tenure:
-    """What is known of one partition while it is assigned. ``number`` is never used again by this process."""
+    """One partition while it is assigned. This process never uses ``number`` again."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Tenure:
 
     @property
     def is_lapsing(self) -> bool:
-        """Whether the partition was asked back."""
+        """True if the group has asked for the partition back."""
         return self.let_go_by is not None
 
     @property
     def needs_commit(self) -> bool:
-        """Whether a token was found that no accepted commit has confirmed yet."""
+        """True if a token was found that no accepted commit has confirmed yet."""
         return self.token is None and self.token_found is not None
 
     def sending(self, sequence: int, now: float) -> None:
@@ -88,7 +88,7 @@ class Tenure:
             self.token = self.token_found
 
     def may_release(self, now: float) -> bool:
-        """Whether a "released" is true: every predecessor, too, can lead no longer."""
+        """True if it may be noted as released: no predecessor can lead any more either."""
         return (
             self._settings.mode is Mode.FAST
             and not self.fenced
@@ -97,7 +97,7 @@ class Tenure:
         )
 
     def note(self, claim: Claim, now: float) -> Note:
-        """What a commit says of this tenure."""
+        """Return the note of a commit for this tenure."""
         own_s, inherited_s = self._settings.wait_s, self.succession.wait_s
         wait_s = own_s if self.succession.is_over(now) else max(own_s, inherited_s)
         stamp = self._stamp
