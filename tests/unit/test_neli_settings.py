@@ -87,7 +87,7 @@ def test_a_key_has_a_stable_slot() -> None:
     assert max(spread.values()) < 2 * min(spread.values())
 
 
-@pytest.mark.parametrize("roles", [[True], [1.5], [None], {"a": "b"}, {"a": True}])
+@pytest.mark.parametrize("roles", [[True], [1.5], [None], {"a": "b"}, {"a": True}, "abc", b"abc", 7])
 def test_what_is_no_role_is_refused(roles: Any) -> None:
     with pytest.raises(InvalidSettings, match="role"):
         RoleMap(roles, 2)
@@ -98,6 +98,20 @@ def test_without_partitions_or_slots_nothing_can_be_placed() -> None:
         RoleMap([1], 0)
     with pytest.raises(InvalidSettings, match="0 hash slots"):
         hash_slot("key", 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "slots", "words"),
+    [
+        (17, 1024, r"a key is a text or bytes, not int: str\(key\), for instance"),
+        ("key", 1.5, "1.5 hash slots: the number must be a whole one"),
+        ("key", True, "True hash slots: the number must be a whole one"),
+    ],
+)
+def test_a_slot_of_another_type_is_refused_in_words(key: Any, slots: Any, words: str) -> None:
+    """A number as key ended in an error of hashing, and slots of 1.5 gave a slot that is no whole number."""
+    with pytest.raises(InvalidSettings, match=words):
+        hash_slot(key, slots)
 
 
 @pytest.mark.rule("NE-3")

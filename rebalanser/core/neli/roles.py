@@ -34,8 +34,12 @@ def hash_slot(key: str | bytes, slots: int) -> int:
     Text and its UTF-8 bytes have the same slot, in every process and version.
 
     Raises:
-        InvalidSettings: ``slots`` is less than 1.
+        InvalidSettings: ``slots`` is less than 1, or the key or ``slots`` is of another type.
     """
+    if not isinstance(key, str | bytes):
+        raise InvalidSettings(f"a key is a text or bytes, not {type(key).__name__}: str(key), for instance")
+    if isinstance(slots, bool) or not isinstance(slots, int):
+        raise InvalidSettings(f"{slots!r} hash slots: the number must be a whole one")
     if slots < 1:
         raise InvalidSettings(f"{slots} hash slots: there must be at least one")
     return _stable_hash(key.encode() if isinstance(key, str) else key) % slots
@@ -45,8 +49,11 @@ def numbered(roles: Roles) -> dict[Role, int]:
     """Each role with its number.
 
     Raises:
-        InvalidSettings: a role is neither a text nor a whole number, or its number is none.
+        InvalidSettings: a role is neither a text nor a whole number, or its number is none; or it is no list,
+            or one text, whose letters would be roles.
     """
+    if isinstance(roles, str | bytes) or not isinstance(roles, Iterable):
+        raise InvalidSettings(f"roles: a list of roles, such as ['a', 'b'] (got {roles!r})")
     named = dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles)
     found: dict[Role, int] = {}
     for role, number in named.items():
