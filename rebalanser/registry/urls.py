@@ -230,8 +230,13 @@ def known_schemes(group: str = ENTRY_POINT_GROUP) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
+def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP, keeps: str = "") -> Any:
     """Load the object that is registered for a scheme in an entry-point group.
+
+    Args:
+        scheme: of a URL.
+        group: of the entry points.
+        keeps: what its stores keep, for the message if the scheme is one of groups only.
 
     Raises:
         UnknownScheme: no backend has this scheme; the message names the known ones.
@@ -240,7 +245,9 @@ def load_opener(scheme: str, group: str = ENTRY_POINT_GROUP) -> Any:
     schemes = known_schemes(group)
     point = schemes.get(scheme)
     if point is None:
-        raise UnknownScheme(f"no backend for {scheme}://; known: {', '.join(sorted(schemes)) or 'none'}")
+        lacks = keeps and scheme in known_schemes()
+        found = f"{scheme}:// keeps no {keeps}" if lacks else f"no backend for {scheme}://"
+        raise UnknownScheme(f"{found}; known: {', '.join(sorted(schemes)) or 'none'}")
     try:
         return point.load()
     except ImportError as error:

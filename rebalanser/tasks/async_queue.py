@@ -193,7 +193,10 @@ class AsyncQueue:
 
     @with_parameters_of(Queue.__init__)
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        given = _PARAMETERS.bind(self, *arguments, **named)
+        try:
+            given = _PARAMETERS.bind(self, *arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"AsyncQueue: {error}") from None
         given.apply_defaults()
         options = given.kwargs
         refuse_options(**options)

@@ -50,7 +50,7 @@ def load_engine(url: str) -> tuple[RegistryUrl, EngineOpener]:
         MissingExtra: its packages are not installed; the message names the extra.
     """
     parsed = parse_url(url)
-    opener: EngineOpener = load_opener(parsed.scheme, ENTRY_POINT_GROUP)
+    opener: EngineOpener = load_opener(parsed.scheme, ENTRY_POINT_GROUP, "tasks")
     return parsed, opener
 
 

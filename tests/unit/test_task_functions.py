@@ -34,6 +34,7 @@ from rebalanser.errors import (
     InvalidUrl,
     TaskExists,
     TaskFailed,
+    UnknownScheme,
     UnknownTask,
 )
 from rebalanser.tasks import (
@@ -906,6 +907,19 @@ def test_the_asyncio_twin_registers_functions_in_the_same_ways() -> None:
     assert asyncio.run(coroutine(claim, "a")) == plain(claim, "a") == "to a"
     with pytest.raises(TypeError):
         plain(claim)  # type: ignore[call-arg] # its parameters are known to type checkers too
+
+
+def test_the_asyncio_twin_says_whose_argument_is_unknown() -> None:
+    make: Any = AsyncQueue
+    with pytest.raises(TypeError, match="AsyncQueue: got an unexpected keyword argument 'claim_ttl'"):
+        make("mail", "memory://arguments", claim_ttl=30.0)
+
+
+def test_a_scheme_of_groups_only_is_told_from_an_unknown_one() -> None:
+    with pytest.raises(UnknownScheme, match=r"^kafka:// keeps no tasks; known: etcd"):
+        Queue("mail", "kafka://127.0.0.1:1/cluster").open()
+    with pytest.raises(UnknownScheme, match=r"^no backend for redis://; known: etcd"):
+        Queue("mail", "redis://127.0.0.1:1").open()
 
 
 @pytest.mark.rule("SK-15")
