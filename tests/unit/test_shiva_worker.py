@@ -101,6 +101,7 @@ ALLOWED_S = 34.0
 """40 s less a tenth for drift and 2 s of margin."""
 STOPPED_AFTER_S = 29.0
 """What is left of that before the stop timeout."""
+LONGER = "a longer deadline_s, which follows the rounds unless it is set"
 
 EffectT = TypeVar("EffectT")
 
@@ -1130,11 +1131,21 @@ class TestExclusive:
         bench.ping(bench.pong.sequence)
         assert len(only(bench.asked, StartProcess)) == 2
 
-    @pytest.mark.parametrize(("round_s", "stop_timeout_s", "left_s"), [(0.0, ALLOWED_S, 0), (15.0, 5.0, 29)])
+    @pytest.mark.parametrize(
+        ("round_s", "stop_timeout_s", "left_s", "remedy"),
+        [
+            (0.0, ALLOWED_S, 0, f"{LONGER}, or a shorter stop_timeout_s in the manifest"),
+            (15.0, 5.0, 29, f"{LONGER}, or a shorter stop_timeout_s in the manifest"),
+            (17.0, 5.0, 29, LONGER),
+        ],
+    )
     def test_a_stop_timeout_that_does_not_fit_between_two_rounds_never_starts(
-        self, round_s: float, stop_timeout_s: float, left_s: int
+        self, round_s: float, stop_timeout_s: float, left_s: int, remedy: str
     ) -> None:
-        """Each start would end in a stop, although no leader was ever silent."""
+        """Each start would end in a stop, although no leader was ever silent.
+
+        A shorter stop timeout is named only where there is one that fits.
+        """
         bench = self.assigned(stop_timeout_s=stop_timeout_s)
         bench.document({A: named("a1", mode=Mode.EXCLUSIVE)}, round_s=round_s)
         for _ in range(3):
@@ -1143,7 +1154,7 @@ class TestExclusive:
         assert bench.reason() == (
             "exclusive applications would be stopped between two rounds: deadline_s 40 less clock drift 4, "
             f"safety_margin_s 2 and the stop timeout {stop_timeout_s:g} leaves {left_s} s, and two rounds "
-            f"take {2 * round_s:g} s: longer rounds, or a shorter stop_timeout_s in the manifest"
+            f"take {2 * round_s:g} s: {remedy}"
         )
 
     def test_what_did_not_fit_starts_under_a_leader_with_other_rounds(self) -> None:

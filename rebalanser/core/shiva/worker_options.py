@@ -78,12 +78,14 @@ class WorkerOptions:
         """
         left_s = self.access_s(deadline_s) - stop_timeout_s
         if left_s <= 2 * round_s:
+            remedy = "a longer deadline_s, which follows the rounds unless it is set"
+            if self.access_s(deadline_s) > 2 * round_s:
+                remedy += ", or a shorter stop_timeout_s in the manifest"
             raise InvalidSettings(
                 f"exclusive applications would be stopped between two rounds: deadline_s {deadline_s:g} less "
                 f"clock drift {deadline_s * self.clock_drift_ratio:g}, safety_margin_s "
                 f"{self.safety_margin_s:g} and the stop timeout {stop_timeout_s:g} leaves {left_s:g} s, "
-                f"and two rounds take {2 * round_s:g} s: longer rounds, or a shorter stop_timeout_s in the "
-                "manifest"
+                f"and two rounds take {2 * round_s:g} s: {remedy}"
             )
 
 
