@@ -20,6 +20,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -661,6 +662,20 @@ def _usage(parameter: Any) -> str:
     return f"{names} {parameter.metavar or parameter.name.upper().strip('_')}"
 
 
+def _choices_and_default(parameter: Any) -> str:
+    """The values that an option takes, if they are few, and the one that it has if it is not given."""
+    if isinstance(parameter, TyperArgument) or parameter.is_flag or parameter.count:
+        return ""
+    found = []
+    if isinstance(parameter.default, Enum):
+        found.append(f"One of {', '.join(f'`{each.value}`' for each in type(parameter.default))}.")
+    shown = parameter.show_default
+    default = _code_quotes(shown) if isinstance(shown, str) else shown and _shown_default(parameter.default)
+    if default:
+        found.append(f"Default: {default}.")
+    return "".join(f" {each}" for each in found)
+
+
 PARTS_WITH_COMMANDS = ("neli", "shiva", "tasks")
 """Groups of commands that have a page of their own."""
 
@@ -674,7 +689,13 @@ def _commands_of(part: str) -> str:
             continue
         shown = [each for each in command.params if not each.hidden and each.name != "help"]
         arguments = [_usage(each) for each in shown if isinstance(each, TyperArgument)]
-        rows = [[f"`{_usage(each)}`", _code_quotes(" ".join((each.help or "").split()))] for each in shown]
+        rows = [
+            [
+                f"`{_usage(each)}`",
+                _code_quotes(" ".join((each.help or "").split())) + _choices_and_default(each),
+            ]
+            for each in shown
+        ]
         title = f"## `{' '.join([path, *arguments])}`"
         sections += [title, _code_quotes(_first_sentences(command.help)), _table(["", "Meaning"], rows)]
     return "\n\n".join(sections)
