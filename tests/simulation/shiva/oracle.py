@@ -365,6 +365,9 @@ class Oracle:
         if wrong or first is None or first.state is ApplicationState.REFUSED:
             return wrong
         number = self._replicas[first.command]
+        entries = [document.applications[each] for each in there]
+        if {entry.state for entry in entries} == {ApplicationState.FINISHED}:
+            number = min(number, first.replicas)  # more may be refused: its archive is dropped, or too large
         if first.command == command.command and sorted(there) != [
             application.numbered(n) for n in range(number)
         ]:
