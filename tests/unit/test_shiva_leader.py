@@ -116,6 +116,7 @@ class Rig:
         self._sequences = itertools.count(1)
         self._base: AssignmentDocument | None = None
         self.reads_changes = False
+        self.reads_replicas = True
 
     def feed(self, event: LeaderEvent) -> list[LeaderEffect]:
         if isinstance(event, CaughtUp):
@@ -205,6 +206,7 @@ class Rig:
                     leaving=leaving,
                     applications=reports,
                     reads_changes=self.reads_changes,
+                    reads_replicas=self.reads_replicas,
                     capacity=None if cpu is None else Capacity(cpu),
                 )
             )
@@ -1302,6 +1304,28 @@ class TestReplicas:
         assert rig.settle().set_aside == (SetAside(offset, f"scale:{B}", reason),)
         rig.start(B)
         assert rig.settle().set_aside == ()
+
+    @pytest.mark.rule("SH-13")
+    def test_none_are_started_beside_a_worker_that_would_not_follow(self, rig: Rig) -> None:
+        """A worker of a version without them would count as gone, and run on what is available."""
+        running(rig, "w1", "w2", apps=[B])
+        rig.reads_replicas = False
+        rig.pong("w2", number=2)
+        rig.settle()
+        rig.start(A, replicas=2)
+        rig.settle()
+        reason = "w2 is of a version without replicas: upgrade all workers first"
+        assert (rig.state(A), rig.entry(A).reason) == (ApplicationState.REFUSED, reason)
+        assert {entry.replicas for entry in rig.document.applications.values()} == {1}
+        offset = rig.scale(B, 2)
+        assert rig.settle().set_aside[-1] == SetAside(offset, f"scale:{B}", reason)
+        assert rig.entry(B).replicas == 1
+        rig.reads_replicas = True
+        rig.pong("w2", number=3)
+        rig.start(A, "start-2", replicas=2)
+        rig.scale(B, 2, "scale-2")
+        rig.settle()
+        assert (rig.entry(A).replicas, rig.entry(B).replicas) == (2, 2)
 
     @pytest.mark.rule("SH-15")
     @pytest.mark.parametrize("dropped", [True, False])

@@ -158,6 +158,7 @@ pongs = st.builds(
     applications=mappings(replicas, reports),
     reads_changes=st.booleans(),
     capacity=capacities,
+    reads_replicas=st.booleans(),
 )
 changes = st.builds(
     DocumentChange,
@@ -595,6 +596,13 @@ def test_what_an_earlier_version_wrote_says_that_it_reads_no_changes() -> None:
     for record in (pong, document):
         found = decode(key_of(record).encode(), as_before(record, "reads_changes"))
         assert found == replace(record, reads_changes=False)
+
+
+@pytest.mark.rule("SH-28")
+def test_what_an_earlier_version_wrote_says_that_it_reads_no_replicas() -> None:
+    pong = Pong("w", Incarnation("l", 1), 1, 1, 1, None, reads_replicas=True)
+    found = decode(key_of(pong).encode(), as_before(pong, "reads_replicas"))
+    assert found == replace(pong, reads_replicas=False)
 
 
 @pytest.mark.rule("SH-20")

@@ -836,8 +836,9 @@ class TestChanges:
         bench.feed(DocumentRead(bench.at(), self.whole(bench, 1, term)))
         assert bench.worker.seen == Epoch(term, 1)
 
-    def test_it_says_that_it_reads_changes(self) -> None:
+    def test_it_says_that_it_reads_changes_and_replicas(self) -> None:
         assert ready().pong.reads_changes
+        assert ready().pong.reads_replicas
 
 
 @pytest.mark.rule("SH-8")

@@ -9,7 +9,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, assert_never
 
-from rebalanser.core.shiva.assignments import MAX_CORDONS, MAX_REASON_CHARS, AssignmentTable, Retries
+from rebalanser.core.shiva.assignments import (
+    MAX_CORDONS,
+    MAX_NAMED,
+    MAX_REASON_CHARS,
+    AssignmentTable,
+    Retries,
+)
 from rebalanser.core.shiva.changes import DocumentChain
 from rebalanser.core.shiva.command_log import RetainedRecords
 from rebalanser.core.shiva.membership import Members, Verdict
@@ -342,9 +348,7 @@ class Leader:
             self._put_aside(SetAside(offset, f"scale:{application}", reason))
         elif not self._guards.follows_start(offset, self._retained.original(application, entry)):
             pass
-        elif self._assignments.begins_anew(application, replicas) and (
-            why_not := self._why_not(application, entry.archive)
-        ):
+        elif why_not := self._why_not_scale(application, entry, replicas):
             self._put_aside(SetAside(offset, f"scale:{application}", why_not))
         else:
             self._assignments.scale(application, replicas)
@@ -464,7 +468,7 @@ class Leader:
             if self._assignments.needing(application) is not None:
                 self._assignments.scale(application, start.replicas)  # as a replay of the log has it
             return True
-        why_not = self._why_not(application, start.archive)
+        why_not = self._why_no_replicas(start.replicas) or self._why_not(application, start.archive)
         if why_not:
             self._refuse(start, command, entry, why_not)
             return False
@@ -474,6 +478,25 @@ class Leader:
             FactKind.START_COMMANDED, application, revision=offset, command=start.command, offset=offset
         )
         return True
+
+    def _why_not_scale(self, application: ApplicationId, entry: ApplicationEntry, replicas: int) -> str:
+        """Return why an application cannot have another number of replicas; empty if it can."""
+        if self._assignments.begins_anew(application, replicas):
+            return self._why_no_replicas(replicas) or self._why_not(application, entry.archive)
+        return self._why_no_replicas(replicas) if replicas > entry.replicas else ""
+
+    def _why_no_replicas(self, replicas: int) -> str:
+        """Return which workers would not follow a document with replicas; empty if all would (SH-28).
+
+        They would count as gone after ``stalled_s`` and run on what is available.
+        """
+        without = self._members.without_replicas
+        if replicas == 1 or not without:
+            return ""
+        return (
+            f"{', '.join(without[:MAX_NAMED])} {'is' if len(without) == 1 else 'are'} of a version without "
+            "replicas: upgrade all workers first"
+        )
 
     def _why_not(self, application: ApplicationId, archive: Archive) -> str:
         """Return why an application cannot be started with this archive; empty if it can (SH-15)."""
@@ -508,6 +531,8 @@ class Leader:
         )
         gone = entry is None or entry.state in {ApplicationState.STOPPING, ApplicationState.REFUSED}
         if gone and not refused_later:
+            if self._members.without_replicas:
+                start = replace(start, replicas=1)  # or the document would be one that they do not follow
             self._assignments.refuse(start, at.offset, at.timestamp_ms, reason)
 
     def _stop(self, stop: StopCommand, offset: int) -> None:

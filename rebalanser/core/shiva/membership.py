@@ -60,6 +60,7 @@ class Members:
         self._behind: dict[WorkerId, _Behind] = {}
         self._stalled: dict[WorkerId, tuple[Incarnation, Epoch]] = {}
         self._reads_changes: set[WorkerId] = set()
+        self._without_replicas: set[WorkerId] = set()
 
     def take_over(self, workers: Mapping[WorkerId, WorkerEntry], at: float) -> None:
         """Go on from the workers of a predecessor's document; none has been heard since ``at``."""
@@ -120,6 +121,7 @@ class Members:
         self._seen[worker] = pong.seen
         self._stalled.pop(worker, None)
         (self._reads_changes.add if pong.reads_changes else self._reads_changes.discard)(worker)
+        (self._without_replicas.discard if pong.reads_replicas else self._without_replicas.add)(worker)
         self._answered[worker] = Heard(pong.incarnation, pong.sequence)
 
     def refuse(self, pong: Pong) -> bool:
@@ -136,11 +138,17 @@ class Members:
         for about in (self._heard_in, self._answered, self._refused, self._seen, self._behind):
             about.pop(worker, None)
         self._reads_changes.discard(worker)
+        self._without_replicas.discard(worker)
 
     @property
     def all_read_changes(self) -> bool:
         """True if every known worker has said to this leader that it reads changes (SH-24)."""
         return self._reads_changes >= self.entries.keys()
+
+    @property
+    def without_replicas(self) -> list[WorkerId]:
+        """Known workers that have said to this leader that they refuse documents with replicas (SH-28)."""
+        return sorted(self._without_replicas)
 
     def remove_stalled(self, worker: WorkerId, until: Epoch) -> None:
         """Remove a worker, and ignore its pongs until it follows the document ``until``.

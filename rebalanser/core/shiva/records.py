@@ -309,6 +309,8 @@ class Pong:
     """False from a version that reads whole documents only (SH-24)."""
     capacity: Capacity | None = None
     """Amounts that its applications may request together (SH-27); None for no limit."""
+    reads_replicas: bool = False
+    """False from a version that refuses documents with replicas (SH-28)."""
 
 
 CommandRecord: TypeAlias = (

@@ -805,6 +805,7 @@ class Worker:
             leaving=leaving,
             applications=said.applications,
             reads_changes=True,
+            reads_replicas=True,
             capacity=self._options.capacity,
         )
         self._effects.append(SendPong(pong))
