@@ -277,7 +277,10 @@ MUTANTS = (
     Mutant(
         "replicas apart",
         "replicas of an application are placed on different workers",
-        (Switch(AssignmentTable, "_apart", always({})), Switch(Safeguards, "waits_for", always(False))),
+        (
+            Switch(AssignmentTable, "_group_replicas", always({})),
+            Switch(Safeguards, "waits_for", always(False)),
+        ),
         frozenset({"SH-28"}),
         "replicas",
     ),

@@ -48,7 +48,7 @@ class Case:
             self.previous,
             requests=self.requests,
             capacities=self.capacities,
-            apart=self.groups,
+            groups=self.groups,
             by_weight=by_weight,
         )
 

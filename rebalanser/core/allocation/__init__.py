@@ -119,8 +119,8 @@ each worker; an arc for each kind open to a pool, and for each worker that holds
 resources does not enter. At most two flows are computed for each part that is tried and one for each block,
 so that there are fewer than five times as many as there are different levels.
 
-Theory of operation: apart
-==========================
+Theory of operation: anti-affinity
+==================================
 
 *Terms.* Resources of a **group**, the replicas of an application, are each to be on a worker of its own.
 

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from rebalanser.core.allocation.apart import Apart, OthersPool
+from rebalanser.core.allocation.anti_affinity import OthersPool, ReplicaPlacement
 from rebalanser.core.allocation.balanced import (
     NO_PINS,
     as_before,
@@ -19,7 +19,7 @@ from rebalanser.core.allocation.balanced import (
 )
 from rebalanser.core.allocation.balanced import effort as balanced_effort
 from rebalanser.core.allocation.flow import Network
-from rebalanser.core.allocation.reasons import why_apart, why_nowhere
+from rebalanser.core.allocation.reasons import why_not_separate, why_nowhere
 from rebalanser.core.allocation.weighted import Capacity, RememberedSearch, Requests, place_by_weight
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def place(
     pinned: Mapping[str, str] = NO_PINS,
     requests: Mapping[str, Requests] = NO_REQUESTS,
     capacities: Mapping[str, Capacity] = NO_CAPACITIES,
-    apart: Mapping[str, str] = NO_GROUPS,
+    groups: Mapping[str, str] = NO_GROUPS,
     by_weight: RememberedSearch | None = None,
 ) -> Placement:
     """Place ``resources`` on ``workers`` as evenly as their tags allow, moving as few as that allows (SH-12).
@@ -64,7 +64,7 @@ def place(
     Every resource without requests that may be on some worker is placed. The sum of the squared loads is the
     least there is, and no placement with the same sum moves fewer resources (RB-10). Those with requests are
     placed by weight, beside them: no worker gets more than its capacity, and what has no room anywhere is
-    unplaced (SH-27). Of resources that are to be apart no two of a group are on one worker: as many as
+    unplaced (SH-27). Of resources with a group no two of the same group are on one worker: as many as
     possible are placed, and those with requests as far as the search goes (SH-28). With such resources the
     sum of the squared loads is still the least, if the same workers are open to all of a group, and few
     resources move. The outcome depends on the contents of the arguments only, not on their order, and is the
@@ -83,7 +83,7 @@ def place(
         requests: the amounts that a resource takes of its worker; one that is missing, or requests nothing,
             counts by number only. Unknown resources are ignored.
         capacities: the amounts that the resources of a worker may take; one that is missing has no limit.
-        apart: the group of each resource that is to be on another worker than all others of its group.
+        groups: the group of each resource that needs another worker than all others of its group.
             Unknown resources are ignored.
         by_weight: spares the search by weight if its arguments are those of its last one.
     """
@@ -102,21 +102,21 @@ def place(
             unplaced[name] = answer
         elif requests.get(name):
             weighed[name] = answer
-        elif name in apart:
+        elif name in groups:
             separate[name] = answer
         else:
             together[answer].append(name)
     pools = [_pool(able, names, previous) for able, names in together.items()]
     if separate:
-        replicas = _separated(pools, separate, apart, previous)
+        replicas = _separated(pools, separate, groups, previous)
         for name, (size, open_to) in replicas.unplaced().items():
-            unplaced[name] = why_apart(size, open_to)
+            unplaced[name] = why_not_separate(size, open_to)
         pools = _around(pools, replicas.holders)
     holders = _even(pools)
     if not weighed:
         return Placement(dict(sorted(holders.items())), dict(sorted(unplaced.items())))
     search = by_weight or place_by_weight
-    packed, left, full = search(workers, weighed, requests, capacities, previous, apart)
+    packed, left, full = search(workers, weighed, requests, capacities, previous, groups)
     return Placement(dict(sorted((holders | packed).items())), dict(sorted((unplaced | left).items())), full)
 
 
@@ -132,10 +132,10 @@ def _separated(
     open_to: Mapping[str, tuple[str, ...]],
     groups: Mapping[str, str],
     previous: Mapping[str, str],
-) -> Apart:
+) -> ReplicaPlacement:
     """Place replicas so that the others can be placed evenly around them."""
     held = Counter(worker for pool in pools for worker, names in pool.held.items() for _ in names)
-    replicas = Apart(open_to, groups, previous, held)
+    replicas = ReplicaPlacement(open_to, groups, previous, held)
     holders = _even(_around(pools, replicas.holders))
     replicas.even_out(
         [

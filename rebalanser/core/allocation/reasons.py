@@ -25,7 +25,7 @@ def why_nowhere(
     return f"failed on {those}: {_some(refused.intersection(fitting))}"
 
 
-def why_apart(size: int, workers: int) -> str:
+def why_not_separate(size: int, workers: int) -> str:
     """Why a replica has no worker: all that may take it have another one of the same group (SH-28).
 
     Args:

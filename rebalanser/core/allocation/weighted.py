@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heapreplace, nsmallest
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rebalanser.core.allocation.balanced import vacancies
-from rebalanser.core.allocation.reasons import why_apart, why_full
+from rebalanser.core.allocation.reasons import why_full, why_not_separate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,7 +118,7 @@ def place_by_weight(
     requests: Mapping[str, Requests],
     capacities: Mapping[str, Capacity],
     previous: Mapping[str, str],
-    apart: Mapping[str, str],
+    groups: Mapping[str, str],
 ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
     """Place resources that request something; return the holders, and why the others have none (SH-27).
 
@@ -130,11 +130,11 @@ def place_by_weight(
         requests: the requests of each of these resources.
         capacities: the capacities of workers; one that is missing has no limit.
         previous: the worker that holds a resource.
-        apart: the group of a resource that is to be on another worker than all others of its group (SH-28).
+        groups: the group of a resource that needs another worker than all others of its group (SH-28).
     """
     together: dict[_Kind, list[str]] = defaultdict(list)
-    for name in sorted(open_to, key=lambda name: (len(name), name) if name in apart else (0, name)):
-        together[_Kind(requests[name], open_to[name], apart.get(name, ""))].append(name)
+    for name in sorted(open_to, key=lambda name: (len(name), name) if name in groups else (0, name)):
+        together[_Kind(requests[name], open_to[name], groups.get(name, ""))].append(name)
     limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
     scale = _full_amounts(limits.values(), [requests[name] for name in open_to])
     kinds = sorted(together, key=lambda kind: (-_relative_load(kind.requests.amounts, scale), *kind))
@@ -185,15 +185,15 @@ class RememberedSearch:
         requests: Mapping[str, Requests],
         capacities: Mapping[str, Capacity],
         previous: Mapping[str, str],
-        apart: Mapping[str, str],
+        groups: Mapping[str, str],
     ) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
         """Return the outcome of ``place_by_weight`` for these arguments."""
         limits = {worker: capacities.get(worker, UNLIMITED) for worker in workers}
-        groups = {name: apart[name] for name in open_to if name in apart}
-        asked = (limits, dict(open_to), {name: requests[name] for name in open_to}, groups)
+        grouped = {name: groups[name] for name in open_to if name in groups}
+        asked = (limits, dict(open_to), {name: requests[name] for name in open_to}, grouped)
         held = {name: previous.get(name) for name in open_to}
         if asked != self._asked or held not in self._previous:
-            self._outcome = place_by_weight(limits, open_to, requests, limits, previous, groups)
+            self._outcome = place_by_weight(limits, open_to, requests, limits, previous, grouped)
             holders, *_ = self._outcome
             self._asked, self._previous = asked, (held, {name: holders.get(name) for name in open_to})
         return self._outcome
@@ -291,7 +291,7 @@ class _Packing:
 
     def has_place(self, number: int) -> bool:
         """True if one more of a kind may be on some worker, as far as its group is concerned."""
-        return any(self._is_apart(number, worker) for worker in self._kinds[number].open_to)
+        return any(self._has_no_sibling(number, worker) for worker in self._kinds[number].open_to)
 
     def why_full(self, number: int) -> str:
         """Return the reason for which no worker has room for one more of a kind."""
@@ -300,13 +300,13 @@ class _Packing:
             alike = [each for each, known in enumerate(self._groups) if known == group]
             size = sum(self._waiting[each] for each in alike)
             size += sum(counts[each] for counts in self.counts.values() for each in alike)
-            return why_apart(size, len({w for each in alike for w in self._kinds[each].open_to}))
+            return why_not_separate(size, len({w for each in alike for w in self._kinds[each].open_to}))
         free = {
             worker: tuple(
                 limit - load for limit, load in zip(self._limits[worker], self._loads[worker], strict=True)
             )
             for worker in self._kinds[number].open_to
-            if self._is_apart(number, worker)
+            if self._has_no_sibling(number, worker)
         }
         everywhere = len(free) == len(self.counts)
         return why_full(self._needs[number], free, self._limits, everywhere=everywhere)
@@ -328,7 +328,7 @@ class _Packing:
         self._put(number, worker, -1)
         self._put(number, other)
 
-    def _is_apart(self, number: int, worker: str) -> bool:
+    def _has_no_sibling(self, number: int, worker: str) -> bool:
         """True if a worker has no resource of the group of a kind (SH-28)."""
         return not self._groups[number] or not self._grouped[self._groups[number], worker]
 
@@ -367,7 +367,7 @@ class _Packing:
         emptiest = [
             (_relative_load(self._load_with(worker, number), self._scales[worker]), worker)
             for worker in self._kinds[number].open_to
-            if self._fits(number, worker) and self._is_apart(number, worker)
+            if self._fits(number, worker) and self._has_no_sibling(number, worker)
         ]
         heapify(emptiest)
         placed = False
@@ -375,7 +375,7 @@ class _Packing:
             worker = emptiest[0][1]
             self._put(number, worker)
             placed = True
-            if self._fits(number, worker) and self._is_apart(number, worker):
+            if self._fits(number, worker) and self._has_no_sibling(number, worker):
                 load = self._load_with(worker, number)
                 heapreplace(emptiest, (_relative_load(load, self._scales[worker]), worker))
             else:
@@ -414,7 +414,7 @@ class _Packing:
 
     def _may_make_room(self, number: int, worker: str, at_most: int, room: _Loads) -> bool:
         """False if moving ``at_most`` resources off a worker frees too little, as on most full ones."""
-        if not has_room(self._limits[worker], NOTHING, self._needs[number]) or not self._is_apart(
+        if not has_room(self._limits[worker], NOTHING, self._needs[number]) or not self._has_no_sibling(
             number, worker
         ):
             return False
@@ -464,7 +464,7 @@ class _Packing:
             able = (
                 (_relative_load(self._load_with(worker, number), self._scales[worker]), worker)
                 for worker in self._kinds[number].open_to
-                if self._fits(number, worker) and self._is_apart(number, worker)
+                if self._fits(number, worker) and self._has_no_sibling(number, worker)
             )
             two = self._emptiest_two[number] = [worker for _, worker in nsmallest(2, able)]
         return next((worker for worker in two if worker != but), None)
@@ -489,7 +489,7 @@ class _Packing:
         full = self._relative_loads[worker]
         for number in self.counts[worker]:
             for other in self._kinds[number].open_to:
-                if self._relative_loads[other] < EVEN * full and self._is_apart(number, other):
+                if self._relative_loads[other] < EVEN * full and self._has_no_sibling(number, other):
                     after = self._after(worker, other, number)
                     if after is not None and after < (full, self._relative_loads[other]):
                         yield after, number, other
@@ -504,9 +504,9 @@ class _Packing:
                     (after, number, back, other)
                     for number in self.counts[worker]
                     for other in self._kinds[number].open_to
-                    if self._relative_loads[other] < enough and self._is_apart(number, other)
+                    if self._relative_loads[other] < enough and self._has_no_sibling(number, other)
                     for back in self.counts[other]
-                    if back != number and worker in self._able[back] and self._is_apart(back, worker)
+                    if back != number and worker in self._able[back] and self._has_no_sibling(back, worker)
                     if (after := self._after(worker, other, number, back)) is not None and after[0] <= enough
                 ),
                 default=None,
@@ -546,7 +546,7 @@ class _Packing:
 
     def _worker_away(self, number: int, home: str) -> str | None:
         """Return the worker from which a resource of a kind can return to its home; None if there is none."""
-        if not self._is_apart(number, home):
+        if not self._has_no_sibling(number, home):
             return None
         for away in self._kinds[number].open_to:
             if self.counts[away][number] > len(self._held[number].get(away, ())):

@@ -597,11 +597,13 @@ class AssignmentTable:
             capacities={
                 worker: known.capacity for worker, known in self._members.entries.items() if known.capacity
             },
-            apart=self._apart(named),
+            groups=self._group_replicas(named),
             by_weight=self._by_weight,
         )
 
-    def _apart(self, named: Mapping[str, tuple[ApplicationId, ApplicationEntry]]) -> Mapping[str, str]:
+    def _group_replicas(
+        self, named: Mapping[str, tuple[ApplicationId, ApplicationEntry]]
+    ) -> Mapping[str, str]:
         """Return the application of each replica, of which no two are on one worker (SH-28)."""
         return {name: str(app.whole) for name, (app, entry) in named.items() if entry.replicas > 1}
 

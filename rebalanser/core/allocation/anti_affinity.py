@@ -28,7 +28,7 @@ class _Step(NamedTuple):
     group: str
 
 
-class Apart:
+class ReplicaPlacement:
     """Workers of the replicas of all groups; each group has at most one on a worker.
 
     A replica stays on its previous worker if it may be there and no other one of its group is. As many of the

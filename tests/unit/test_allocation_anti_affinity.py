@@ -35,7 +35,7 @@ class Case:
             self.previous,
             refused=self.refused,
             requests=requests or {},
-            apart=self.groups,
+            groups=self.groups,
             by_weight=by_weight,
         )
 
@@ -189,7 +189,7 @@ def test_with_capacities_no_worker_has_two_or_too_much(case: Case, room: int) ->
         case.previous,
         requests=requests,
         capacities={worker: Capacity(100 * room) for worker in case.workers},
-        apart=case.groups,
+        groups=case.groups,
     )
     loads = Counter(placement.holders.values())
     assert case.is_apart(placement.holders)
