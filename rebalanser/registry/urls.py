@@ -1,13 +1,13 @@
 """Registry URLs and the backends that open them.
 
-========================================  ===========================================================
-``memory://NAME``                         in this process only, for tests
-``sqlite:///PATH?file_mode=0640``         a file on this host; ``sqlite:////abs`` is an absolute path
+=========================================  ===========================================================
+``memory://NAME``                          in this process only, for tests
+``sqlite:///PATH?file_mode=0640``          a file on this host; ``sqlite:////abs`` is an absolute path
 ``etcd://[USER:PASSWORD@]H:P,H:P/PREFIX``  an etcd cluster
-``etcd+tls://…?ca=F&cert=F&key=F``        the same over TLS; more options in the deployment guide
-``etcd+srv://DOMAIN/PREFIX``               the same, its members by SRV records; ``etcd+tls+srv://`` over TLS
+``etcd+tls://…?ca=F&cert=F&key=F``         the same over TLS; the guide on etcd has more options
+``etcd+srv://DOMAIN/PREFIX``               the same by SRV records; ``etcd+tls+srv://`` over TLS
 ``kafka://H:P,H:P/CLUSTER``                a Kafka cluster, in which each group has a log
-========================================  ===========================================================
+=========================================  ===========================================================
 
 A backend is a callable registered by scheme under the entry-point group ``rebalanser.backends``. It opens a
 ``Registry``, in which this package stores groups, or a ``GroupStore``, which stores groups in its own way.
@@ -31,11 +31,11 @@ from rebalanser.redaction import hide_secret, redact
 from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator
 
-ENTRY_POINT_GROUP = "rebalanser.backends"
-DEFAULT_ROOT = "rebalanser"
-REGISTRY_VARIABLE = "REBALANSER_REGISTRY"
+ENTRY_POINT_GROUP: Final = "rebalanser.backends"
+DEFAULT_ROOT: Final = "rebalanser"
+REGISTRY_VARIABLE: Final = "REBALANSER_REGISTRY"
 """Environment variable for the registry's URL, if the application passes none."""
-KAFKA_VARIABLE = "REBALANSER_KAFKA"
+KAFKA_VARIABLE: Final = "REBALANSER_KAFKA"
 """Environment variable for the address of Kafka, if the application passes none."""
 MAX_TOPIC_CHARS: Final = 249
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")

@@ -143,8 +143,8 @@ def _short(names: Sequence[str]) -> dict[str, list[str]]:
     return {"short": [_safe(name, _SHORT) for name in names]}
 
 
-def _time_axis(title: str = "time (UTC)") -> dict[str, Any]:
-    return _axis(title, type="date", nticks=7)
+def _time_axis() -> dict[str, Any]:
+    return _axis("time (UTC)", type="date", nticks=7)
 
 
 def _axis_from_zero(title: str, **settings: Any) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class _MarkAndSweep:
 
     def _mark(self, write: Collect, marking: int) -> bool:
         """Mark all tasks; False if one has changed, or the record has left the phase."""
-        for group in _groups(write.tasks.items(), TASKS_AT_ONCE):
+        for group in _groups(write.tasks.items()):
             revisions = {self._keys.state(partition, task): rev for task, (partition, rev) in group}
             items = self._call.get(revisions)
             for key, revision in revisions.items():
@@ -150,7 +150,7 @@ class _MarkAndSweep:
     def _others_depend(self, tasks: AbstractSet[TaskId]) -> bool:
         """True if another task depends on one of these, which are all marked."""
         self._call.execute(Transaction(then=(Delete(self._keys.witness),)))
-        for group in _groups(tasks, TASKS_AT_ONCE):
+        for group in _groups(tasks):
             ranges = [Range(self._keys.dependents(task), limit=LISTED_AT_ONCE) for task in group]
             for listing, result in zip(ranges, self._call.read_all(ranges), strict=True):
                 if self._one_exists(listing, result, tasks):
@@ -191,7 +191,7 @@ class _MarkAndSweep:
         return self._call.execute(transaction).succeeded
 
     def _restore(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
-        for group in _groups(tasks, TASKS_AT_ONCE):
+        for group in _groups(tasks):
             values = [(item, unmarked(item)) for item in self._marked(group)]
             for part in self._parts(values):
                 if not self._put(part, phase, self._delete_mark):
@@ -209,7 +209,7 @@ class _MarkAndSweep:
         self._call.execute(Transaction(then=tuple(steps)))
 
     def _sweep(self, tasks: Sequence[tuple[int, TaskId]], phase: int) -> None:
-        for group in _groups(tasks, TASKS_AT_ONCE):
+        for group in _groups(tasks):
             items = self._marked(group)
             ranges = [(item, listing) for item in items for listing in self._listings(item)]
             results = self._call.read_all([listing for _, listing in ranges])
@@ -296,9 +296,9 @@ class _MarkAndSweep:
             yield part
 
 
-def _groups(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
+def _groups(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
     iterator = iter(items)
-    while group := list(islice(iterator, size)):
+    while group := list(islice(iterator, TASKS_AT_ONCE)):
         yield group
 
 
