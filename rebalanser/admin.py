@@ -1,4 +1,4 @@
-"""What an operator does to a group: its resources, its drains, its state."""
+"""Administration of a group: its resources, its drains, its state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Unchanged(Enum):
-    """What stands for an argument that was not given."""
+    """Stands for an argument that was not given."""
 
     UNCHANGED = "unchanged"
 
@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]
 
 
 def _no_progress(done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """No-op progress callback."""
 
 
 _WEIGHT: Final = TypeAdapter[float](Weight)
@@ -79,7 +79,7 @@ class Owner:
     host: str
     """The name of the node's host."""
     attributes: Mapping[str, str] = field(hash=False)
-    """What ``Settings(attributes=…)`` of the node says, such as an address."""
+    """Attributes from the ``Settings`` of the node, such as an address."""
 
 
 _BALANCE: Final = frozenset(map(Topic, (TopicKind.GROUP, TopicKind.ALLOCATION, TopicKind.ACKNOWLEDGEMENTS)))

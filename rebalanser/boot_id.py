@@ -12,14 +12,14 @@ _DARWIN: Final = ("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid")
 
 
 def boot_id() -> str:
-    """What tells one run of this host's kernel from every other.
+    """Return an id of this run of the host's kernel, which no other run has.
 
     Raises:
-        OSError: this platform does not tell.
+        OSError: this platform has none.
     """
     told = _told().strip()
     if not told:
-        raise OSError("the kernel tells an empty name")
+        raise OSError("the kernel has an empty boot id")
     return told
 
 

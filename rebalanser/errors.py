@@ -59,7 +59,7 @@ class Fenced(StopAccess):
 
 
 class Forked(StopAccess):
-    """What the parent has opened was used in a child of ``fork``: its leases and claims stay there."""
+    """An object that the parent opened was used in a child of ``fork``; its leases and claims stay there."""
 
 
 class FixConfiguration(RebalanserError):

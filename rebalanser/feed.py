@@ -47,9 +47,9 @@ STARTED: Final = frozenset(
 )
 """The states of applications that were started and have neither been stopped nor ended."""
 STEP_S: Final = 0.5
-"""How long it waits for the source at a time, and so how late it sees that it is to stop."""
+"""Maximum seconds of one wait for the source, and so of the delay of a stop."""
 LOOKS: Final = 60
-"""After so many steps source and group are compared though the source tells of nothing."""
+"""Number of steps without a change after which source and group are compared anyway."""
 RETRY_MAX_S: Final = 30.0
 
 DocumentEpoch: TypeAlias = tuple[int, int]
@@ -59,21 +59,21 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Applications:
-    """What runs, as one complete document of a cluster's leader says."""
+    """Running applications by one complete document of a cluster's leader."""
 
     epoch: DocumentEpoch
     names: frozenset[str]
 
 
 class ApplicationSource(Protocol):
-    """Where a feed learns what runs."""
+    """Source of a feed: reads the running applications."""
 
     @property
     def name(self) -> str:
         """The same for every connection to the same cluster, and for no other one."""
 
     def read(self, timeout_s: float) -> Applications | None:
-        """What runs by the last document, None before the first.
+        """Return the running applications by the last document, None before the first.
 
         Raises:
             RetryLater: the source could not be read to its end within ``timeout_s`` seconds.
@@ -113,7 +113,7 @@ class ClusterSource:
         return self._cluster.identity
 
     def read(self, timeout_s: float) -> Applications | None:
-        """What runs by the last document; see ``ApplicationSource``."""
+        """Return the running applications by the last document; see ``ApplicationSource``."""
         document = self._cluster.read(timeout_s)
         if document is None:
             return None
@@ -152,7 +152,7 @@ class ClusterSource:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to do to a group's resource list."""
+    """Changes of a group's resource list."""
 
     add: frozenset[str] = frozenset()
     remove: frozenset[str] = frozenset()
@@ -164,9 +164,9 @@ class Changes:
 
 
 def changes_for(applications: Applications, present: Iterable[ResourceState], feed: str) -> Changes:
-    """What makes the part of a resource list that ``feed`` fed equal to what runs.
+    """Return the changes after which the resources added by ``feed`` are the running applications.
 
-    Nothing, where the list was fed by a newer document. What somebody else added is never touched.
+    There are none if a newer document has fed the list. Resources added by others are never touched.
     """
     theirs: set[str] = set()
     mine: dict[str, DocumentEpoch] = {}

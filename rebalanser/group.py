@@ -134,7 +134,7 @@ def open_coordinator(
 
 @dataclass(slots=True)
 class _Run:
-    """What belongs to one time from a start to its stop; another may begin before all of it is closed."""
+    """Parts of one run, from start to stop; the next run may begin before all of them are closed."""
 
     engine: NodeRunner
     observer: Observer

@@ -38,7 +38,7 @@ ChangeHook = Callable[[OwnerChange], None]
 
 
 class Owners:
-    """Who owns what in the group ``name``, kept current by watches while its context lasts.
+    """Owners of all resources of the group ``name``, kept current by watches while its context lasts.
 
     It joins nothing, and waits for a group that is not there yet. An answer may be old by the time it is
     used, so the receiver of a request says whether it is the owner (``rebalanser.Owned.still_mine``), and
@@ -66,7 +66,7 @@ class Owners:
         self._hooks: list[ChangeHook] = []
         self._owners: Mapping[str, Owner] = MappingProxyType({})
         self._exists: bool | None = None
-        """What the last look found; None if it failed, or before there was one."""
+        """Result of the last read; None if it failed, or before the first."""
         self._closed = threading.Event()
         self._closed.set()
         self._end = contextlib.ExitStack()

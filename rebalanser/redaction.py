@@ -58,5 +58,5 @@ def redact(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Whether a field of this name holds a secret, whatever its value looks like."""
+    """True if a field of this name holds a secret, whatever its value looks like."""
     return _SECRET_NAME.fullmatch(name) is not None

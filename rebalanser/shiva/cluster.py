@@ -40,7 +40,7 @@ OnDocument: TypeAlias = Callable[[AssignmentDocument], None]
 
 @dataclass(frozen=True, slots=True)
 class TopicNames:
-    """What the three topics are called; empty for the default of the cluster's name (SH-1)."""
+    """Names of the three topics; empty for the default of the cluster's name (SH-1)."""
 
     command: str = ""
     control: str = ""

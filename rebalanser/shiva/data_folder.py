@@ -53,7 +53,7 @@ _KEPT: Final = "kept"
 
 
 def folder_name(application: str) -> str:
-    """What the folder of an application is called: one safe name, and another one for each id (SH-16)."""
+    """Return the name of an application's folder: a safe one, and another for each id (SH-16)."""
     return f"{_UNSAFE.sub('_', application)[:_SHOWN_CHARS]}-{_digest(application)}"
 
 
@@ -62,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 def output_file(data_folder: Path, application: ApplicationId) -> Path:
-    """Where the newest output of an application stands, in a worker's data folder."""
+    """Return the file with the newest output of an application, in a worker's data folder."""
     folder = data_folder / "logs" / folder_name(str(application.whole))
     return (folder / f"replica-{application.replica}" if application.replica else folder) / _OUTPUT
 
@@ -79,7 +79,7 @@ class DataFolder:
     def __init__(self, path: Path, lock: int, worker_lock: int, incarnation: Incarnation) -> None:
         self.path: Final = path
         self.incarnation: Final = incarnation
-        """Who this worker is: the folder's lineage, and how many times it was opened since that began."""
+        """Identity of this worker: the folder's lineage, and the number of times that it was opened."""
         self._lock: int | None = lock
         self._worker_lock = worker_lock
         self._found = frozenset(folder.name for folder in (path / "applications").iterdir())
@@ -140,7 +140,7 @@ class DataFolder:
         return stored or unpack(archive, sha256, self.files_of(application, sha256), limits)
 
     def files_of(self, application: ApplicationId, sha256: str) -> Path:
-        """Where the files of an application's archive are, once they were unpacked."""
+        """Return the folder of an archive's unpacked files."""
         return self._folder_of(application) / f"files-{_digest(sha256)}"
 
     def stored_manifest(self, application: ApplicationId, sha256: str) -> Manifest | None:

@@ -137,7 +137,7 @@ def address_of(url: str) -> tuple[str | None, int | None]:
 
 
 class Limits(_Part):
-    """What a process may use. Memory and files are limits of each process, not of all together."""
+    """Limits of a process. Memory and files are limited for each process, not for all together."""
 
     memory_bytes: Annotated[int, Field(ge=64 * _MIB)] | None = Field(
         default=None, description="private memory of each process (RLIMIT_DATA); none where unset"
@@ -172,7 +172,7 @@ class RequestedAmounts(_Part):
 
 
 class Manifest(_Part):
-    """What to run, and how: the content of ``shiva.json`` (SH-4)."""
+    """Manifest of an application: the content of ``shiva.json`` (SH-4)."""
 
     command: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(
         description="the program and its arguments; no shell is involved"
@@ -214,7 +214,7 @@ class Manifest(_Part):
         return self
 
     def as_policy(self) -> RestartPolicy:
-        """What the worker's state machine needs of it."""
+        """Return the part that the worker's state machine needs."""
         restart = self.restart
         return RestartPolicy(
             restart=restart.policy.value,

@@ -106,7 +106,7 @@ def _kept(newest: Path) -> list[Path]:
 
 
 def _next(newest: Path, reading: BinaryIO) -> tuple[BinaryIO, bool]:
-    """What to read on, and whether there is something to read at once.
+    """Return the file to read next, and True if it can be read at once.
 
     That is the same file while it is the newest or has lines left. One that was removed meanwhile is followed
     by the oldest that is left.

@@ -42,13 +42,13 @@ from rebalanser.shiva.manifest import HealthCheck, Manifest, address_of
 ProcessEvent: TypeAlias = ProcessStarted | ProcessExited | HealthChecked
 
 INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR")
-"""What an application gets of its worker's environment, which may hold secrets of the worker's own."""
+"""Variables that an application inherits from its worker; others may hold secrets of the worker."""
 LOCK_TIMEOUT_S: Final = 30.0
-"""How long a start waits for an earlier process of the application to end."""
+"""Seconds that a start waits for an earlier process of the application to end."""
 OWN_HANDS_S: Final = 1.0
-"""So long after the stop timeout this process kills by itself: the shim may have been stopped."""
+"""Seconds after the stop timeout at which this process kills by itself, if the shim does not."""
 EAGER_INTERVAL_S: Final = 1.0
-"""Seconds between checks of a process that has not passed any, at most, within its grace period."""
+"""Maximum seconds between checks of a process that has passed none yet, within its grace period."""
 _NOWHERE: Final = Output(path=os.devnull, file_bytes=0, files=1)
 """Output of a check: by it the shim's logger knows the check, and kills what outlives the shim."""
 _LOOK_S: Final = 0.1

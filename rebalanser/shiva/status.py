@@ -56,9 +56,9 @@ class WorkerStatus(BaseModel):
     host: str
     tags: list[str]
     incarnation: int
-    """How often its data folder has been opened."""
+    """Number of times that its data folder was opened."""
     applications: int
-    """How many applications name it."""
+    """Number of applications assigned to it."""
     pong_age_s: float | None = None
     """Seconds since its last pong; None if none of this incarnation was found, or none was looked for."""
     follows: str | None = None
@@ -121,7 +121,7 @@ class ClusterStatus(BaseModel):
 
     cluster: str
     leader: str | None
-    """Who wrote the last document; None before there was any."""
+    """Leader that wrote the last document; None before the first."""
     active_leader: str | None = None
     """Leader that sent the last ping; None if no ping was found, or none was read."""
     ping_age_s: float | None = None

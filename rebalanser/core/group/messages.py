@@ -283,9 +283,9 @@ class BarriersRead:
 
 @dataclass(frozen=True, slots=True)
 class BarriersAdded:
-    """What was added, and who holds the rest. ``superseded``: the node has another share meanwhile.
+    """Barriers added, and holders of the others. ``superseded``: the node has another share meanwhile.
 
-    What is in neither was not tried, because of that or since a request failed.
+    A barrier in neither was not tried, because of that or since a request failed.
     """
 
     revision: int
