@@ -11,9 +11,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rebalanser.core.allocation.apart import Apart
 
 from rebalanser.core.allocation import Capacity, Placement, RememberedSearch, Requests, place
-from rebalanser.core.allocation.apart import Apart
 
 NO_TAGS: frozenset[str] = frozenset()
 

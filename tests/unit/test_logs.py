@@ -292,10 +292,11 @@ def test_a_parsed_url_shows_no_password() -> None:
     assert "a-secret" not in f"{url} {url!r}"
 
 
-def test_a_domain_of_srv_records_is_shown_as_it_was_given() -> None:
+def test_a_domain_of_srv_records_is_shown_without_a_port() -> None:
     url = parse_url(f"etcd+tls+srv://ann:{PASSWORD}@etcd.example.com./root?ca=f")
-    assert (url.require_domain(), url.root, url.password) == ("etcd.example.com", "root", PASSWORD)
-    assert str(url) == "etcd+tls+srv://ann:***@etcd.example.com./root"
+    assert (url.hosts, url.root, url.password) == ((("etcd.example.com", 0),), "root", PASSWORD)
+    assert url.require_domain() == "etcd.example.com"
+    assert str(url) == "etcd+tls+srv://ann:***@etcd.example.com/root"
 
 
 def test_the_command_line_shows_lines_or_objects(capsys: pytest.CaptureFixture[str]) -> None:

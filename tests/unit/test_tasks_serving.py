@@ -7,6 +7,7 @@ import base64
 import json
 import resource
 import socket
+import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -98,8 +99,8 @@ class Client:
 
 
 @pytest.fixture
-def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
-    with Queue("work", f"memory://{request.node.name}", state_folder=tmp_path) as queue:
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with Queue("work", f"memory://{uuid.uuid4().hex}", state_folder=tmp_path) as queue:
         yield queue
 
 
