@@ -203,6 +203,11 @@ def test_the_defaults_keep_every_promise(mode: Mode, protocol: GroupProtocol) ->
             "session_timeout_s is 0.2, it must be 0.3 or above: within the deadline",
         ),
         ({"deadline_s": -1.0}, "deadline_s is -1, it must be 0 or above"),
+        ({"session_timeout_s": 3601.0}, "session_timeout_s is 3601, Kafka's client takes at most 3600"),
+        (
+            {"max_poll_interval_s": 86_401.0},
+            "max_poll_interval_s is 86401, Kafka's client takes at most 86400",
+        ),
         ({"deadline_s": float("nan")}, "deadline_s is nan"),
         ({"groups": 0}, "groups is 0"),
         ({"clock_drift_ratio": 0.5}, "clock_drift_ratio is 0.5"),

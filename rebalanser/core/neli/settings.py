@@ -9,6 +9,10 @@ from math import isfinite
 
 from rebalanser.errors import InvalidSettings
 
+MOST_SESSION_S = 3600.0
+"""Maximum session timeout that Kafka's client takes."""
+MOST_POLL_INTERVAL_S = 86_400.0
+"""Maximum interval between two polls that Kafka's client takes."""
 LEAST_SESSION_S = 0.3
 """In a shorter one no heartbeat has the time to come back within the deadline."""
 LONGEST_ALIVE_S = 1.0
@@ -142,6 +146,12 @@ def _out_of_range(settings: NeliSettings) -> Iterator[str]:
     for name in ("session_timeout_s", "max_poll_interval_s"):
         if not _positive(getattr(settings, name)):
             yield f"{name} is {getattr(settings, name):g}, it must be above 0"
+    for name, most_s in (
+        ("session_timeout_s", MOST_SESSION_S),
+        ("max_poll_interval_s", MOST_POLL_INTERVAL_S),
+    ):
+        if isfinite(getattr(settings, name)) and getattr(settings, name) > most_s:
+            yield f"{name} is {getattr(settings, name):g}, Kafka's client takes at most {most_s:g}"
     if 0 < settings.session_timeout_s < LEAST_SESSION_S:
         yield (
             f"session_timeout_s is {settings.session_timeout_s:g}, it must be {LEAST_SESSION_S:g} or above: "
