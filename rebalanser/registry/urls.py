@@ -149,7 +149,7 @@ def parse_url(text: str) -> RegistryUrl:
     """Parse a registry URL: ``SCHEME://[USER[:PASSWORD]@][HOST[:PORT],…][/PATH][?NAME=VALUE&…]``.
 
     Raises:
-        InvalidUrl: it has no scheme, or its hosts are not ``HOST`` or ``HOST:PORT``.
+        InvalidUrl: it has no scheme, its hosts are not ``HOST`` or ``HOST:PORT``, or an option has no value.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not scheme:
@@ -172,8 +172,19 @@ def parse_url(text: str) -> RegistryUrl:
         path=parts.path,
         user=unquote(user) or None,
         password=unquote(password) if colon else None,
-        options=dict(parse_qsl(parts.query)),
+        options=_options(parts.query, scheme),
     )
+
+
+def _options(query: str, scheme: str) -> dict[str, str]:
+    """Parse options; an empty one is refused, as ``ca=$CA`` must not mean the system's CAs."""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in options.items():
+        if not value:
+            # Without an equals sign it may be a part of a password.
+            shown = repr(name) if f"{name}=" in query else "without a name"
+            raise InvalidUrl(f"option {shown} has no value in the URL {scheme}://…")
+    return options
 
 
 class GroupStore(ABC):

@@ -214,6 +214,7 @@ def test_bad_input_gets_one_line(cli: Cli, arguments: tuple[str, ...], code: int
         ("kafka://127.0.0.1:1/a*b", ["'a*b' in kafka://127.0.0.1:1/a*b cannot name a cluster"]),
         ("groups.db", ["is not a registry URL such as sqlite:///groups.db"]),
         ("etcd://127.0.0.1", ["is not HOST:PORT"]),
+        ("etcd+tls://127.0.0.1:1?ca=", ["option 'ca' has no value"]),
         *(
             (
                 f"etcd+srv://{there}/x",
