@@ -1,7 +1,7 @@
-"""What each process did with each token of each resource, as one row (AU-3).
+"""Puts together one row for all that a process did with a token of a resource (AU-3).
 
-All steps are minima and maxima over numbers: one hash aggregation, whose result does not depend on the
-order of the records and is not changed by duplicates.
+All steps are minima and maxima over numbers: one hash aggregation, whose result does not depend on the order
+of the records and is not changed by duplicates.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _CLOCKS: Final = ("wall", "monotonic")
 
 
 def accesses(records: DataFrame, processes: DataFrame) -> DataFrame:
-    """The table ``ACCESSES`` of these records, the incarnations of their processes being ``processes``.
+    """The table ``ACCESSES`` of these records; ``processes`` are the incarnations of their processes.
 
-    Of a step that was taken twice with one token, the first of those that open an access counts, and the last
-    of those that close it; its wall time is that of the same record. An access that was entered again after
-    its last stop has no recorded end. Steps without a token are one row for each resource and incarnation,
-    whose token is null. Where one row stands for several turns its ``turn`` is null: ``in_turns`` puts
-    them apart, which needs the row.
+    If a step was taken twice with one token, the first of those that open an access counts, and the last of
+    those that close it; its wall time is that of the same record. An access that was entered again after its
+    last stop has no recorded end. Steps without a token are one row for each resource and incarnation, whose
+    token is null. If a row covers several turns its ``turn`` is null; ``in_turns`` separates them, and needs
+    that row.
     """
     steps = _steps(records)
     taken = steps.groupBy(*_ACCESS).agg(*_aggregates(), _first_stop())
@@ -71,15 +71,15 @@ class Accesses:
     """The accesses of a history, kept."""
 
     whole: DataFrame
-    """As ``accesses`` gives them."""
+    """The result of ``accesses``."""
     in_turns: DataFrame
-    """With a row for each turn: the same, if nothing was started again with the same token."""
+    """One row for each turn; the same as ``whole`` if nothing was started again with the same token."""
     are_any: Mapping[str, bool]
-    """Whether there may be such as were asked for."""
+    """True, by name, if some access may meet the condition."""
 
 
 def put_together(records: DataFrame, processes: DataFrame, keep: Keep, **asked: Column) -> Accesses:
-    """The table ``ACCESSES``, kept, and whether there are such that the conditions ``asked`` hold of them."""
+    """The table ``ACCESSES``, kept; ``are_any`` says of each condition ``asked`` if an access may meet it."""
     whole, seen = observed(
         keep,
         "putting accesses together",
@@ -93,7 +93,7 @@ def put_together(records: DataFrame, processes: DataFrame, keep: Keep, **asked: 
 
 
 def in_turns(accesses: DataFrame, records: DataFrame, keep: Keep) -> DataFrame:
-    """The same with a row for each turn, where a node started again with the same token what it had stopped.
+    """The accesses with a row for each turn, if a node started again with the same token after a stop.
 
     ``accesses`` are made of ``records`` and should be persisted.
     """
@@ -118,7 +118,7 @@ def _steps(records: DataFrame) -> DataFrame:
 
 
 def _with_turn(steps: DataFrame) -> DataFrame:
-    """Each step with how often its access was started again after a stop, up to there."""
+    """Each step with the number of times that its access had been started again after a stop."""
     access = Window.partitionBy(*_ACCESS).orderBy("sequence")
     before = access.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
@@ -153,7 +153,7 @@ def _first_stop() -> Column:
 
 
 def _step(step: Step, *, first: bool) -> list[Column]:
-    """When the step was taken, for the first or the last time, by number and by both clocks.
+    """Number and times of a step, at its first or last occurrence, on both clocks.
 
     The monotonic clock of a process never goes back, so its extremes belong to those of the numbers.
     """
@@ -168,12 +168,12 @@ def _step(step: Step, *, first: bool) -> list[Column]:
 
 
 def _failed() -> Column:
-    """Whether OnStop raised after the last start."""
+    """True if OnStop raised after the last start."""
     return F.coalesce(F.col("stop_failed_sequence") > F.col(_LAST_START), F.lit(False))
 
 
 def _ended(taken: DataFrame, otherwise: Column, ends: Mapping[str, Column]) -> DataFrame:
-    """With the end of each access that was entered, and how it is known.
+    """The accesses with their ends, and how each end is known.
 
     Without a recorded stop that is ``otherwise``, and the end by each clock is that of ``ends``.
     """

@@ -1,4 +1,4 @@
-"""Keeps Spark's plans short, and its jobs few."""
+"""Shortens Spark's plans and saves jobs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 KEPT: Final = StorageLevel.MEMORY_AND_DISK_DESER
-"""Storage of kept rows: as they are. To serialise them and read them back takes longer than most queries."""
+"""Storage level of kept rows: deserialised, since serialising and reading costs more than most queries."""
 
 Keep: TypeAlias = Callable[[str | None, DataFrame], DataFrame]
-"""``keep(words, frame)``: returns the frame, kept by the caller as it is used several times.
+"""``keep(words, frame)``: returns the frame, kept by the caller because it is used several times.
 
 With ``words``, a name of the step, it is computed at once, as by ``cut_off``; without, at its first use.
 """
@@ -29,8 +29,8 @@ With ``words``, a name of the step, it is computed at once, as by ``cut_off``; w
 def once(make: Callable[P, T]) -> Callable[P, T]:
     """Call ``make`` once for the same arguments: for columns, which only describe a computation.
 
-    Each part of a column is made in the JVM, by a call of its own: thousands for each micro-batch. The
-    arguments must be hashable, and what it gives must not be changed.
+    Each part of a column takes a call into the JVM: thousands for each micro-batch. The arguments must be
+    hashable, and the result must not be changed.
     """
 
     @lru_cache(maxsize=64)
@@ -48,23 +48,23 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
 def cut_off(frame: DataFrame) -> DataFrame:
     """The rows of ``frame``, computed now and cut off from the plan that made them.
 
-    What is made of a frame is otherwise planned from the files on, each time anew, which for a plan as long
+    Otherwise Spark plans every frame made of it from the files on, each time anew, which for a plan as long
     as the audit's takes longer than the work. The columns are new ones, so that the result can be joined with
-    what it was made of. Spark frees the rows once the result is no longer referenced.
+    the frames it was made of. Spark frees the rows once the result is no longer referenced.
     """
     rows = frame.localCheckpoint(storageLevel=KEPT)
     return rows.select(*(F.col(f"`{name}`").alias(name) for name in rows.columns))
 
 
 def computed(words: str | None, frame: DataFrame) -> DataFrame:
-    """A ``Keep`` that only does what has to be done at once."""
+    """A ``Keep`` that computes named steps at once, and the others at their use."""
     return frame if words is None else cut_off(frame)
 
 
 def observed(keep: Keep, words: str, frame: DataFrame, **asked: Column) -> tuple[DataFrame, dict[str, Any]]:
-    """What ``keep(words, frame)`` gives, and aggregates of its rows, found out as these are computed.
+    """``keep(words, frame)``, and aggregates of its rows, collected as these are computed.
 
-    A job that asks afterwards would take longer to plan than to run.
+    A query of its own would take longer to plan than to run.
     """
     observation = Observation()
     columns = (column.alias(name) for name, column in asked.items())
@@ -73,9 +73,9 @@ def observed(keep: Keep, words: str, frame: DataFrame, **asked: Column) -> tuple
 
 
 def limits(spark: SparkSession, **values: float | None) -> DataFrame:
-    """One row with these columns, to be joined with others, for numbers that each micro-batch has anew.
+    """One row with these columns, to be joined, for numbers that differ in each micro-batch.
 
-    A literal is part of the code that Spark makes of a question: with another one, all is compiled again.
+    A literal is part of the code that Spark generates for a query: a new literal means compiling it again.
     """
     columns = ", ".join(f"cast(:{name} as double)" for name in values)
     named = ", ".join(values)
@@ -84,5 +84,5 @@ def limits(spark: SparkSession, **values: float | None) -> DataFrame:
 
 
 def count() -> Column:
-    """How many rows there are, to be asked of ``observed``."""
+    """Number of rows, for ``observed``."""
     return F.count(F.lit(1))

@@ -1,8 +1,8 @@
-"""What a stream remembers on disk, so that it can go on after its driver was killed at any place (AU-9).
+"""State of a stream on disk, from which it continues after its driver was killed at any point (AU-9).
 
-A state is a folder, named after the micro-batch that left it. It counts once its last file, ``_SUCCESS``, is
-there; until then the micro-batch has not happened, and what it wrote elsewhere is written anew. ``N-idle`` is
-the state of the step that judges, after micro-batch ``N``, what waited while nothing came.
+A state is a folder, named after the micro-batch that left it. It counts once its last file, ``_SUCCESS``,
+exists; until then the micro-batch has not happened, and its output elsewhere is written anew. ``N-idle`` is
+the state of the step that judges the waiting records after micro-batch ``N``, when no more come.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT: Final = 2
-"""Of the checkpoint; grows when a later release could not go on from it."""
+"""Version of the checkpoint; grows when a later release could not continue from it."""
 MARK: Final = "rebalanser.json"
 OUTPUT_MARK: Final = "_rebalanser_stream.json"
-"""In the output folder: which checkpoint's it is. Spark's readers skip its name."""
+"""File in the output folder that names its checkpoint. Spark's readers skip its name."""
 SETTLED: Final = "settled"
-"""Whether a carried record was judged before; else it waits for the watermark."""
+"""Column: true if a carried record was judged before; else it waits for the watermark."""
 TIP: Final = "tip"
-"""Whether a carried record is the last that was judged of its process."""
+"""Column: true if a carried record is the last judged one of its process."""
 CARRIED: Final = StructType(
     [*RECORDS, StructField(SETTLED, BooleanType(), False), StructField(TIP, BooleanType(), False)]
 )
@@ -50,7 +50,7 @@ class UnusableCheckpoint(FixConfiguration):
 
 
 class Totals(BaseModel):
-    """What came and was found since the checkpoint began."""
+    """Counts of records and findings since the checkpoint began."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,24 +67,24 @@ class Totals(BaseModel):
 
     @property
     def findings(self) -> int:
-        """How many findings there are, of all kinds."""
+        """Number of findings of all kinds."""
         return self.certain + self.fenced + self.possible
 
 
 class State(BaseModel):
-    """What one micro-batch leaves to the next, beside records. Times are seconds since 1970."""
+    """State that one micro-batch leaves to the next, beside records. Times are seconds since 1970."""
 
     model_config = ConfigDict(frozen=True)
 
     watermark: float | None = None
     newest: float | None = None
     told: dict[str, tuple[str, ...]] = {}
-    """For each table in which rows are looked up later: the folders that have what was told so far."""
+    """The folders with the rows reported so far, for each table in which rows are looked up later."""
     totals: Totals = Totals()
 
 
 class Checkpoint:
-    """The folder of a stream's state. It is one stream's at a time, from ``lock`` to ``unlock``.
+    """The folder of a stream's state. One stream at a time has it, from ``lock`` to ``unlock``.
 
     Raises:
         UnusableCheckpoint: it is of another version or other sources, or can't be written to.
@@ -98,11 +98,11 @@ class Checkpoint:
 
     @property
     def spark(self) -> Path:
-        """What Spark itself keeps of the query."""
+        """The folder of Spark's own state of the query."""
         return self.folder / "spark"
 
     def lock(self) -> None:
-        """Keep other streams away from this checkpoint, until this process ends at the latest.
+        """Lock this checkpoint against other streams, until this process ends at the latest.
 
         Raises:
             UnusableCheckpoint: another stream uses it.
@@ -118,21 +118,21 @@ class Checkpoint:
         self._descriptor = descriptor
 
     def unlock(self) -> None:
-        """Let other streams have it. Twice is fine."""
+        """Release the checkpoint for other streams. Unlocking twice does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def last(self) -> int | None:
-        """The number of the last micro-batch that left a whole state."""
+        """Number of the last micro-batch that left a complete state; None if there is none."""
         return max((number for number, _, _ in self._whole()), default=None)
 
     def has(self, name: str) -> bool:
-        """Whether the state of that name is whole."""
+        """True if the state of that name is complete."""
         return (self._states / name / _WHOLE).exists()
 
     def load(self, spark: SparkSession, *, below: int) -> tuple[State, DataFrame]:
-        """The newest state of a micro-batch before number ``below``; an empty one where there is none."""
+        """The newest state of a micro-batch before number ``below``; an empty one if there is none."""
         found = [path for number, _, path in sorted(self._whole()) if number < below]
         if not found:
             return State(), spark.createDataFrame([], CARRIED)
@@ -140,7 +140,7 @@ class Checkpoint:
         return state, spark.read.schema(CARRIED).parquet(str(found[-1] / "records"))
 
     def carry(self, name: str, records: DataFrame) -> None:
-        """Write the records of a state, in place of what an attempt at it left."""
+        """Write the records of a state, in place of those that an earlier attempt left."""
         path = self._states / name
         shutil.rmtree(path, ignore_errors=True)
         records.select(*CARRIED.names).write.parquet(str(path / "records"))
@@ -152,11 +152,11 @@ class Checkpoint:
         (path / _WHOLE).touch()
 
     def known(self, table: str, name: str) -> Path:
-        """Where what was told to a table so far can be brought together by the micro-batch ``name``."""
+        """The folder into which the micro-batch ``name`` can merge all rows reported to a table so far."""
         return self.folder / _KNOWN / f"{table}-{name}"
 
     def prune(self, number: int) -> None:
-        """Delete what no restart can need: Spark repeats the last micro-batch at most."""
+        """Delete states that no restart can need: Spark repeats at most the last micro-batch."""
         for old, _, path in list(self._whole()):
             if old < number - 1:
                 shutil.rmtree(path, ignore_errors=True)
@@ -171,13 +171,13 @@ class Checkpoint:
                 shutil.rmtree(path, ignore_errors=True)
 
     def happened(self, name: str) -> bool:
-        """Whether the step ``name`` left a whole state, then or before what is still kept."""
+        """True if the step ``name`` left a complete state, which may have been deleted since."""
         number = key_of(name)
         reached = max(((n, idle) for n, idle, _ in self._whole()), default=(-1, False))
         return number is not None and number <= reached and (self.has(name) or number[0] < reached[0])
 
     def _whole(self) -> Iterator[tuple[int, bool, Path]]:
-        """The whole states, by number, that of an idle step after that of its micro-batch."""
+        """The complete states, by number, that of an idle step after that of its micro-batch."""
         for path in self._states.glob("*"):
             key = key_of(path.name)
             if key is not None and (path / _WHOLE).exists():
@@ -185,16 +185,16 @@ class Checkpoint:
 
 
 def key_of(name: str) -> tuple[int, bool] | None:
-    """What steps are ordered by: the number, and whether it is the idle one after it."""
+    """Sort key of steps: the number, then true for the idle step after it; None for other names."""
     number, _, idle = name.partition("-")
     return (int(number), bool(idle)) if number.isdigit() else None
 
 
 def claim_output(out: Path, checkpoint: Checkpoint) -> None:
-    """See that the output folder is this checkpoint's and can be written to, or make it so.
+    """Check that the output folder is this checkpoint's and can be written to, or claim it.
 
     Raises:
-        UnusableOutput: it is somebody else's, or can't be written to.
+        UnusableOutput: it belongs to something else, or can't be written to.
     """
     mark = out / OUTPUT_MARK
     try:
@@ -219,7 +219,7 @@ def claim_output(out: Path, checkpoint: Checkpoint) -> None:
 
 
 def _claimed(folder: Path, sources: Sequence[str]) -> str:
-    """See that a checkpoint is one of this format and these sources, or make it one; its id."""
+    """The id of a checkpoint, which must be of this format and these sources; a new one is made so."""
     mark = folder / MARK
     mine = {"format": FORMAT, "sources": list(sources)}
     try:

@@ -1,4 +1,4 @@
-"""How far apart the clocks of two hosts are at least: cause precedes effect (AU-5)."""
+"""Least differences between the clocks of two hosts, proven by cause and effect (AU-5)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clocks(records: DataFrame, suspects: DataFrame, options: Options) -> DataFra
     """The table ``CLOCKS``: pairs of hosts whose wall clocks contradict cause and effect.
 
     Only contradictions beyond ``clock_error_s`` count, and of one pair and cause the greatest one.
-    ``suspects`` is what ``suspects`` made of the accesses.
+    ``suspects`` are those of ``owner_pairs.suspects``.
     """
     seen = _allocations(records).unionByName(_barriers(suspects, options))
     apart = seen.where((F.col("behind_s") > options.clock_error_s) & (F.col("host") != F.col("behind_host")))
@@ -38,10 +38,10 @@ def clocks(records: DataFrame, suspects: DataFrame, options: Options) -> DataFra
 
 
 def host_errors(clocks: DataFrame) -> DataFrame:
-    """How far, in seconds, each host of a group is proven to be off: ``group, host, error_s``.
+    """The error in seconds that is proven of each host of a group: ``group, host, error_s``.
 
-    Of two hosts that are apart the wrong one is that which is apart from more others in the same direction;
-    where that does not tell, both are.
+    Of two hosts that differ, the wrong one is that which differs from more others in the same direction; if
+    that does not decide, both are.
     """
     apart = clocks.groupBy("group", "host", "behind_host").agg(F.max("behind_s").alias("apart_s"))
     counted = apart.select(
@@ -63,11 +63,10 @@ def host_errors(clocks: DataFrame) -> DataFrame:
 def with_uncertainty(
     pairs: DataFrame, errors: DataFrame | None, one: str, other: str, options: Options
 ) -> DataFrame:
-    """``pairs`` with ``uncertainty_s``: how far the two owners' wall clocks may be apart, in seconds (AU-5).
+    """``pairs`` with ``uncertainty_s``, the possible seconds between the two owners' wall clocks (AU-5).
 
-    ``one`` and ``other`` are columns with the struct of an access each; ``errors`` is what
-    ``host_errors`` found, None for nothing. The uncertainty is the stated clock error and what either
-    host is proven to be off.
+    ``one`` and ``other`` are columns with the struct of an access each; ``errors`` are the ``host_errors``,
+    None for none. The uncertainty is the stated clock error and the proven errors of both hosts.
     """
     stated_s = F.lit(options.clock_error_s)
     if errors is None:
@@ -84,15 +83,15 @@ def with_uncertainty(
 
 
 def clock_of(who: Column) -> Column:
-    """What names a wall clock: the host, else the process."""
+    """The name of a wall clock: the host, else the process."""
     return F.coalesce(who["host"], who["process"])
 
 
 def _allocations(records: DataFrame) -> DataFrame:
-    """Who adopted an allocation, by the clocks, before its leader had read the group for it.
+    """Adoptions of an allocation that, by the clocks, precede its leader's reading of the group.
 
-    A leader tells of what it published when it is told of it, which may be late; it had read the group before
-    it published. Where no such reading is recorded the time of publishing stands for it.
+    A leader may record late what it published; it had read the group before it published. If no such reading
+    is recorded, the time of publishing is used.
     """
     host = F.coalesce("host", "process").alias("host")
     leading = records.where(F.col("step").isin(Step.GROUP_READ, Step.PUBLISHED)).select(
@@ -120,13 +119,13 @@ def _allocations(records: DataFrame) -> DataFrame:
 
 
 def _published_version() -> Column:
-    """A leader has not adopted yet what it publishes, so that its record's own version is an older one."""
+    """The version that a record publishes; its leader has not adopted it, so the record's own is older."""
     value = F.col("value").cast("long")
     return F.when(has_barriers(F.col("protocol")), value).otherwise(F.coalesce(value, "version"))
 
 
 def _barriers(suspects: DataFrame, options: Options) -> DataFrame:
-    """Who added a barrier, by the clocks, before its last holder had stopped."""
+    """Barriers that were added, by the clocks, before their last holder had stopped."""
     owner, previous = F.col("owner"), F.col("previous.owner")
     return suspects.where(contradicts_cause(options)).select(
         "group",

@@ -1,7 +1,7 @@
 """Selects control records, those of leaders, allocations and gaps, and the checks that apply to them.
 
-Of a history that is sound next to nothing need be asked: planning the questions would take longer than the
-answers. So the records of leaders, of allocations and of gaps are put aside once, in one pass over all.
+A sound history needs next to no queries, and planning them would take longer than running them. So the
+records of leaders, of allocations and of gaps are selected once, in one pass over all.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rebalanser.audit.caching import Keep
 
 STEPS: Final = (Step.GROUP_READ, Step.PUBLISHED, Step.COMPLETED, Step.ELECTED, Step.ADOPTED)
-"""Those that a process takes a few times in a rebalance, whatever the number of resources."""
+"""Steps that a process takes a few times in a rebalance, at any number of resources."""
 
 
 def control_records(records: DataFrame) -> DataFrame:
-    """The records of ``STEPS``, and those that stand for missing ones."""
+    """The records of ``STEPS``, and the ``gap`` records."""
     is_control = F.coalesce(F.col("step").isin(*STEPS), F.lit(False)) | (F.col("kind") == GAP)
     return records.where(is_control)
 
@@ -32,10 +32,9 @@ def control_records(records: DataFrame) -> DataFrame:
 def looked_at(
     records: DataFrame, counted: DataFrame, keep: Keep
 ) -> tuple[DataFrame, DataFrame, dict[str, bool]]:
-    """``PROCESSES``, ``control_records``, both kept, and what there is in them.
+    """``PROCESSES``, ``control_records``, both kept, and the presence flags for ``Presence``.
 
-    That is for ``Presence``. ``counted`` is what
-    ``tallies`` gives, and should be persisted.
+    ``counted`` is the result of ``tallies``, and should be persisted.
     """
     processes, of_processes = observed(
         keep,

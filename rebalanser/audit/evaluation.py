@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Whether there are records that some findings are made of; if not, there are no such findings."""
+    """Flags for records that some findings are made of: without them there are no such findings."""
 
     allocations: bool
     elections: bool
     tasks: bool
     twice: bool
-    """A number of a process comes twice."""
+    """True if a number of a process comes twice."""
     starts: bool
-    """Accesses of which ``is_unguarded`` holds."""
+    """True if ``is_unguarded`` holds of an access."""
     steps: bool
-    """Accesses of which there is a ``first_wrong_step``."""
+    """True if an access has a ``first_wrong_step``."""
 
 
 @once
 def of_accesses() -> dict[str, Column]:
-    """What is to be asked of accesses, as they are put together, for ``Presence``."""
+    """Conditions on accesses, for ``Presence``, evaluated as the accesses are put together."""
     return {"starts": is_unguarded(), "steps": first_wrong_step().isNotNull()}
 
 
@@ -81,7 +81,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the invariants on ``records`` and on the ``accesses`` made of them.
 
-    ``there`` says what these records have; suspects are looked for here. ``proven`` are rows of ``CLOCKS``
+    ``there`` says what these records have; the suspects are found here. ``proven`` are rows of ``CLOCKS``
     that other records have proven.
     """
     contradicting, seen = observed(keep, "comparing owners", suspects(accesses, options), **_doubted(options))
@@ -114,7 +114,7 @@ def _apart(clocks: DataFrame, keep: Keep) -> DataFrame | None:
 
 
 def _asked(there: Presence, doubted: Mapping[str, bool]) -> Iterator[Callable[[Case], DataFrame]]:
-    """The invariants of which something can be found."""
+    """The invariants that can find something."""
     needed: dict[Callable[[Case], DataFrame], bool] = {
         overlap: doubted["overlaps"],
         barrier_overlap: doubted["barriers"],

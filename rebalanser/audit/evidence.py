@@ -1,8 +1,8 @@
-"""Where the records are that show a finding, and which missing records could hide or explain it (AU-2, AU-4).
+"""Locations of the records that show a finding, and the gaps that could hide or explain it (AU-2, AU-4).
 
-The number of a line is not known to Spark, which reads a file in pieces at once. It is found out only for
-the files that have a record of evidence: those are read once more as text, the lines of each piece are
-counted, and the lines of the pieces before it are added.
+Spark reads a file in pieces in parallel and does not know line numbers. They are looked up only in the files
+that have a record of evidence: those are read once more as text, the lines of each piece are counted, and the
+lines of the pieces before it are added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rebalanser.audit.tables import FINDINGS, WITNESS, Certainty, FindingKind
 from rebalanser.history import Step
 
 MAX_FILES: Final = 1000
-"""Of how many files line numbers are looked up; evidence in further ones is named by its file only."""
+"""Maximum number of files in which lines are looked up; evidence in further ones has only its file."""
 _NAME: Final = (*NUMBERED, "sequence")
 _WHERE: Final = ("source", "position")
 _BETWEEN: Final = (FindingKind.STEP_ORDER, FindingKind.UPDATE_GAP)
@@ -32,22 +32,22 @@ _BETWEEN: Final = (FindingKind.STEP_ORDER, FindingKind.UPDATE_GAP)
 def with_evidence(
     found: DataFrame, records: DataFrame, gaps: DataFrame | None, *, has_lines: bool = False
 ) -> DataFrame:
-    """Findings with all there is to say of their witnesses, and with the gaps that make them doubtful.
+    """Findings with the details of their witnesses, and with the gaps that make them doubtful.
 
-    ``found`` is what the invariants give, whose witnesses have ``process`` and ``sequence`` and as ``kind``
-    the step; it is used several times, and should be cut off from its plan. Where one of ``gaps`` could
+    ``found`` are the findings of the invariants, whose witnesses have ``process`` and ``sequence`` and as
+    ``kind`` the step; it is used several times, and should be cut off from its plan. If one of ``gaps`` could
     change a verdict it is named and the finding is ``possible`` (AU-2); without ``gaps`` there are none.
-    ``has_lines`` is whether all records have a ``position`` already.
+    ``has_lines`` is true if all records have a ``position`` already.
     """
     doubted = found if gaps is None else _with_gap(found, gaps)
     return _with_witnesses(doubted, records, has_lines).select(*FINDINGS.names)
 
 
 def numbered_lines(records: DataFrame) -> DataFrame:
-    """The records with a null ``position`` that were read from files that are still there, with their line.
+    """The records with a null ``position`` that were read from files that still exist, with their line.
 
-    The lines of up to ``MAX_FILES`` files are counted, from 1 on. Columns: the name, ``content``,
-    ``source`` and ``position``.
+    The lines of up to ``MAX_FILES`` files are counted, from 1 on. Columns: the name, ``content``, ``source``
+    and ``position``.
     """
     spark = records.sparkSession
     without = records.where("position is null")
@@ -95,7 +95,7 @@ def _pieces(text: DataFrame) -> DataFrame:
 
 
 def _path_of(source: str) -> str | None:
-    """The path, as Spark reads it, of the URI that it gave to a file; None if that is not there any more."""
+    """The path, as Spark reads it, of a file's URI; None if it no longer exists."""
     parts = urlsplit(source)
     if not parts.scheme:
         return None
@@ -106,7 +106,7 @@ def _path_of(source: str) -> str | None:
 
 
 def _with_witnesses(found: DataFrame, records: DataFrame, has_lines: bool) -> DataFrame:
-    """All records that have the names of the witnesses: two of a name if they are different, else one."""
+    """All records that have the names of the witnesses: two of a name if they differ, else one."""
     named = found.select("id", *NUMBERED[:2], F.posexplode("evidence").alias("place", "witness")).select(
         "id",
         *NUMBERED[:2],
@@ -140,7 +140,7 @@ def _with_witnesses(found: DataFrame, records: DataFrame, has_lines: bool) -> Da
 
 
 def _with_lines(copies: DataFrame) -> DataFrame:
-    """The same with the lines of those that have no ``position``, if there are any."""
+    """The records with the lines of those that have no ``position``, if there are any."""
     without_line = F.count_if(F.col("position").isNull())
     copies, met = observed(computed, "collecting evidence", copies, without_line=without_line)
     if not met["without_line"]:
@@ -152,7 +152,7 @@ def _with_lines(copies: DataFrame) -> DataFrame:
 
 
 def _with_gap(found: DataFrame, gaps: DataFrame) -> DataFrame:
-    """The first gap that makes a finding doubtful in words, and how many others do."""
+    """Describe the first gap that makes a finding doubtful, and count the others."""
     doubts = (
         _doubted_by_process(found, gaps)
         .unionByName(_doubted_by_group(found, gaps))
@@ -177,7 +177,7 @@ def _with_gap(found: DataFrame, gaps: DataFrame) -> DataFrame:
 
 
 def _doubted_by_process(found: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Where the records of a process that is concerned are missing that a finding goes without.
+    """Gaps in the records of an involved process that could hold what a finding misses.
 
     An OnStart without a barrier could have had it in any earlier gap, and a claim its updates. Steps could
     have been taken in a gap between those recorded. An access that has no recorded end could have ended in a
@@ -207,7 +207,7 @@ def _doubted_by_process(found: DataFrame, gaps: DataFrame) -> DataFrame:
 
 
 def _may_doubt(witness: Column) -> Column:
-    """Whether a gap of the process of this witness can change the verdict."""
+    """True if a gap of this witness's process can change the verdict."""
     kind = F.col("kind")
     of_former_owner = witness["process"] == F.col("evidence")[0]["process"]
     has_ended = F.exists("evidence", lambda other: other["kind"] == str(Step.STOP_RETURNED))
@@ -217,7 +217,7 @@ def _may_doubt(witness: Column) -> Column:
 
 
 def _doubted_by_group(found: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Where records of any process of the group are missing from the time that a resource was unowned."""
+    """Gaps of any process of the group within the time that a resource was unowned."""
     unowned = found.where(F.col("kind") == str(FindingKind.UNOWNED)).select(
         "id", "protocol", "group", "begins", "ends"
     )

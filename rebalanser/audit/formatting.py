@@ -1,4 +1,4 @@
-"""Points in time and durations for people, the latter worded the same on the driver and in Spark.
+"""Points in time and durations for people; durations read the same on the driver and in Spark.
 
 Both forms of a duration take the same steps in whole numbers and IEEE arithmetic, so that they agree to the
 letter: ``15 ms``, ``2.5 s``, ``3 min 20 s``, ``2 h 5 min``, ``12 d 4 h``.
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _SMALL: Final = ((0.9995e-3, 1e6, "µs"), (0.9995, 1e3, "ms"), (59.95, 1.0, "s"))
-"""Below how many seconds a unit is used, how many of it a second has, and what it is called."""
+"""(upper bound in seconds, units per second, name) of units that are used alone."""
 _DECIMALS: Final = ((9.995, 100.0), (99.95, 10.0), (math.inf, 1.0))
-"""Below which number it is rounded to which part of one, for three significant digits."""
+"""(upper bound, multiplier) pairs that round to three significant digits."""
 _LARGE: Final = (
     (3_600, 60, "min", 1, "s"),
     (86_400, 3_600, "h", 60, "min"),
     (math.inf, 86_400, "d", 3_600, "h"),
 )
-"""Below how many seconds two units are used: how many seconds each has, and what it is called."""
+"""(upper bound in seconds, seconds and name of each of two units) for durations in two units."""
 
 
 def moment(wall: float, *, milliseconds: bool = True) -> str:
-    """A wall time, in UTC: ``2026-03-01 12:00:00.250``; the number itself where no calendar has it."""
+    """A wall time, in UTC: ``2026-03-01 12:00:00.250``; the number itself beyond the calendar's range."""
     try:
         time = datetime.fromtimestamp(wall, UTC)
     except (OverflowError, ValueError, OSError):
@@ -57,7 +57,7 @@ def _rounded(number: float) -> str:
 
 
 def lasting_column(seconds: Column) -> Column:
-    """The same of each row; null where ``seconds`` is."""
+    """``lasting`` of each row; null where ``seconds`` is."""
     positive = F.abs(seconds.cast("double"))
     whole = F.floor(positive + 0.5)
     words = F.lit("")

@@ -1,15 +1,14 @@
-"""Makes records of JSONL files, Parquet files and Kafka topics, and keeps what is none in quarantine (AU-1).
+"""Makes records of JSONL files, Parquet files and Kafka topics, and quarantines all else (AU-1).
 
 **Reading** gives the same columns from every source: those of a record as far as they are there, ``raw`` with
 the text of a line that is not what the schema says, and where it was read. The JSON is parsed once, by
-Spark's own scan, which skips the fields that nobody asks for. **Parsing** is one condition on these columns:
-a row is a record if it is met and goes to quarantine if not, so that none is lost, in batch and in a stream.
+Spark's own scan, which skips unused fields. **Parsing** is one condition on these columns: a row is a record
+if it is met and goes to quarantine if not, so that none is lost, in batch and in a stream.
 
-A field that the schema does not know is no harm: a record with it counts, as a later release may say more of
-what happened. A number or truth value where text belongs is read as its text. A record of schema version 1 is
-read as one of version 2: it is a group's, and its process is its node without the incarnation's number. A
-line longer than a record ever is counts too if it is one. Only blank lines and an
-empty JSON array are nothing.
+A record with a field that the schema does not know counts: a later release may write more fields. A number or
+truth value where text belongs is read as its text. A record of schema version 1 is read as one of version 2:
+it is a group's, and its process is its node without the incarnation's number. A line longer than any record
+of ours counts too if it is a record. Only blank lines and an empty JSON array are ignored.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from rebalanser.history.version_1 import (
 )
 
 MAX_RAW: Final = 4096
-"""Characters of a line that quarantine keeps."""
+"""Maximum characters of a line that quarantine keeps."""
 READABLE_VERSIONS: Final = tuple(range(OLDEST_VERSION, SCHEMA_VERSION + 1))
 
 _RAW: Final = StructField("raw", StringType())
 RAW: Final = StructType([*RECORD, _RAW, *SOURCE_COLUMNS])
-"""What is read, before it is judged. All columns but ``source`` may be null."""
+"""Columns as read, before validation. All but ``source`` may be null."""
 PARSED: Final = StructType([*RECORD, _RAW])
-"""What the JSON parser is told to look for; ``raw`` it fills itself."""
+"""Columns for the JSON parser, which fills ``raw`` itself."""
 JSON_OPTIONS: Final = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _RAW.name,
@@ -59,7 +58,7 @@ JSON_OPTIONS: Final = {
 }
 
 _SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
-"""What Spark raises: those of its errors that PySpark knows, and all others."""
+"""Errors that Spark raises: those that PySpark knows, and all others."""
 _REQUIRED: Final = tuple(name for name, field in Record.model_fields.items() if field.is_required())
 _NEVER_NEGATIVE: Final = tuple(
     name
@@ -70,18 +69,18 @@ _NEVER_NEGATIVE: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What became of a source: every line, row or message of it is in one of the two."""
+    """Result of ingestion: every line, row or message of a source is in one of the two."""
 
     records: DataFrame
-    """With the columns of ``RECORDS``."""
+    """Valid records, with the columns of ``RECORDS``."""
     quarantine: DataFrame
-    """With the columns of ``QUARANTINE``."""
+    """All else, with the columns of ``QUARANTINE``."""
 
 
 def read(spark: SparkSession, sources: Iterable[str | os.PathLike[str]]) -> DataFrame:
-    """All that the sources have now, with the columns of ``RAW``; Kafka from the earliest offset on.
+    """Read all that the sources have now, with the columns of ``RAW``; Kafka from the earliest offset on.
 
-    What a source may be says ``rebalanser.audit.sources.places``.
+    ``rebalanser.audit.sources.places`` describes sources.
 
     Raises:
         NoHistory: a path does not exist, or has no file of a history in it.
@@ -106,9 +105,9 @@ def parse(raw: DataFrame) -> Ingested:
 
 
 def parse_once(raw: DataFrame) -> Ingested:
-    """The same as ``parse``, found out at once: of rows that are all records nothing is asked again.
+    """``parse``, with a check at once: if all rows are records, later queries do not check them again.
 
-    Whatever reads the records later then reads only the columns that it needs. ``raw`` is read several times.
+    Later queries then read only the columns that they need. ``raw`` is read several times.
     """
     (row,) = raw.agg(F.count_if(~is_current()).alias("others")).collect()
     if not row["others"]:
@@ -120,7 +119,7 @@ def parse_once(raw: DataFrame) -> Ingested:
 
 
 def with_step(current: DataFrame) -> DataFrame:
-    """The records that rows are of which ``is_current`` holds."""
+    """The records that these rows are; ``is_current`` holds of each."""
     return current.withColumn("step", _step()).select(*RECORDS.names)
 
 
@@ -131,7 +130,7 @@ def _step() -> Column:
 
 @once
 def is_current() -> Column:
-    """Whether a row is a record of this schema version; never null. All others are for ``parse``."""
+    """True if a row is a record of this schema version; never null. All others are for ``parse``."""
     return F.coalesce((F.col("schema_version") == SCHEMA_VERSION) & _is_record(), F.lit(False))
 
 
@@ -150,7 +149,7 @@ def parse_lines(lines: DataFrame) -> DataFrame:
 
 
 def _raws(spark: SparkSession, found: Places) -> Iterator[DataFrame]:
-    """One for each way of reading. Folders are read with all that is in them, files whatever their names."""
+    """One frame for each way of reading. Folders are read with all their files, files under any name."""
     lines = spark.read.schema(PARSED).options(**JSON_OPTIONS)
     if found.line_files:
         yield _raw_lines(lines.json(list(found.line_files)))
@@ -170,13 +169,13 @@ def _within(endings: Iterable[str]) -> dict[str, str]:
 
 
 def _raw_lines(lines: DataFrame) -> DataFrame:
-    """What Spark's JSON scan gives, which has parsed the lines already."""
+    """The rows of Spark's JSON scan, which has parsed the lines already."""
     source = F.col("_metadata.file_path").alias("source")
     return lines.select(*PARSED.names, source, F.lit(None).cast("long").alias("position"))
 
 
 def _raw_rows(reader: DataFrameReader, paths: Iterable[str]) -> DataFrame:
-    """Rows of Parquet files. A column that is not there is null, one of another type is cast if it can be."""
+    """Rows of Parquet files. A missing column is null, one of another type is cast if it can be."""
     paths = list(paths)
     try:
         rows = reader.parquet(*paths)
@@ -219,9 +218,10 @@ def _raw_messages(spark: SparkSession, topic: Topic) -> DataFrame:
 
 
 def kafka_options(topic: Topic) -> dict[str, str]:
-    """How Spark's connector reads a topic, in batch and as a stream.
+    """Options of Spark's connector for a topic, in batch and as a stream.
 
-    What the topic's retention deletes before it is read shows as a gap of its process, so it is no failure.
+    Messages that the topic's retention deletes before they are read show as a gap of their process, so their
+    loss is no failure.
     """
     return {
         **topic.options,
@@ -261,7 +261,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _upgraded(raw: DataFrame) -> DataFrame:
-    """With the fields that version 1 did not have, as ``rebalanser.history.version_1.upgrade`` says."""
+    """Rows with the fields that version 1 lacked, as ``rebalanser.history.version_1.upgrade`` sets them."""
     first = F.col("schema_version") == 1
     added = {name: F.lit(value) for name, value in DEFAULTS_OF_VERSION_1.items() if value is not None}
     added["process"] = F.regexp_replace("node", INCARNATION_OF_NODE, "")
@@ -280,7 +280,7 @@ def _number_in_detail(kind: str) -> Column:
 
 
 def _is_record() -> Column:
-    """Whether a row is what the schema says; never null."""
+    """True if a row matches the schema; never null."""
     conditions = [
         F.col(_RAW.name).isNull(),
         F.col("schema_version").isin(*READABLE_VERSIONS),
@@ -307,7 +307,7 @@ def _kind_is_known() -> Column:
 
 
 def _quarantined(bad: DataFrame) -> DataFrame:
-    """The rows of the quarantine table, with what is wrong with each."""
+    """The rows of the quarantine table, with the reason of each."""
     judged = bad.withColumn("reason", _reason())
     return judged.select(
         "source",

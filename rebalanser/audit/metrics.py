@@ -1,8 +1,8 @@
-"""How the groups did: rebalances, unavailability, handlers, balance and leaders (AU-6).
+"""Metrics of groups: rebalances, unavailability, handlers, balance and leaders (AU-6).
 
 Every duration that begins and ends in one process, or on one boot of one host, is measured on its monotonic
-clock. Only what lies between two hosts is a difference of wall clocks, and never counts below zero. Nothing
-here depends on the order of records, and a record that comes twice changes nothing.
+clock. Only a duration between two hosts is a difference of wall clocks, and never counts below zero. Nothing
+here depends on the order of records, and duplicates change nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rebalanser.audit.options import Options
 
 BALANCE_POINTS: Final = 500
-"""At how many times at most the balance of a group is taken."""
+"""Maximum number of times at which a group's balance is taken."""
 PERCENTILE_ACCURACY: Final = 10_000
-"""``percentile_approx`` is off by a rank of 1 in this many at most, and exact for fewer calls than that."""
+"""Accuracy of ``percentile_approx``: a rank error of at most 1 in this many, none for fewer calls."""
 
 _GROUP: Final = ("protocol", "group")
 _RESOURCE: Final = (*_GROUP, "resource")
@@ -37,7 +37,7 @@ _VERSION: Final = (*_GROUP, "version")
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The tables of ``rebalanser.audit.tables`` that measure, under their names."""
+    """The tables of ``rebalanser.audit.tables`` that measure, by name."""
 
     rebalances: DataFrame
     unavailability: DataFrame
@@ -56,7 +56,7 @@ def measure(
     """All metrics of a history, from ``options.since`` on (AU-6).
 
     ``records`` has the columns of a record with its ``step``, the others are ``ACCESSES`` and ``PROCESSES``.
-    ``controls`` may be ``control_records`` the records, kept.
+    ``controls`` may be the kept ``control_records`` of the records.
     """
     of_leaders = records if controls is None else controls
     recent = accesses if options.since is None else accesses.where(f.col("end_wall") >= options.since)
@@ -77,10 +77,10 @@ def rebalances(records: DataFrame, controls: DataFrame | None = None) -> DataFra
     """``REBALANCES``: one row for each published allocation; ``controls`` is as of ``measure``.
 
     - ``plan_s``: from the leader's last reading of the group to publishing, on the leader's clock.
-    - ``completed_wall``: when a leader first saw every node complete it; null where none did, as where a
-      newer allocation took its place.
-    - ``duration_s``: ``plan_s`` and the time from publishing to completion; null where there was none. On one
-      clock where the same boot did both, else by wall clocks, as after a change of the leader.
+    - ``completed_wall``: the time when a leader first saw every node complete it; null if none did, as after
+      a newer allocation took its place.
+    - ``duration_s``: ``plan_s`` and the time from publishing to completion; null if there was none. On one
+      clock if the same boot did both, else by wall clocks, as after a change of the leader.
     - ``stop_s``, ``barrier_s``, ``start_s``: those of the node that took longest for each (``phases``).
 
     Of two allocations with one version that of the later term counts.
@@ -120,7 +120,7 @@ def rebalances(records: DataFrame, controls: DataFrame | None = None) -> DataFra
 
 
 def _of_leaders(records: DataFrame) -> DataFrame:
-    """What leaders read, published and saw complete: few records, each with the last reading before it."""
+    """Leaders' readings, publications and completions: few records, each with the last reading before it."""
     before = Window.partitionBy(*_GROUP, "process", "incarnation").orderBy("sequence")
     read = f.when(f.col("step") == Step.GROUP_READ, f.col("monotonic_time"))
     told = f.coalesce(f.col("detail")["published_version"], f.col("detail")["completed_version"])
@@ -155,7 +155,7 @@ def _of_leaders(records: DataFrame) -> DataFrame:
 
 
 def _elapsed(begun: Column, done: Column) -> Column:
-    """Seconds between two records, on one clock where they have one; null where one of them is missing."""
+    """Seconds between two records, on one clock if they share one; null if either is missing."""
     one_clock = (begun["process"] == done["process"]) | (begun["boot"] == done["boot"])
     return f.when(one_clock, done["monotonic"] - begun["monotonic"]).when(
         done["wall"].isNotNull(), f.greatest(f.lit(0.0), done["wall"] - begun["wall"])
@@ -163,15 +163,15 @@ def _elapsed(begun: Column, done: Column) -> Column:
 
 
 def phases(records: DataFrame) -> DataFrame:
-    """How long the phases of each allocation took on each node that adopted it, on the node's own clock.
+    """Durations of each allocation's phases on each node that adopted it, on the node's own clock.
 
-    The order of the steps (RB-11) lets first and last steps tell the phases apart, so that one pass over the
+    The order of the steps (RB-11) delimits the phases by first and last steps, so that one pass over the
     records is enough: ``stop_s`` is from the first OnStop entered to the first barrier removed (to the first
-    OnStop returned in protocols without barriers), ``barrier_s`` from there, or from the adoption where
-    nothing stopped, to the last barrier added, and ``start_s`` from the first OnStart entered to the last one
-    returned. What the node did after it had acknowledged its share is no part of the rebalance: a stop
-    because of isolation hours later is left out. Where it never acknowledged, ``start_s`` is until the first
-    OnStart returned. A phase that did not take place is null.
+    OnStop returned in protocols without barriers), ``barrier_s`` from there, or from the adoption if nothing
+    stopped, to the last barrier added, and ``start_s`` from the first OnStart entered to the last one
+    returned. Steps after the node acknowledged its share are no part of the rebalance: a stop because of
+    isolation hours later is left out. If the node never acknowledged, ``start_s`` is until the first OnStart
+    returned. A phase that did not take place is null.
     """
 
     def at(extreme: Callable[[Column], Column], step: Step) -> Column:
@@ -218,16 +218,16 @@ def phases(records: DataFrame) -> DataFrame:
 
 
 def _forwards(begin: Column, end: Column) -> Column:
-    """Seconds from begin to end; null where the end is missing or came first."""
+    """Seconds from begin to end; null if the end is missing or came first."""
     return f.when(end >= begin, end - begin)
 
 
 def unavailability(accesses: DataFrame, crowded: int | None) -> DataFrame:
-    """``UNAVAILABILITY``: how long each resource was unowned between its first and its last owner.
+    """``UNAVAILABILITY``: seconds that each resource was unowned between its first and its last owner.
 
     In the order of their tokens, a resource is unowned from the latest end of all accesses before until the
-    next one begins. That is taken on one clock where both owners ran on one boot, else by wall clocks. What
-    overlaps, or only seems to by the clocks of two hosts, is no unowned time. Beyond ``crowded`` accesses,
+    next one begins. That is taken on one clock if both owners ran on one boot, else by wall clocks. Accesses
+    that overlap, even if only by the clocks of two hosts, give no unowned time. Beyond ``crowded`` accesses,
     those of one resource are spread over several tasks.
     """
     spans = accesses.where(f.col("start_entered_wall").isNotNull() & f.col("end_wall").isNotNull()).select(
@@ -261,7 +261,7 @@ def unavailability(accesses: DataFrame, crowded: int | None) -> DataFrame:
 
 
 def handlers(accesses: DataFrame) -> DataFrame:
-    """``HANDLERS``: how long OnStart and OnStop took for one resource, by node label and handler.
+    """``HANDLERS``: durations of OnStart and OnStop for one resource, by node label and handler.
 
     From entered to returned on the node's monotonic clock. A call whose entering or return was not recorded
     does not count. ``max_s`` is exact, the percentiles are those of ``percentile_approx``
@@ -289,12 +289,12 @@ def handlers(accesses: DataFrame) -> DataFrame:
 
 
 def balance(accesses: DataFrame, processes: DataFrame) -> DataFrame:
-    """``BALANCE``: how many resources the nodes owned, at ``BALANCE_POINTS`` times of each group.
+    """``BALANCE``: numbers of resources that the nodes owned, at ``BALANCE_POINTS`` times of each group.
 
     The times lie evenly between the group's first OnStart and the last end of an access, by wall clocks. A
     node counts from its first to its last record, also while it owns nothing; in Shiva, where leaders write
-    history too and own nothing ever, only if it ever owned something. Each access is one step up and one
-    down: steps are summed by time before they meet the times at which they count.
+    history too and never own anything, only if it ever owned something. Each access is one step up and one
+    down: steps are summed by time before they are joined with the times at which they count.
     """
     spans = accesses.where(f.col("start_entered_wall").isNotNull() & f.col("end_wall").isNotNull())
     extents = spans.groupBy(*_GROUP).agg(
@@ -360,10 +360,10 @@ def balance(accesses: DataFrame, processes: DataFrame) -> DataFrame:
 
 
 def leaders(records: DataFrame, processes: DataFrame) -> DataFrame:
-    """``LEADERS``: one row for each node that said it leads a term, by wall clocks.
+    """``LEADERS``: one row for each node that reported leading a term, by wall clocks.
 
-    It ends when a later term began or with the node's last record, whichever is first. Two rows of one term
-    are two leaders, which the invariants judge.
+    The row ends when a later term began or with the node's last record, whichever is first. Two rows of one
+    term are two leaders, which the invariants judge.
     """
     elected = (
         records.where(f.col("step") == Step.ELECTED)

@@ -1,7 +1,7 @@
-"""The records of one micro-batch, with those carried over, and what is to become of each (AU-9).
+"""The records of one micro-batch, with those carried over, and the fate of each (AU-9).
 
-Nothing here is written or remembered: frames in, frames out. What there is among the records is found out as
-they are read, since each further question to Spark takes longer to plan than to answer.
+Nothing here is written or remembered: frames in, frames out. Presence flags are collected as the records are
+read, since a further query takes longer to plan than to run.
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ LATE: Final = "late"
 _STANDING: Final = "standing"
 _SETTLED, _DUE, _WAITING, _OVERTAKEN = "settled", "due", "waiting", "late"
 _LINKED: Final = "linked"
-"""Whether a record takes part in counting on: the last number that was judged of a process, and new ones."""
+"""Column: true if a record is part of the counting: the last judged number of a process, and new ones."""
 _TIP_SEQUENCE: Final = "tip_sequence"
 _CURRENT: Final = "current"
 _NOW: Final = "now"
-"""The wall time, if it is not from the future."""
+"""Column: the wall time, null if it is from the future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What came in a micro-batch."""
+    """Input of a micro-batch."""
 
     records: DataFrame | None = None
     count: int = 0
     newest: float | None = None
     """The newest wall time of a record, by clocks that aren't ahead."""
     bad: int = 0
-    """How many rows were no records."""
+    """Number of rows that were no records."""
     quarantine: DataFrame | None = None
-    """Those rows, if there are any."""
+    """Those rows; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """All records there are, each in its place: judged before, due, waiting or late."""
+    """All records, each classified: judged before, due, waiting or late."""
 
     everything: DataFrame
     reached: DataFrame
     """One row with the watermark."""
     late: int
-    """How many of them are late."""
+    """Number of late records."""
     has_gaps: bool
-    """Whether there is a record that stands for missing ones."""
+    """True if there is a ``gap`` record."""
     there: Mapping[str, bool]
-    """What is there, for ``Presence``."""
+    """Presence flags, for ``Presence``."""
 
     @property
     def judged(self) -> DataFrame:
-        """What was judged before, and what is due."""
+        """Records that were judged before, and those that are due."""
         return self.everything.where(F.col(_STANDING).isin(_SETTLED, _DUE))
 
     @property
     def linked(self) -> DataFrame:
-        """The last number judged of each process, and those that are due."""
+        """The last judged number of each process, and those that are due."""
         return self.judged.where(_LINKED)
 
     def too_late(self) -> DataFrame:
-        """Rows of quarantine, of records that are late."""
+        """Rows of quarantine, one for each late record."""
         return self.everything.where(F.col(_STANDING) == _OVERTAKEN).select(
             "source",
             "position",
@@ -86,7 +86,7 @@ class Placed:
         )
 
     def ended(self, accesses: DataFrame) -> DataFrame:
-        """The accesses that records that are due have brought to their end."""
+        """The accesses that ended with a record that is due."""
         over = accesses.where(F.col("ended_by") == EndedBy.STOP)
         due = (F.col(_STANDING) == _DUE) & (F.col("step") == Step.STOP_RETURNED)
         stops = self.everything.where(due).select(
@@ -95,14 +95,14 @@ class Placed:
         return over.join(stops, ["process", "stop_returned_sequence"], "left_semi")
 
     def carried_on(self, settled: DataFrame, processes: DataFrame, accesses: DataFrame) -> DataFrame:
-        """What the next micro-batch needs: what may have to be judged with later records, and what waits."""
+        """Records for the next micro-batch: those that later ones may be judged with, and those that wait."""
         kept = carried(settled, processes, accesses, self.reached).withColumn(SETTLED, F.lit(True))
         waiting = self.everything.where(F.col(_STANDING) == _WAITING).withColumn(TIP, F.lit(False))
         return kept.unionByName(waiting.select(*RECORDS.names, TIP, SETTLED))
 
 
 def read_once(raw: DataFrame, ahead: float) -> Came:
-    """What ``raw`` holds, which is read once; a clock that is later than ``ahead`` tells of no other."""
+    """The content of ``raw``, read once; wall times later than ``ahead`` do not count as the newest."""
     limit = limits(raw.sparkSession, ahead=ahead)
     now = F.when(F.col("wall_time") <= F.col("ahead"), F.col("wall_time"))
     rows, seen = observed(
@@ -135,7 +135,7 @@ def read_once(raw: DataFrame, ahead: float) -> Came:
 def place(
     came: DataFrame | None, carried_over: DataFrame, before: State, reached: State, ahead: float
 ) -> Placed:
-    """Put each record in its place, between the watermarks of both states; without ``came`` none waits."""
+    """Classify each record, between the watermarks of both states; without ``came`` none waits."""
     spark = carried_over.sparkSession
     tips = carried_over.where(TIP).groupBy(*NUMBERED).agg(F.max("sequence").alias(_TIP_SEQUENCE))
     everything = carried_over
@@ -164,7 +164,7 @@ def place(
 
 
 def _asked() -> dict[str, Column]:
-    """How many records there are of what decides what has to be asked at all."""
+    """Counts of the records that decide which queries are needed."""
     is_new = F.col(_STANDING) == _DUE
     return {
         "late": F.count_if(F.col(_STANDING) == _OVERTAKEN),
@@ -178,10 +178,10 @@ def _asked() -> dict[str, Column]:
 
 
 def counted_on(judged: DataFrame) -> tuple[DataFrame, bool, bool]:
-    """The table ``PROCESSES`` of ``Placed.judged``, kept.
+    """The table ``PROCESSES`` of ``Placed.judged``, kept, and flags for missing and repeated numbers.
 
-    Then whether a number may be missing before one that is due, and whether one may have come twice: surely
-    not, where the incarnations of each process follow one another and none of them has such a number.
+    The first flag is true if a number may be missing before one that is due, the second if one may have come
+    twice. Both are false if the incarnations of each process follow one another and none has such a number.
     """
     linked = F.when(F.col(_LINKED), F.col("sequence"))
     counted = tallies(

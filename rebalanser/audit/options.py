@@ -1,4 +1,4 @@
-"""What an audit may be told."""
+"""Options of an audit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class Options(BaseModel):
-    """How to judge a history.
+    """Settings by which a history is judged.
 
     Raises:
-        pydantic.ValidationError: a value makes no sense.
+        pydantic.ValidationError: a value is invalid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     clock_error_s: Seconds = 0.5
-    """How far wall clocks of two hosts may lie apart (AU-5). What is proven to be further apart adds up."""
+    """Maximum difference between wall clocks of two hosts (AU-5). Proven further differences are added."""
     unowned_limit_s: Seconds = 60.0
-    """For how long a resource may be unowned between two owners before that is a finding (RB-2)."""
+    """Maximum seconds that a resource may be unowned between two owners without a finding (RB-2)."""
     since: float | None = None
     """Seconds since 1970: findings that ended before are left out, and metrics begin there."""
     until: float | None = None
-    """Seconds since 1970: records of later times are not looked at."""
+    """Seconds since 1970: records of later times are ignored."""
     load_half_life_s: Annotated[float, Field(gt=0)] = 3600.0
-    """After how long a reported load counts half (AU-7)."""
+    """Seconds after which a reported load counts half (AU-7)."""
     crowded: Annotated[int, Field(ge=2)] | None = 50_000
-    """From how many accesses on the accesses of one resource are spread over several tasks, None for any."""
+    """Number of accesses from which those of one resource are spread over several tasks, None for never."""
 
     @model_validator(mode="after")
     def _since_is_before_until(self) -> Self:
@@ -41,29 +41,29 @@ class Options(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds; what is beyond them is counted and said. Nothing more than this leaves Spark."""
+    """Upper bounds of the report; all beyond them is counted and reported. No more than this leaves Spark."""
 
     findings: int = 200
-    """Findings shown, the worst first."""
+    """Maximum findings shown, the worst first."""
     open_findings: int = 5
-    """Findings that show all that is known of them without a click."""
+    """Findings whose details show without a click."""
     listed_findings: int = 25
     """Findings above the fold that holds the others."""
     parties: int = 6
     witnesses: int = 20
     timeline_resources: int = 60
     bars: int = 2_000
-    """Bars of the timeline, of all its resources together."""
+    """Maximum bars of the timeline, of all its resources together."""
     heat_columns: int = 60
     rebalances: int = 120
     worst: int = 30
-    """Resources, handlers and the like in a list of the worst."""
+    """Maximum resources, handlers and the like in a list of the worst."""
     groups: int = 6
-    """Groups with a balance of their own."""
+    """Maximum groups with a balance of their own."""
     terms: int = 200
     clocks: int = 50
     gaps: int = 50
     reasons: int = 20
-    """Reasons of quarantine, and examples of it."""
+    """Maximum reasons of quarantine, and maximum examples of it."""
     colours: int = 21
-    """Nodes with a colour of their own."""
+    """Maximum nodes with a colour of their own."""

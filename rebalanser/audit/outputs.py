@@ -1,8 +1,8 @@
-"""The tables as Parquet files, in a folder that is whole or not there at all.
+"""The tables as Parquet files, in a folder that is complete or does not exist.
 
-All are written under another name beside the folder and moved there at the end, so that a table that was
-half written when the disk filled up or the driver died is never taken for a whole one. The folder is one of
-any file system that Spark can write to: a local path, ``hdfs://``, ``s3a://``.
+All are written under another name beside the folder and moved there at the end, so that a table that was half
+written when the disk filled up or the driver died is never taken for a complete one. The folder is one of any
+file system that Spark can write to: a local path, ``hdfs://``, ``s3a://``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from rebalanser.errors import UnusableOutput
 
 MARKER: Final = "_rebalanser_audit.json"
-"""The file that tells a folder of the audit from anybody else's. Spark's readers skip its name."""
+"""File that marks a folder as the audit's. Spark's readers skip its name."""
 FORMAT: Final = 1
 
 
 class OutputFolder:
-    """Where the tables of an audit go: ``folder`` is a path, or a URI with a scheme.
+    """Output folder of an audit's tables: ``folder`` is a path, or a URI with a scheme.
 
     Raises:
         UnusableOutput: it holds something else, or can't be written to; nothing was changed.
@@ -46,12 +46,12 @@ class OutputFolder:
     def write(
         self, tables: Mapping[str, DataFrame], about: Mapping[str, Any], step: Callable[[str], None]
     ) -> None:
-        """Write each table into a folder of its name, in place of what an earlier audit wrote there.
+        """Write each table into a folder of its name, in place of an earlier audit's.
 
-        ``about`` is kept beside them. ``step`` is told what is being written.
+        ``about`` is stored beside them. ``step`` is called as each begins.
 
         Raises:
-            UnusableOutput: there is no room, or no right to write; what was there before is still there.
+            UnusableOutput: there is no room, or no right to write; the earlier tables are still there.
         """
         partial = self._beside("partial")
         try:
@@ -67,7 +67,7 @@ class OutputFolder:
             raise
 
     def _check(self) -> None:
-        """See that the folder may be replaced, and that its parent can be written to."""
+        """Check that the folder may be replaced, and that its parent can be written to."""
         with self._told("can't be used"):
             there = self._files.exists(self._folder)
             if there and not self._is_ours():
@@ -130,7 +130,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Make one line of what Java says of a file system."""
+        """Report Java's file system errors in one line."""
         try:
             yield
         except (Py4JJavaError, PySparkException, OSError) as error:
@@ -138,10 +138,10 @@ class OutputFolder:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file of this host, whole or not at all.
+    """Write a file of this host, completely or not at all.
 
     Raises:
-        UnusableOutput: there is no room, or no right to write; what was there before is still there.
+        UnusableOutput: there is no room, or no right to write; the earlier file is still there.
     """
     partial = path.with_name(f".{path.name}.partial-{uuid.uuid4().hex}")
     try:
@@ -154,7 +154,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read or written, in one line, out of all that Java and Spark say."""
+    """Reason why a file could not be read or written, in one line, from Java's and Spark's messages."""
     text = str(error)
     for sign, words in (
         ("No space left on device", "there is no space left on its device"),

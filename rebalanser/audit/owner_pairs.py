@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rebalanser.audit.options import Options
 
 ROUNDING_S: Final = 1e-6
-"""How far (seconds) a time may be off that is the difference of two."""
+"""Maximum rounding error, in seconds, of a time that is a difference of two."""
 SERIES: Final = ("protocol", "group", "resource")
 OWNER: Final = "owner"
 CLOCK: Final = "clock"
@@ -38,7 +38,7 @@ _OF_OWNER: Final = (
     "stop_failed_sequence", "barrier_removed_sequence", "barrier_removed_wall", "removed_revision",
     "end_wall", "end_monotonic", "ended_by",
 )  # fmt: skip
-"""What is carried along of an access. Numbers come first: structs are compared from their beginning."""
+"""Columns of an access that are carried along. Numbers come first: structs compare from their beginning."""
 _BACKWARDS: Final = "backwards"
 _FIRST_LATER: Final = "first_later"
 _IN_ORDER: Final = "in_order"
@@ -50,17 +50,17 @@ _RELEASED: Final = "released"
 def suspects(accesses: DataFrame, options: Options) -> DataFrame:
     """The accesses that may contradict one of an earlier token of the resource, by any clock or revision.
 
-    Columns: those of the resource, ``owner`` with what the invariants ask of the access, and structs of a
-    ``key`` and the ``owner`` before that has the greatest one, null where there is none:
+    Columns: those of the resource, ``owner`` with the access's columns that the invariants need, and structs
+    of a ``key`` and the ``owner`` before that has the greatest one, null if there is none:
 
-    - ``longest`` and ``longest_exact``: until when it keeps the next from starting; by wall time among those
-      whose release the registry does not confirm, and by monotonic time among all of the same boot. Access
-      whose OnStop raised counts until then;
-    - ``again`` and ``again_exact``: the same of what was started again with its token, which may begin after
-      the present access has ended and would hide a longer one before;
-    - ``unsure``: until when, by wall time, such access may have kept the next from starting;
+    - ``longest`` and ``longest_exact``: the time until which it keeps the next from starting; by wall time
+      among those whose release the registry does not confirm, and by monotonic time among all of the same
+      boot. Access whose OnStop raised counts until that moment;
+    - ``again`` and ``again_exact``: the same for an access that was started again with its token, which may
+      begin after the present access has ended and would hide a longer one before;
+    - ``unsure``: the wall time until which access whose OnStop raised may have kept the next from starting;
     - ``removal``: the revision at which its barrier was removed;
-    - ``latest`` and ``latest_exact``: when it started, on both clocks;
+    - ``latest`` and ``latest_exact``: its start, on both clocks;
     - ``last``: its end by wall time;
     - ``previous``: its token.
     """
@@ -68,10 +68,11 @@ def suspects(accesses: DataFrame, options: Options) -> DataFrame:
 
 
 def suspects_in_order(accesses: DataFrame, options: Options) -> DataFrame:
-    """The same, where only such accesses count as earlier as began before those of later tokens did.
+    """``suspects``, with only those accesses as earlier ones that began before those of later tokens did.
 
-    One that began late may have begun after the present one had ended: it did not overlap with it, but ended
-    last, and so hides others that did. Here whatever ends after the present one began does overlap with it.
+    An access that began late may have begun after the present one had ended: it did not overlap with it, but
+    ended last, and so hides others that did. Here every access that ends after the present one began overlaps
+    with it.
     """
     ordered = _ordered(accesses).withColumn(_BACKWARDS, -F.col("token"))
     cut = spread(bucketed(ordered, SERIES, _BACKWARDS, options.crowded), SERIES)
@@ -87,7 +88,7 @@ def _ordered(accesses: DataFrame) -> DataFrame:
 
 
 def _beside_earlier(ordered: DataFrame, options: Options, counts: Column | None = None) -> DataFrame:
-    """The suspects among these, beside those earlier ones of which ``counts`` holds."""
+    """The suspects among these, beside the earlier ones for which ``counts`` holds."""
 
     def counted(maxima: Mapping[str, Column]) -> Mapping[str, Column]:
         if counts is None:
@@ -106,10 +107,10 @@ def _owners() -> tuple[Column, Column]:
 
 
 def _derived() -> list[Column]:
-    """Until when access surely lasted, by both clocks; and whether it ended before its barrier was removed.
+    """The sure ends of access, by both clocks; and a flag, true if it ended before its barrier's removal.
 
-    That is so if its end was written before the removal, and not after the removal was asked for. If the
-    removal has a known revision no clock matters any more: see ``is_released``.
+    The flag is true if the end was written before the removal, and not after the removal was requested. If
+    the revision of the removal is known, no clock matters any more: see ``is_released``.
     """
     failed = F.col("ended_by") == EndedBy.FAILURE
     sure = {
@@ -129,27 +130,27 @@ def _derived() -> list[Column]:
 
 
 def stopped_too_late() -> Column:
-    """Whether an access had not ended yet when the removal of its barrier was asked for, on one clock."""
+    """True if an access had not ended when the removal of its barrier was requested, on one clock."""
     return F.coalesce(
         F.col("removal_sent_monotonic") < F.col("stop_returned_monotonic") - ROUNDING_S, F.lit(False)
     )
 
 
 def is_released(owner: Column) -> Column:
-    """Whether access had ended before the barrier was removed, at a known revision: no clock matters then."""
+    """True if access had ended before its barrier was removed at a known revision: no clock matters then."""
     return owner[_RELEASED]
 
 
 def may_overlap_for(owner: Column) -> Column:
-    """For how many seconds the next owner may begin before this one has ended."""
+    """Maximum seconds by which the next owner may begin before this one has ended."""
     return F.coalesce(owner["overlap_limit_s"], F.lit(0.0))
 
 
 @once
 def contradicts_cause(options: Options) -> Column:
-    """Whether the barrier was added, by the clocks, before its last holder had stopped.
+    """True if the barrier was added, by the clocks, before its last holder had stopped.
 
-    It stopped before it removed the barrier, and only then could another add it.
+    The holder stopped before it removed the barrier, and only then could another add it.
     """
     owner, previous = F.col(OWNER), F.col("previous.owner")
     behind_s = previous["stop_returned_wall"] - owner["barrier_added_wall"]
@@ -158,7 +159,7 @@ def contradicts_cause(options: Options) -> Column:
 
 
 def _clock() -> Column:
-    """What names the clock of the access's monotonic times: the boot, else the process itself."""
+    """The name of the clock of the access's monotonic times: the boot, else the process itself."""
     return F.coalesce(F.concat(F.lit("boot "), "boot"), F.concat(F.lit("process "), "process"))
 
 
@@ -201,10 +202,10 @@ def _is_doubted(options: Options) -> Column:
 
 @once
 def doubts(options: Options) -> Mapping[str, Column]:
-    """What a suspect may contradict, each a condition of its row. Where none has one, nothing is found of it.
+    """Conditions of a suspect's row, by what it may contradict. If none has one, nothing is found of it.
 
-    ``overlaps``: access while an earlier owner had it; ``barriers``: the barrier's revisions; ``unowned``:
-    how long there may be no owner; ``tokens``: their order; ``hidden``: an earlier one began only after it
+    ``overlaps``: access during an earlier owner's; ``barriers``: the barrier's revisions; ``unowned``: the
+    limit of time without an owner; ``tokens``: their order; ``hidden``: an earlier one began only after it
     had ended, see ``suspects_in_order``; ``causes``: the clocks of both hosts.
     """
     owner = F.col(OWNER)
@@ -252,5 +253,5 @@ def _keyed(key: Column) -> Column:
 
 
 def has_barriers(protocol: Column) -> Column:
-    """Whether the protocol excludes by barriers in a registry."""
+    """True if the protocol excludes by barriers in a registry."""
     return protocol == str(Protocol.GROUP)

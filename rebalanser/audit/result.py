@@ -59,10 +59,10 @@ def _untold(_words: str) -> None:
 
 
 def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: Keep = computed) -> Tables:
-    """All tables of a history, which are computed as they are asked for (AU-4, AU-6, AU-7).
+    """All tables of a history, computed when they are read (AU-4, AU-6, AU-7).
 
-    ``records`` has the columns of ``RECORDS``, in any order, some of them twice;
-    ``quarantine`` what was read beside them. ``keep`` may persist what is used several times.
+    ``records`` has the columns of ``RECORDS``, in any order and possibly with duplicates; ``quarantine`` has
+    all else that was read. ``keep`` may persist frames that are used several times.
     """
     if options.until is not None:
         records = records.where(f.col("wall_time") <= options.until)
@@ -94,7 +94,7 @@ def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: 
 def _findings(
     found: DataFrame | None, records: DataFrame, gaps: DataFrame | None, options: Options, keep: Keep
 ) -> DataFrame:
-    """What was found since ``options.since``, with its evidence."""
+    """Findings since ``options.since``, with their evidence."""
     if found is not None and options.since is not None:
         found = found.where(f.coalesce(f.col("ends") >= options.since, f.lit(True)))
     if found is not None:
@@ -127,22 +127,23 @@ class Audit:
         self.close()
 
     def close(self) -> None:
-        """Release what is kept in Spark's memory. Closing twice does nothing."""
+        """Free the tables that are cached in Spark. Closing twice does nothing."""
         while self._kept:
             self._kept.pop().unpersist()
 
     def verdict(self) -> Verdict:
-        """The verdict, in words and as a document; the work is done here, once."""
+        """The verdict, in words and as a document; computed once."""
         if self._verdict is None:
             self._step("concluding")
             self._verdict = conclude(self.tables)
         return self._verdict
 
     def write(self, folder: str | Path | OutputFolder) -> None:
-        """Write each table as Parquet, in place of what an earlier audit wrote to that folder.
+        """Write each table as Parquet, in place of an earlier audit's in that folder.
 
         Raises:
-            UnusableOutput: the folder is somebody else's, or can't be written to; nothing in it was changed.
+            UnusableOutput: the folder belongs to something else, or can't be written to; nothing in it was
+                changed.
         """
         target = folder if isinstance(folder, OutputFolder) else OutputFolder(self._spark, str(folder))
         verdict = self.verdict()
@@ -187,7 +188,7 @@ def audit(
 ) -> Audit:
     """Audit a history: one or more sources, or a DataFrame that has the columns of a record.
 
-    ``step`` is told what is being done. Close the result: it holds tables in Spark's memory and disk.
+    ``step`` is called as each step begins. Close the result: it holds tables in Spark's memory and disk.
 
     Raises:
         NoHistory: there is no readable record; the message says what there is instead.
@@ -222,7 +223,7 @@ def _ingest(
     history: DataFrame | Source | Sequence[Source],
     persist: Callable[[DataFrame], DataFrame],
 ) -> Ingested:
-    """The records of a history, kept where reading them again would be dear: parsing JSON is."""
+    """The records of a history, kept if reading them again would be costly, as parsing JSON is."""
     if isinstance(history, DataFrame):
         ingested = parse_once(_as_raw(history))
     else:
@@ -240,7 +241,7 @@ def _check_until(records: DataFrame, until: float | None) -> None:
 
 
 def _is_cheap_to_read(sources: Sequence[Source]) -> bool:
-    """Whether all is Parquet, as far as the names tell."""
+    """True if all sources are Parquet, by their names."""
     paths = [Path(source) for source in sources if "://" not in str(source)]
     return len(paths) == len(sources) and all(
         path.suffix == ".parquet" or (path.is_dir() and not any(any(path.rglob(f"*{end}")) for end in LINES))
@@ -249,14 +250,14 @@ def _is_cheap_to_read(sources: Sequence[Source]) -> bool:
 
 
 def _as_raw(history: DataFrame) -> DataFrame:
-    """A DataFrame of records with all columns that are read from a source, null where it has none."""
+    """A DataFrame of records with all columns of a source, null where it has none."""
     there = set(history.columns)
     columns = (f.col(field.name) if field.name in there else f.lit(None).alias(field.name) for field in RAW)
     return history.select(*(column.cast(field.dataType) for column, field in zip(columns, RAW, strict=True)))
 
 
 def _instead(quarantine: DataFrame) -> str:
-    """What there is where no record is, in words."""
+    """A description of what the sources hold instead of records."""
     rows = quarantine.groupBy("reason").agg(f.count("*").alias("count"), f.min("detail").alias("detail"))
     found = [
         f"{row['count']:,} {row['reason']} ({row['detail']})" for row in rows.orderBy("reason").collect()

@@ -1,8 +1,8 @@
-"""Running maxima along the accesses of each resource, also where one resource has a million of them.
+"""Running maxima along the accesses of each resource, even if one resource has a million of them.
 
 A window keeps all rows of its partition in one task. So a crowded series is cut into buckets of its order,
-each a window partition of its own; what the buckets before it hold is one more maximum, of as many rows as
-there are buckets. Series that are not crowded have no bucket and need no more than the window.
+each a window partition of its own; the buckets before it add one more maximum, of as many rows as there are
+buckets. Series that are not crowded have no bucket and need no more than the window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BUCKET: Final = "bucket"
 MOST_BUCKETS: Final = 256
-"""Into how many buckets a series can be cut; if that is not enough they are larger than ``crowded``."""
+"""Maximum buckets of a series; if that is not enough they are larger than ``crowded``."""
 
 _COUNT: Final = "rows_of_series"
 _BOUNDS: Final = "bounds"
@@ -30,11 +30,11 @@ _GRID: Final = [part / MOST_BUCKETS for part in range(1, MOST_BUCKETS)]
 def bucketed(frame: DataFrame, series: Sequence[str], order: str, crowded: int | None) -> DataFrame:
     """``frame`` with the column ``BUCKET`` if a series of it has more than ``crowded`` rows, else itself.
 
-    Without ``crowded`` it is always itself.
+    Without ``crowded`` the result is always ``frame`` itself.
 
     Along the whole number ``order`` the bucket of a crowded series grows; each holds about ``crowded`` rows
-    at most, those of equal ``order`` in one. The bucket of other series is null. Counting takes a job, at
-    once, so ``frame`` should be persisted or cheap to make. The columns of ``series`` are never null.
+    at most, and rows of equal ``order`` are in one. The bucket of other series is null. Counting takes a job,
+    at once, so ``frame`` should be persisted or cheap to make. The columns of ``series`` are never null.
     """
     if crowded is None:
         return frame
@@ -61,7 +61,7 @@ def bucketed(frame: DataFrame, series: Sequence[str], order: str, crowded: int |
 
 
 def spread(frame: DataFrame, series: Sequence[str]) -> DataFrame:
-    """``frame`` exchanged once for all windows to come by ``series``, or by ``series`` and more columns."""
+    """``frame`` exchanged once for all later windows by ``series``, or by ``series`` and more columns."""
     return frame.repartition(*_keys(frame, series))
 
 
@@ -83,7 +83,7 @@ def running_max(
 
 
 def _before_buckets(frame: DataFrame, series: Sequence[str], maxima: Mapping[str, Column]) -> DataFrame:
-    """For each bucket of each crowded series: the maxima of all buckets before it."""
+    """The maxima of all buckets before it, for each bucket of each crowded series."""
     totals = (
         frame.where(F.col(BUCKET).isNotNull())
         .groupBy(*series, BUCKET)

@@ -56,16 +56,16 @@ RECORD: Final = StructType(
 )
 """One column for each field of ``Record``, with its name.
 
-``detail`` is a map of texts: a number or truth value in it is the text that stood in the JSON. All columns
-may be null here; ingest sees to it that those of required fields are not.
+``detail`` is a map of texts: a number or truth value in it is its text in the JSON. All columns may be null
+here; ingest ensures that those of required fields are not.
 """
 
 RECORDS: Final = StructType([*RECORD, StructField("step", StringType()), *SOURCE_COLUMNS])
-"""A record as the audit's functions get it: with its ``Step`` and its source."""
+"""Columns of a record for the audit's functions: with its ``Step`` and its source."""
 
 
 def step_of(protocol: Column, kind: Column) -> Column:
-    """The step that a kind is in its protocol, null where it is none: a chain of comparisons, in no order."""
+    """The step of a kind in its protocol, null if it is none: a chain of comparisons, in no order."""
     chain = F.lit(None).cast("string")
     for name, notes in KINDS.items():
         steps: dict[str, list[str]] = {}

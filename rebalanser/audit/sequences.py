@@ -1,4 +1,4 @@
-"""What the numbers of the records tell: which processes there were, and what is missing or twice (AU-2).
+"""Processes, gaps and duplicates, by the numbers of the records (AU-2).
 
 The numbers of a process are cut into words of 64, and of each word only the set of numbers seen is kept, as
 the bits of one whole number. That is a hash aggregation over primitive values which neither order nor
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from rebalanser.audit.caching import Keep
 
 NUMBERED: Final = ("protocol", "group", "process")
-"""What counts its records from 0 on."""
+"""Columns that identify a process, which counts its records from 0 on."""
 INCARNATION: Final = (*NUMBERED, "node", "label", "host", "boot")
 ROTATED: Final = "rotated"
-"""The reason of a gap before the first record that is there."""
+"""Reason of a gap before the first record that is there."""
 MISSING: Final = "missing"
-"""The reason of a gap that nobody gave one for."""
+"""Reason of a gap without a recorded reason."""
 _WORD: Final = 64
 _CONTENT: Final = tuple(name for name in RECORD.names if name not in {"detail", *NUMBERED, "sequence"})
 
 
 def tallies(records: DataFrame, **also: Column) -> DataFrame:
-    """One row for each 64 numbers of an incarnation: all that is asked of every record, in one pass.
+    """One row for each 64 numbers of an incarnation: all aggregates of every record, in one pass.
 
-    ``taken`` are the bits of all numbers, ``bits`` of those of records that are no ``gap``, null where none
-    is; ``count`` is how many records there are. ``also`` are further aggregates.
+    ``taken`` are the bits of all numbers, ``bits`` of those of records that are no ``gap``, null if none is;
+    ``count`` is the number of records. ``also`` are further aggregates.
     """
     return records.groupBy(*INCARNATION, _word().alias("word")).agg(
         F.bit_or(bit()).alias("taken"),
@@ -52,7 +52,7 @@ def tallies(records: DataFrame, **also: Column) -> DataFrame:
 
 
 def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
-    """The table ``PROCESSES``, of ``tallies``, and further aggregates of it."""
+    """The table ``PROCESSES`` of the result of ``tallies``, with further aggregates of it."""
     extremes = {"first_sequence": F.min, "first_wall": F.min}
     again = F.sum(F.col("count") - F.bit_count("taken")).alias("duplicates")
     return (
@@ -70,7 +70,7 @@ def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
 
 
 def has_duplicates(counted: DataFrame) -> bool:
-    """Whether a number of a process came more than once, by ``tallies``. Takes a job, at once."""
+    """True if a number of a process came more than once, by ``tallies``. Takes a job, at once."""
     of_words = counted.groupBy(*NUMBERED, "word").agg(
         F.bit_or("taken").alias("taken"), F.sum("count").alias("count")
     )
@@ -99,8 +99,8 @@ def bit() -> Column:
 def gaps(records: DataFrame) -> DataFrame:
     """The table ``GAPS``.
 
-    A ``gap`` record stands for numbers that are missing and is none of them itself. Missing numbers that such
-    a record gives a reason for are a row of their own beside those that none does.
+    A ``gap`` record represents missing numbers and is none of them itself. Missing numbers with a reason from
+    such a record are a row of their own beside those without.
     """
     is_gap = F.col("kind") == GAP
     seen = _runs(words(records.where(~is_gap), "label"))
@@ -109,9 +109,9 @@ def gaps(records: DataFrame) -> DataFrame:
 
 
 def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep) -> DataFrame | None:
-    """The same of ``tallies`` and of the ``gap`` records ``told``; None where there is no gap.
+    """The table ``GAPS`` of ``tallies`` and of the ``gap`` records ``told``; None if there is no gap.
 
-    ``records`` are looked at only where there is one.
+    ``records`` are read only if there is one.
     """
     seen = _runs(counted.where(F.col("bits").isNotNull()))
     between = _between(seen.unionByName(_told(told)))
@@ -123,7 +123,7 @@ def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep)
 
 
 def conflicts(records: DataFrame) -> DataFrame:
-    """Rows of ``FINDINGS``: two different records have one name, looked for only where a name comes twice."""
+    """Rows of ``FINDINGS``: two different records with one name, looked for only if a name comes twice."""
     suspects = words(records).where(F.col("count") > F.bit_count("bits")).select(*NUMBERED, "word")
     word = F.shiftright("sequence", 6)
     different = (
@@ -142,7 +142,7 @@ def conflicts(records: DataFrame) -> DataFrame:
 
 
 def content() -> Column:
-    """A number that differs between records that differ in more than where they were read."""
+    """A number that differs between records that differ in more than their source."""
     return F.xxhash64(*_CONTENT, F.sort_array(F.map_entries("detail")))
 
 
@@ -182,9 +182,9 @@ def _columns(kind: StructType, known: dict[str, Column]) -> list[Column]:
 
 
 def _runs(of_words: DataFrame) -> DataFrame:
-    """Runs of numbers that were seen, ``start`` to ``end``, cut at the ends of the words.
+    """Runs of seen numbers, ``start`` to ``end``, cut at the ends of the words.
 
-    A word that is full is one run, which spares all but a few words the work on single bits.
+    A full word is one run: only a few words need work on single bits.
     """
     base = F.col("word") * _WORD
     whole = F.array(F.struct(base.alias("start"), (base + _WORD - 1).alias("end")))
@@ -219,9 +219,9 @@ def _ends(position: Column) -> Column:
 
 
 def _told(gap_records: DataFrame) -> DataFrame:
-    """Empty runs at both edges of what a ``gap`` record stands for, the first with its reason.
+    """Empty runs at both edges of the range of a ``gap`` record, the first with its reason.
 
-    So the numbers missing between them come to be a gap of their own, also where nothing was seen after it.
+    So the missing numbers between them become a gap of their own, also if nothing was seen after it.
     """
     first, last = F.col("sequence"), F.coalesce(F.col("detail")["last"].try_cast("long"), F.col("sequence"))
     reason = F.coalesce(F.col("detail")["reason"], F.lit(MISSING))

@@ -1,7 +1,7 @@
-"""The Spark session of an audit: the one that is there already, else one of its own on this machine.
+"""The Spark session of an audit: the active one, else a new one on this machine.
 
-Everything that can be wrong with Java, PySpark or the Kafka connector is one
-``FixConfiguration`` that says what to install or set.
+Every problem with Java, PySpark or the Kafka connector is one ``FixConfiguration`` that says what to install
+or set.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 KAFKA_PACKAGE_VARIABLE: Final = "REBALANSER_SPARK_KAFKA_PACKAGE"
 KAFKA_PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""The connector that is tried with PySpark 4.0. Not PySpark's own patch version: of some, a companion of the
-connector is not to be had everywhere, while any 4.0 connector works with any 4.0 PySpark."""
+"""Default Kafka connector with PySpark 4.0. It need not have PySpark's patch version: for some, a companion
+of the connector is not available everywhere, and any 4.0 connector works with any 4.0 PySpark."""
 LOCAL: Final = "local[*]"
 OLDEST_JAVA: Final = 17
 NEWEST_JAVA: Final = 21
-"""Of PySpark 4.0 and 4.1. Hadoop, which Spark reads files with, uses what later versions took out of Java."""
+"""Newest Java for PySpark 4.0 and 4.1. Later ones lack APIs that Hadoop, Spark's reader of files, uses."""
 _WITH_NEWEST_JAVA: Final = re.compile(r"4\.[01]\.")
 _JAVA_HINT: Final = (
     "install Java 17 or 21, such as Debian's openjdk-17-jre-headless, or set JAVA_HOME to where it is"
 )
 _TELLS: Final = re.compile(r"(?<!WARN )\b\w*(?:Exception|Error)\b")
 _WORKERS_PYTHON: Final = "PYSPARK_PYTHON"
-"""Read by the JVM as it starts: the interpreter that follows growing files, which must have this package."""
+"""Variable with the interpreter that follows growing files, read at the JVM's start; needs this package."""
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Set by ``spark-submit``, which has started the JVM itself."""
+"""Variable set by ``spark-submit``, which has started the JVM itself."""
 
 # Java never compiles a method beyond 8,000 bytes of bytecode unless told to, and what Spark makes of a whole
 # stage often is one: interpreted, reading takes three times as long. A Java that does not know that need not.
@@ -65,11 +65,11 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 
 class SparkUnusable(FixConfiguration):
-    """Spark cannot run here; the message says what is missing or does not fit, and how to get it."""
+    """Spark cannot run here; the message says what is missing or incompatible, and how to get it."""
 
 
 class KafkaConnectorMissing(SparkUnusable):
-    """The package that lets Spark read Kafka could not be had."""
+    """The package with which Spark reads Kafka could not be downloaded."""
 
 
 def session(
@@ -80,23 +80,23 @@ def session(
     local_dir: Path | str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The active Spark session, else that of ``spark-submit``, else a new one (AU-10).
+    """Return the active Spark session, else that of ``spark-submit``, else a new one (AU-10).
 
-    A session that is there already is taken as it is: its master, memory and packages were set by whoever
-    made it. A new one runs on ``master``, by default on all cores of this machine.
+    An existing session is used as it is: its creator set its master, memory and packages. A new one runs on
+    ``master``, by default on all cores of this machine.
 
     Args:
         master: Spark's name of a cluster, such as ``spark://HOST:7077``.
-        kafka: whether Kafka is read, which takes a connector: the Maven coordinates in
+        kafka: True to read Kafka, which takes a connector: the Maven coordinates in
             ``REBALANSER_SPARK_KAFKA_PACKAGE``, by default ``KAFKA_PACKAGE``.
         memory: of the driver, such as ``4g``; by default half of this machine's, 8 GiB at most.
-        local_dir: where Spark puts what it exchanges between tasks; by default the temporary folder.
-        conf: further settings of Spark's, which win over all others.
+        local_dir: folder of the data that Spark exchanges between tasks; by default the temporary folder.
+        conf: further settings of Spark, which override all others.
 
     Raises:
         MissingExtra: PySpark is not installed.
         SparkUnusable: there is no Java, or none that fits this PySpark, or Spark did not start.
-        KafkaConnectorMissing: the connector could not be had.
+        KafkaConnectorMissing: the connector could not be downloaded.
     """
     try:
         from pyspark import SparkContext  # noqa: PLC0415 - the extra may be missing
@@ -140,7 +140,7 @@ def check_java() -> int:
 
 
 def local_cores(master: str) -> int | None:
-    """How many tasks run at once on a local master; None on a cluster."""
+    """Number of tasks that run at once on a local master; None on a cluster."""
     inside = re.fullmatch(r"local(?:\[(\*|\d+)(?:,.*)?\])?", master)
     if inside is None:
         return None
@@ -149,7 +149,7 @@ def local_cores(master: str) -> int | None:
 
 
 def default_memory_mib() -> int:
-    """Half of the memory that this machine or its container has, 1 GiB at least and 8 GiB at most."""
+    """Half of the memory of this machine or its container, in MiB: at least 1 GiB and at most 8 GiB."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -173,14 +173,14 @@ def _settings(master: str, kafka: bool, memory: str | None, local_dir: Path | st
 
 
 def _java_command() -> str | None:
-    """The Java that Spark's own start script would take."""
+    """The Java that Spark's own start script would use; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
 
 
 @cache
 def _java_version(command: str) -> int | None:
-    """The major version that ``command -version`` tells: 8 for ``1.8.0_402``, 17 for ``17.0.15``."""
+    """The major version that ``command -version`` prints: 8 for ``1.8.0_402``, 17 for ``17.0.15``."""
     try:
         told = subprocess.run(  # noqa: S603 - the Java that was found
             [command, "-version"], capture_output=True, text=True, timeout=60, check=False
@@ -192,7 +192,7 @@ def _java_version(command: str) -> int | None:
 
 
 def _started(settings: Mapping[str, str]) -> SparkSession:
-    """A session in a JVM of ours, which keeps its warnings to itself unless it does not start."""
+    """A session in a JVM of ours, which shows its warnings only if it does not start."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - the extra may be missing
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -212,7 +212,7 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _why_not_started(settings: Mapping[str, str], told: str, error: Exception) -> SparkUnusable:
-    """What the JVM told on its way out as one line."""
+    """The error for a JVM that did not start, with its last output in one line."""
     if (package := settings.get("spark.jars.packages")) and (missing := _unresolved(told)):
         return KafkaConnectorMissing(
             f"Spark needs {package} to read Kafka, and it could not be had ({missing}): check the network, "
@@ -223,7 +223,7 @@ def _why_not_started(settings: Mapping[str, str], told: str, error: Exception) -
 
 
 def _unresolved(told: str) -> str | None:
-    """What Ivy, which gets packages for Spark, could not find; None where it had no such trouble."""
+    """The message of Ivy, Spark's package manager, on what it could not find; None if there is none."""
     names = re.findall(r":: (\S+#\S+?): (?:not found|java\.\S+)", told)
     if names:
         return ", ".join(dict.fromkeys(names)) + " not found"

@@ -1,4 +1,4 @@
-"""Where a history is: files, folders and globs of them, and Kafka topics, each checked before Spark works."""
+"""Sources of a history: files, folders, globs of them, and Kafka topics, all checked before Spark works."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PASSED_ON: Final = ("ssl.", "sasl.", "security.")
 
 
 class NoHistory(FixConfiguration):
-    """There is nothing there that an audit can read; the message says what there is instead."""
+    """No source has anything that an audit can read; the message says what there is instead."""
 
 
 class InvalidTopic(FixConfiguration):
@@ -43,19 +43,19 @@ class KafkaUnreachable(RetryLater):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A Kafka topic as Spark's connector wants it. Safe to print: the account is not shown."""
+    """A Kafka topic for Spark's connector. Safe to print: the account is not shown."""
 
     name: str
     servers: str
     """``HOST:PORT,…``"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The connector's settings; has the password."""
+    """The connector's settings, the password included."""
 
     @classmethod
     def from_url(cls, url: str) -> Topic:
-        """Of ``kafka://[USER:PASSWORD@]HOST:PORT,…/TOPIC[?OPTION=VALUE&…]``.
+        """Parse ``kafka://[USER:PASSWORD@]HOST:PORT,…/TOPIC[?OPTION=VALUE&…]``.
 
-        User and password stand in the URL, else in ``REBALANSER_KAFKA_USER`` and
+        User and password come from the URL, else from ``REBALANSER_KAFKA_USER`` and
         ``REBALANSER_KAFKA_PASSWORD``; with a user the default is SCRAM over TLS. Options are
         ``security.protocol``, ``sasl.mechanism``, ``ssl.ca.location`` and Kafka's own ``ssl.*``, ``sasl.*``.
 
@@ -82,7 +82,7 @@ class Topic:
         return f"kafka://{self.servers}/{self.name}"
 
     def check(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect to a broker, so that a wrong address is told in seconds and not in Spark's minutes.
+        """Connect to a broker, so that a wrong address fails in seconds and not in Spark's minutes.
 
         Raises:
             KafkaUnreachable: none at the address accepts a connection within ``timeout_s`` seconds.
@@ -101,7 +101,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What the sources of an audit are, each path as Spark takes it."""
+    """Sources of an audit by type, each path in Spark's form."""
 
     line_files: tuple[str, ...] = ()
     line_folders: tuple[str, ...] = ()
@@ -111,12 +111,12 @@ class Places:
 
 
 def places(sources: Iterable[str | os.PathLike[str]]) -> Places:
-    """Find out what each source is.
+    """Sort the sources by type.
 
-    A source is a JSONL or Parquet file, a folder that has such files in it or in folders in it, a glob of
-    those, or the URL of a Kafka topic. A file named by itself is taken as JSONL unless its name ends in
-    ``.parquet``. A place that is not on this machine, such as ``s3a://…``, is not looked at here: a name that
-    ends in ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` is a file or glob there, any other a folder of JSONL.
+    A source is a JSONL or Parquet file, a folder with such files in it or in its folders, a glob of those, or
+    the URL of a Kafka topic. A file named by itself is taken as JSONL unless its name ends in ``.parquet``. A
+    place that is not on this machine, such as ``s3a://…``, is not checked here: a name that ends in
+    ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` is a file or glob there, any other a folder of JSONL.
 
     Raises:
         NoHistory: a path does not exist, or has no file of a history in it.
@@ -157,7 +157,7 @@ def _elsewhere(source: str) -> Places:
 
 
 def _existing(path: str) -> Sequence[Path]:
-    """The path itself, or what the glob stands for."""
+    """The path itself, or the matches of the glob."""
     if Path(path).exists():
         return [Path(path)]
     found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - an absolute path too
@@ -174,7 +174,7 @@ def _file(path: Path) -> Places:
 
 
 def _folder(folder: Path) -> Places:
-    """What there is of a history in a folder.
+    """The files of a history in a folder.
 
     Folders that Spark wrote as a Parquet table are taken as folders of Parquet.
     """
@@ -190,7 +190,7 @@ def _folder(folder: Path) -> Places:
 
 
 def _refuse_hidden(path: Path) -> None:
-    """Refuse what Spark would pass over in silence."""
+    """Refuse a file or folder that Spark would silently skip."""
     if any(part.startswith("_") for part in path.parts):
         raise NoHistory(
             f"{path} would not be read: Spark takes names that begin with '_' as hidden; rename it"
@@ -205,12 +205,12 @@ def _told(files: Sequence[Path]) -> str:
 
 
 def spark_path(path: Path) -> str:
-    """A path on this machine as Spark takes it, which would read some characters as a glob."""
+    """The URI of a path on this machine, with the characters of globs escaped."""
     return "file://" + escaped(str(path.resolve()))
 
 
 def escaped(path: str) -> str:
-    """A path in which no character stands for others."""
+    """A path with the characters of globs escaped."""
     return _GLOB.sub(r"\\\1", path)
 
 
@@ -219,7 +219,7 @@ def _has_port(host: str) -> bool:
 
 
 def _security(shown: str, account: str, asked: Mapping[str, str]) -> dict[str, str]:
-    """Kafka's own names and values for who asks and how."""
+    """Kafka's settings for the account and the encryption."""
     name, _, secret = account.partition(":")
     user = unquote(name) or os.environ.get(USER_VARIABLE)
     password = unquote(secret) or os.environ.get(PASSWORD_VARIABLE)

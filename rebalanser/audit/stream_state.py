@@ -1,9 +1,9 @@
-"""What a stream carries over from one micro-batch to the next (AU-9).
+"""Records that a stream carries over from one micro-batch to the next (AU-9).
 
 A stream judges what a batch would judge of all records up to a *watermark*: the newest wall time seen, less a
-delay in which late records may still come. Of the records up to there it need not keep all: a running maximum
+delay in which late records may still come. Of the records before it, few are needed later: a running maximum
 needs the access that holds it, an access that is not over all of its steps, and the next number of a process
-the one before. Everything else is settled and forgotten, so that what is carried grows with the resources and
+the one before. All others are settled and dropped, so that the carried records grow with the resources and
 not with the history.
 """
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEEP_S: Final = 600.0
-"""For how long an access that is over is carried, if it is among the last of its resource."""
+"""Seconds that an access that is over is carried, if it is among the last of its resource."""
 KEEP_LAST: Final = 4
-"""How many accesses of a resource that are over are carried, beside those that hold a maximum."""
+"""Number of accesses of a resource that are over and still carried, beside those that hold a maximum."""
 KEEP_SILENT_S: Final = 86_400.0
-"""For how long an access without a recorded end is carried once its node is silent and it has a successor."""
+"""Seconds that an access without a recorded end is carried once its node is silent and it has a successor."""
 KEEP_PUBLISHED_S: Final = 86_400.0
-"""For how long it is remembered what leaders published, to see by it how far apart clocks are."""
+"""Seconds that leaders' publications are carried, to compare clocks by them."""
 KEEP_ADOPTED_S: Final = 60.0
-"""For how long it is remembered who adopted it, should what it follows from come later."""
+"""Seconds that adoptions are carried, in case their cause comes later."""
 KEEP_TERMS_S: Final = 7 * 86_400.0
-"""For how long it is remembered who was elected for a term, and how far a process has counted."""
+"""Seconds that elections and the last number of a process are carried."""
 
 _ACCESS: Final = (*SERIES, "process", "node", "token")
 _NODE: Final = (*NUMBERED, "node")
@@ -47,10 +47,10 @@ _LAST: Final = "last_of_process"
 
 
 def carried(settled: DataFrame, processes: DataFrame, accesses: DataFrame, reached: DataFrame) -> DataFrame:
-    """The records of ``settled`` that later ones may have to be judged with, and which of them are tips.
+    """The records of ``settled`` that later ones may be judged with, and which of them are tips.
 
-    ``processes`` and ``accesses`` are those made of ``settled``; ``reached`` is one row with
-    the ``watermark``, in seconds since 1970.
+    ``processes`` and ``accesses`` are those made of ``settled``; ``reached`` is one row with the
+    ``watermark``, in seconds since 1970.
     """
     kept = (
         _kept_accesses(accesses.crossJoin(reached))
@@ -81,7 +81,7 @@ def carried(settled: DataFrame, processes: DataFrame, accesses: DataFrame, reach
 
 
 def _lasts(processes: DataFrame) -> DataFrame:
-    """The last number of each process and of each incarnation, whose access without an end lasts so long."""
+    """The last number of each process and of each incarnation: an access without an end lasts until then."""
     of_nodes = processes.groupBy(*_NODE).agg(F.max("last_sequence").alias(_NODE_LAST))
     return of_nodes.withColumn(_LAST, F.max(_NODE_LAST).over(Window.partitionBy(*NUMBERED)))
 
@@ -91,7 +91,7 @@ def _since(ago_s: float) -> Column:
 
 
 def _is_kept() -> Column:
-    """Elections, and what clocks are compared by."""
+    """True for elections, and for records by which clocks are compared."""
     step = F.col("step")
     elections = (step == Step.ELECTED) & _since(KEEP_TERMS_S)
     published = step.isin(Step.GROUP_READ, Step.PUBLISHED) & _since(KEEP_PUBLISHED_S)
@@ -100,7 +100,7 @@ def _is_kept() -> Column:
 
 
 def _kept_accesses(accesses: DataFrame) -> DataFrame:
-    """Those that are not over or among the last of their resource, and those that hold a maximum of it."""
+    """Accesses that are not over or among the last of their resource, and those that hold a maximum of it."""
     last_seen = F.greatest("end_wall", "barrier_removed_wall", "barrier_added_wall", "start_entered_wall")
     of_series = Window.partitionBy(*SERIES)
     latest_first = of_series.orderBy(last_seen.desc())

@@ -1,24 +1,23 @@
-"""The audit as a stream: the same functions on micro-batches, and findings once each (AU-9).
+"""The audit as a stream: the same functions on micro-batches, each finding reported once (AU-9).
 
 Each micro-batch takes the state that the one before left: a *watermark* and the records carried over
 (``rebalanser.audit.stream_state``). Records up to the new watermark are judged together with those carried;
-later ones wait, since something that belongs before them may still come. A record is late, and quarantined,
-if it is from before the watermark and a later one of its process was judged already. A process whose clock
-or whose records lie behind those of all others is not late: its numbers go on where they were, and it is
-judged at once. So is one whose clock is ahead of this host's, for which no watermark will come for long.
+later ones wait, since earlier ones may still come. A record is late, and quarantined, if it is from before
+the watermark and a later one of its process was judged already. A process whose clock or whose records lie
+behind those of all others is not late: its numbers continue, and it is judged at once. So is one whose clock
+is ahead of this host's, which the watermark would not reach for long.
 
-**Restarting.** Spark repeats a micro-batch that was not finished, with the same records. What a micro-batch
-writes lies in folders of its own number, which it makes anew, and it starts from the state of the number
-before. So a batch that was half written is written again, the same; one that left a whole state has happened,
-and is not repeated. A finding that another batch has told is left out.
+**Restarting.** Spark repeats a micro-batch that was not finished, with the same records. A micro-batch writes
+to folders of its own number, which it makes anew, and starts from the state of the number before. So a batch
+that was half written is written again, the same; one that left a complete state has happened, and is not
+repeated. A finding that another batch has reported is left out.
 
-A source that falls silent would leave its last records waiting for ever. So after ``delay_s`` seconds without
-any the watermark moves up to the newest record, as a step of its own (``N-idle``).
+The last records of a source that falls silent would wait for ever. So after ``delay_s`` seconds without a new
+record the watermark moves up to the newest one, as a step of its own (``N-idle``).
 
-**Time.** Of a small micro-batch most is planning, not data. So what there is at all is found out as rows are
-computed (``observed``), what can't be found in that is not planned, numbers that
-are others each time come as rows (``limits``), and intervals and what is carried
-over are written beside the judging.
+**Time.** A small micro-batch takes most of its time for planning. So presence flags are collected as rows are
+computed (``observed``), queries that they rule out are not planned, numbers that differ each time come as
+rows (``limits``), and intervals and carried records are written in parallel with the evaluation.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from rebalanser.audit.tailing import NAME, HistoryFiles, oldest_unread, planned
 __all__ = ["DELAY_S", "LATE", "TABLES", "Stream", "Told", "Totals", "UnusableCheckpoint"]
 
 DELAY_S: Final = 2.0
-"""For how long records that belong before others are waited for."""
+"""Seconds for which the stream waits for late records."""
 TABLES: Final = {
     "findings": FINDINGS,
     "gaps": GAPS,
@@ -65,42 +64,42 @@ TABLES: Final = {
     "quarantine": QUARANTINE,
     "intervals": ACCESSES,
 }
-"""What is written, a folder each; in it a folder for each micro-batch that had something to write."""
+"""The tables that are written, a folder each; in it a folder for each micro-batch that had rows."""
 
 _POLL_S: Final = 0.2
-"""How often the sources are looked at while nothing comes."""
+"""Seconds between two looks at the sources while nothing comes."""
 _MOST_FOLDERS: Final = 32
-"""From how many folders on what was told is brought together in one."""
+"""Number of folders of reported rows from which they are merged into one."""
 _GROWN_S: Final = 0.1
-"""By how much two clocks must have been proven further apart to be told again."""
+"""Seconds by which a proven difference of two clocks must grow to be reported again."""
 _GAP: Final = ("process", "first", "last")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one micro-batch came to."""
+    """Result of one micro-batch."""
 
     batch: str
     came: Totals
-    """What it added."""
+    """Counts of this micro-batch."""
     totals: Totals
-    """With all that was before it, since the checkpoint began."""
+    """Counts since the checkpoint began."""
     watermark: float | None
-    """Up to which wall time all is judged, in seconds since 1970."""
+    """Wall time up to which all is judged, in seconds since 1970."""
     took_s: float
 
 
 class Stream:
-    """An audit that goes on while the history grows.
+    """An audit that continues while the history grows.
 
     ``sources`` are folders and files of JSONL, or URLs of Kafka topics. Tables are written below ``out``, the
     state below ``checkpoint``: folders of a file system that the driver and all workers see. ``delay_s`` is
-    for how long records that belong before others are waited for. ``on_batch`` is told of each micro-batch,
-    in a thread of Spark's.
+    the time for which the stream waits for late records. ``on_batch`` is called with the result of each
+    micro-batch, in a thread of Spark's.
 
     Raises:
         UnusableCheckpoint: the checkpoint is of another version or of other sources.
-        UnusableOutput: the output folder is somebody else's, or can't be written to.
+        UnusableOutput: the output folder belongs to something else, or can't be written to.
         NoHistory: a source can't be followed.
         InvalidTopic: the URL of a topic can't be used.
     """
@@ -136,7 +135,7 @@ class Stream:
         self._beside = ThreadPoolExecutor(2, "rebalanser-audit-writing")
 
     def start(self) -> None:
-        """Begin, or go on where the checkpoint stands.
+        """Begin, or continue from the checkpoint.
 
         Raises:
             UnusableCheckpoint: another stream uses it.
@@ -153,7 +152,7 @@ class Stream:
         threading.Thread(target=self._watch_for_silence, name="rebalanser-audit-idle", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the stream has stopped by itself, which it does when it fails; whether it has.
+        """Wait until the stream has stopped by itself, as after a failure; True if it has.
 
         Raises:
             pyspark.errors.StreamingQueryException: a micro-batch failed.
@@ -167,18 +166,18 @@ class Stream:
         return ended
 
     def read_all(self) -> None:
-        """Read what there is now, and judge it up to the watermark."""
+        """Read all records there are now, and judge them up to the watermark."""
         assert self._query is not None
         self._query.processAllAvailable()
 
     def settle(self) -> None:
-        """Read what there is now and judge all of it, without waiting out the delay."""
+        """Read all records there are now and judge all of them, without waiting out the delay."""
         self.read_all()
         with self._turn:
             self._idle()
 
     def stop(self) -> None:
-        """Stop once the present micro-batch is done; what waits is in the checkpoint. Twice is fine."""
+        """Stop after the present micro-batch; waiting records stay in the checkpoint. Twice is fine."""
         self._ending.set()
         with self._turn:
             query, self._query = self._query, None
@@ -188,24 +187,24 @@ class Stream:
         self._checkpoint.unlock()
 
     def totals(self) -> Totals:
-        """What came and was found since the checkpoint began."""
+        """Counts of records and findings since the checkpoint began."""
         last = self._checkpoint.last()
         return Totals() if last is None else self._checkpoint.load(self._spark, below=last + 1)[0].totals
 
     def table(self, name: str, batch: str | None = None) -> DataFrame:
-        """One of ``TABLES`` as far as it is written; with ``batch`` what that micro-batch wrote to it."""
+        """The written rows of one of ``TABLES``; with ``batch`` those that this micro-batch wrote."""
         folders = self._folders(name) if batch is None else [self._folder(name, batch)]
         return self._read(TABLES[name], [str(folder) for folder in folders if folder.exists()])
 
     def findings_of(self, batch: str) -> Iterator[dict[str, Any]]:
-        """What a micro-batch found, without the parties and the evidence. Spark is not asked for it."""
+        """The findings of a micro-batch, without the parties and the evidence. Needs no Spark job."""
         columns = [name for name in FINDINGS.names if name not in {"parties", "evidence"}]
         for file in sorted(self._folder("findings", batch).glob("*.parquet")):
             for rows in ParquetFile(file).iter_batches(columns=columns):
                 yield from rows.to_pylist()
 
     def _raw(self) -> DataFrame:
-        """The raw rows of all sources as they come, the files first."""
+        """The raw rows of all sources, the files first."""
         frames = [self._files()] if self._paths else []
         for url in self._topics:
             read(self._spark, [url])  # which says in one line what is wrong with the address or the topic
@@ -248,7 +247,7 @@ class Stream:
                 return
 
     def _idle(self) -> None:
-        """Judge what waits, once after each micro-batch."""
+        """Judge the waiting records, once after each micro-batch."""
         if self._last_batch is None or self._ending.is_set():
             return
         name = f"{self._last_batch}-idle"
@@ -256,7 +255,7 @@ class Stream:
             self._advance(name, None, below=self._last_batch + 1)
 
     def _advance(self, name: str, raw: DataFrame | None, *, below: int) -> None:
-        """One step: with what came in a micro-batch, or with nothing and all that waits."""
+        """Take one step: with the input of a micro-batch, or with all waiting records."""
         began = time.monotonic()
         before, carried_over = self._checkpoint.load(self._spark, below=below)
         state = self._step(name, raw, before, carried_over)
@@ -310,7 +309,7 @@ class Stream:
         there: Presence,
         told: dict[str, tuple[str, ...]],
     ) -> dict[str, int]:
-        """Write what is found; how much of each certainty. Adds to ``told`` where it wrote."""
+        """Write the findings; the number of each certainty. Adds to ``told`` the folders that it wrote."""
         proven = self._known("clocks", told.get("clocks", ()))
         evaluation = evaluate(settled, owned, self._options, computed, there=there, proven=proven)
         counts = {} if evaluation.found is None else self._findings(name, evaluation.found, settled, told)
@@ -319,7 +318,7 @@ class Stream:
         return counts
 
     def _reached(self, before: State, newest: float | None, limit: float | None, delay_s: float) -> State:
-        """The state with its clocks set by the newest record; all before ``limit`` only has been read."""
+        """The state with its clocks set by the newest record; some records from ``limit`` on are unread."""
         seen = max((wall for wall in (before.newest, newest) if wall is not None), default=None)
         if seen is None:
             return before
@@ -328,7 +327,7 @@ class Stream:
         return before.model_copy(update={"watermark": watermark, "newest": seen})
 
     def _gaps(self, name: str, placed: Placed, told: dict[str, tuple[str, ...]]) -> int:
-        """Write the gaps before the numbers that are new; how many numbers are missing."""
+        """Write the gaps before the new numbers; the number of missing ones."""
         found = gaps(placed.linked.select(*RECORDS.names))
         known = placed.judged.where(TIP).select("process").distinct()
         others = found.where("first = 0").join(known, "process", "left_semi").select(*_GAP)
@@ -347,7 +346,7 @@ class Stream:
     def _findings(
         self, name: str, found: DataFrame, settled: DataFrame, told: dict[str, tuple[str, ...]]
     ) -> dict[str, int]:
-        """Write what was found and not told before; how much of each certainty."""
+        """Write the findings that were not reported before; the number of each certainty."""
         before = self._known("findings", told.get("findings", ()))
         new = found if before is None else found.join(before.select("id"), "id", "left_anti")
         new, seen = observed(computed, "looking for findings", new.select(*FINDINGS.names), rows=count())
@@ -374,7 +373,7 @@ class Stream:
     def _clocks(
         self, name: str, apart: DataFrame, proven: DataFrame | None, told: dict[str, tuple[str, ...]]
     ) -> None:
-        """Write the clocks that are proven to be further apart than was told before."""
+        """Write the clocks that are proven to be further apart than reported before."""
         if proven is not None:
             pair = ["group", "host", "behind_host", "cause"]
             known = proven.groupBy(*pair).agg(F.max("behind_s").alias("known_s"))
@@ -383,19 +382,19 @@ class Stream:
         self._tell("clocks", name, apart, told)
 
     def _tell(self, table: str, name: str, rows: DataFrame, told: dict[str, tuple[str, ...]]) -> None:
-        """Write rows that are looked up later, and add to ``told`` where they are."""
+        """Write rows that are looked up later, and add their folder to ``told``."""
         written = self._write(table, name, rows)
         if written is not None:
             told[table] = self._gathered(table, name, (*told.get(table, ()), written))
 
     def _known(self, table: str, folders: Sequence[str]) -> DataFrame | None:
-        """What earlier micro-batches told, of findings the id only; None if that is nothing."""
+        """Rows reported by earlier micro-batches, of findings the id only; None if there are none."""
         if not folders:
             return None
         return self._read(StructType([FINDINGS["id"]]) if table == "findings" else TABLES[table], folders)
 
     def _gathered(self, table: str, name: str, folders: tuple[str, ...]) -> tuple[str, ...]:
-        """The folders of what was told, or one that has all of it once they are many."""
+        """The folders of reported rows, merged into one once they are many."""
         if len(folders) <= _MOST_FOLDERS:
             return folders
         one = self._checkpoint.known(table, name)
@@ -411,7 +410,7 @@ class Stream:
         return self._spark.read.schema(schema).parquet(*folders)
 
     def _write(self, table: str, name: str, rows: DataFrame) -> str | None:
-        """Write the rows of a micro-batch in place of what an attempt at it left; where, if there are any."""
+        """Write the rows of a micro-batch in place of an earlier attempt's; the folder, None without rows."""
         folder = self._folder(table, name)
         shutil.rmtree(folder, ignore_errors=True)
         rows.select(*TABLES[table].names).coalesce(1).write.parquet(str(folder))
@@ -428,7 +427,7 @@ class Stream:
         return [folder for folder in (self._out / table).glob("batch=*") if (folder / "_SUCCESS").exists()]
 
     def _forget_what_never_happened(self) -> None:
-        """Delete what a micro-batch wrote that left no state, since its driver was killed in it."""
+        """Delete the output of a micro-batch that left no state because its driver was killed."""
         for table in TABLES:
             for folder in (self._out / table).glob("batch=*"):
                 if not self._checkpoint.happened(folder.name.removeprefix("batch=")):
@@ -460,11 +459,11 @@ def followed(sources: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def claimed(sources: Sequence[str], out: Path, checkpoint: Path) -> Checkpoint:
-    """The checkpoint of a stream, once it is clear that it and the output folder can be used.
+    """The checkpoint of a stream, after a check that it and the output folder can be used.
 
     Raises:
         UnusableCheckpoint: the checkpoint is of another version or of other sources.
-        UnusableOutput: the output folder is somebody else's, or can't be written to.
+        UnusableOutput: the output folder belongs to something else, or can't be written to.
         NoHistory: a source can't be followed.
         InvalidTopic: the URL of a topic can't be used.
     """
@@ -475,11 +474,11 @@ def claimed(sources: Sequence[str], out: Path, checkpoint: Path) -> Checkpoint:
 
 
 def _is_still(file: Path) -> bool:
-    """Whether a batch would read a file that does not grow by lines."""
+    """True for a file that a batch would read but that does not grow by lines."""
     return file.name.endswith((".jsonl.gz", ".parquet"))
 
 
 def _has_read_all(query: StreamingQuery) -> bool:
-    """Whether the query has looked at its sources, found nothing new, and waits to look again."""
+    """True if the query has looked at its sources, found nothing new, and waits to look again."""
     status = query.status
     return not status["isDataAvailable"] and status["message"].startswith("Waiting for")

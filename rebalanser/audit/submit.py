@@ -1,6 +1,6 @@
 """The entry script for ``spark-submit``: the command ``rebalanser audit`` with the options that follow.
 
-``python -m rebalanser.audit.submit --path`` prints where this file is, for::
+``python -m rebalanser.audit.submit --path`` prints the path of this file, for::
 
     spark-submit --master yarn "$(python -m rebalanser.audit.submit --path)" hdfs:///history --out hdfs:///audit
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Carry out ``rebalanser audit`` with this process's arguments, or say where this file is."""
+    """Run ``rebalanser audit`` with this process's arguments, or print the path of this file."""
     if sys.argv[1:] == ["--path"]:
         sys.stdout.write(f"{Path(__file__).resolve()}\n")
         return

@@ -31,25 +31,25 @@ def _table(**columns: DataType) -> StructType:
 
 
 class EndedBy(StrEnum):
-    """How the end of an access is known."""
+    """Evidence for the end of an access."""
 
     STOP = "stop"
     """OnStop's return was recorded."""
     SILENCE = "silence"
-    """It was not; the access is taken to last until the last record of its node."""
+    """No return was recorded; the access is taken to last until the last record of its node."""
     FAILURE = "failure"
-    """OnStop raised: the access surely lasted until then, and maybe until the last record of its node."""
+    """OnStop raised: the access surely lasted until then, and possibly until the last record of its node."""
 
 
 class FindingKind(StrEnum):
-    """What can be found (AU-4)."""
+    """Kinds of findings (AU-4)."""
 
     OVERLAP = "overlap"
     """Two owners accessed one resource at once: RB-1, SH-13, NE-10, SK-6 by protocol."""
     BARRIER_OVERLAP = "barrier_overlap"
     """The registry let two nodes hold one barrier at once, by its own revisions (RB-12)."""
     UNOWNED = "unowned"
-    """Nobody owned the resource for longer than the limit: RB-2, SH-4, NE-6 by protocol."""
+    """No node owned the resource for longer than the limit: RB-2, SH-4, NE-6 by protocol."""
     TOKEN_ORDER = "token_order"  # noqa: S105 - no password
     """A later owner had the same or a smaller fencing token (RB-12, NE-15, SK-6)."""
     START_WITHOUT_BARRIER = "start_without_barrier"
@@ -69,20 +69,20 @@ class FindingKind(StrEnum):
 
 
 class Certainty(StrEnum):
-    """How sure a finding is."""
+    """Certainty of a finding."""
 
     CERTAIN = "certain"
     POSSIBLE = "possible"
 
 
 SOURCE_COLUMNS: Final = _table(source=_TEXT, position=_WHOLE)
-"""Where a record was read: a file's URI or ``topic/partition``, and its line (from 1), row or offset.
+"""Location of a record: a file's URI or ``topic/partition``, and its line (from 1), row or offset.
 
 ``position`` is null for a line of a JSONL file until ``rebalanser.audit.evidence`` looks it up.
 """
 
 QUARANTINE: Final = _table(source=_TEXT, position=_WHOLE, reason=_TEXT, detail=_TEXT, raw=_TEXT)
-"""What was read and is no record. ``raw`` holds its first 4,096 characters."""
+"""Lines, rows and messages that are no record. ``raw`` holds the first 4,096 characters."""
 
 GAPS: Final = _table(
     protocol=_TEXT, group=_TEXT, process=_TEXT, label=_TEXT,
@@ -90,8 +90,8 @@ GAPS: Final = _table(
 )  # fmt: skip
 """Runs of missing numbers of a process, between the wall times of the records around them.
 
-``after_wall`` is null where the history of the process begins later than with number 0. ``reason`` is that of
-a ``gap`` record, ``rotated`` where the beginning is missing, else ``missing``.
+``after_wall`` is null if the history of the process begins later than with number 0. ``reason`` is that of a
+``gap`` record, ``rotated`` if the beginning is missing, else ``missing``.
 """
 
 PROCESSES: Final = _table(
@@ -125,13 +125,13 @@ ACCESSES: Final = StructType(
 )  # fmt: skip
 """One row for all that one process did with one token of one resource: barrier and ownership interval.
 
-A node that was out of touch may start again what it had stopped, with the same token: each start after a stop
-is a ``turn`` of its own, from 0 on, with what there is to say of the barrier. Of a step taken twice in one
-turn, the first start and barrier and the last stop count. ``token`` is the registry revision at which the
-barrier was added, ``removed_revision`` the one at which it was removed, which the node asked for at
-``removal_sent_monotonic`` the last time, null where the history does not tell.
-``claim`` is the claim's number in Skuld. The end is ``EndedBy`` ``ended_by``; it and ``start_entered_*``
-are null where a barrier was held and OnStart never entered.
+A node that was cut off may start again what it had stopped, with the same token: each start after a stop is a
+``turn`` of its own, from 0 on, with the columns of the barrier. Of a step taken twice in one turn, the first
+start and barrier and the last stop count. ``token`` is the registry revision at which the barrier was added,
+``removed_revision`` the one at which it was removed. The node last requested the removal at
+``removal_sent_monotonic``. Both are null if the history does not show them. ``claim`` is the claim's number
+in Skuld. The end is ``EndedBy`` ``ended_by``; it and ``start_entered_*`` are null if a barrier was held and
+OnStart never entered.
 """
 
 PARTY: Final = _table(
@@ -155,11 +155,11 @@ FINDINGS: Final = _table(
     sentence=_TEXT, begins=_REAL, ends=_REAL, lasts_s=_REAL, uncertainty_s=_REAL, fenced=_FLAG,
     parties=ArrayType(PARTY), evidence=ArrayType(WITNESS), gap=_TEXT,
 )  # fmt: skip
-"""What was found. ``id`` depends on the kind and the records concerned only: the same in batch and stream.
+"""Broken rules. ``id`` depends on the kind and the records concerned only: the same in batch and stream.
 
-``lasts_s`` is how long it lasted by the best clock there is, ``uncertainty_s`` how far that may be wrong.
-``fenced`` says whether the receivers check tokens: an overlap of fenced owners did no harm there. ``gap``
-says which missing records could hide or explain it; null where none could.
+``lasts_s`` is the duration by the best clock there is, ``uncertainty_s`` its possible error. ``fenced`` is
+true if the receivers check tokens: an overlap of fenced owners did no harm there. ``gap`` says which missing
+records could hide or explain it; null if none could.
 """
 
 CLOCKS: Final = _table(
@@ -179,7 +179,7 @@ UNAVAILABILITY: Final = _table(
     protocol=_TEXT, group=_TEXT, resource=_TEXT, accesses=_WHOLE, unowned_s=_REAL, longest_s=_REAL,
     longest_from=_REAL, first_wall=_REAL, last_wall=_REAL,
 )  # fmt: skip
-"""How long each resource was unowned between its first and its last owner."""
+"""Seconds that each resource was unowned between its first and its last owner."""
 
 HANDLERS: Final = _table(
     protocol=_TEXT,
@@ -191,17 +191,17 @@ HANDLERS: Final = _table(
     p99_s=_REAL,
     max_s=_REAL,
 )
-"""How long OnStart and OnStop took for a resource, on each node."""
+"""Durations of OnStart and OnStop for a resource, on each node."""
 
 BALANCE: Final = _table(
     protocol=_TEXT, group=_TEXT, at_wall=_REAL, nodes=_WHOLE, owned=_WHOLE, least=_WHOLE, most=_WHOLE
 )
-"""How many resources the nodes owned at each of up to 500 times."""
+"""Number of resources that the nodes owned at each of up to 500 times."""
 
 LEADERS: Final = _table(
     protocol=_TEXT, group=_TEXT, term=_WHOLE, node=_TEXT, label=_TEXT, from_wall=_REAL, to_wall=_REAL
 )
-"""Who led each term, until the next one began or its own last record."""
+"""Leaders of each term, until the next one began or their own last record."""
 
 LOADS: Final = _table(
     protocol=_TEXT, group=_TEXT, resource=_TEXT, samples=_WHOLE, load=_REAL, weight=_REAL, last_wall=_REAL

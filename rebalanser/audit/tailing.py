@@ -1,15 +1,14 @@
 """A streaming source of Spark for history files that are still being written (AU-9).
 
 Spark's own source of files reads each file once, when it first sees it. A history file grows for hours, so
-this one remembers how far it has read each: ``{path: [bytes, lines]}`` is its offset, which Spark keeps in
-its checkpoint. It reads whole lines only: one that is not finished yet waits until it is. ``position`` is the
-line's number, from 1.
+this one keeps a position in each: ``{path: [bytes, lines]}`` is its offset, which Spark keeps in its
+checkpoint. It reads whole lines only: an unfinished one waits. ``position`` is the line's number, from 1.
 
-Where more is there than one micro-batch may read, the files are read along their records' wall times, a block
-of the oldest one first, so that no host's history is far ahead of another's; ``oldest_unread`` tells how
-far all of them have come.
+If there is more than one micro-batch may read, the files are read along their records' wall times, a block of
+the oldest one first, so that no host's history is far ahead of another's; ``oldest_unread`` returns the time
+up to which all are read.
 
-Spark does not tell a reader in Python where its checkpoint stands, so ``planned`` reads it there.
+Spark does not give a reader in Python the offset of its checkpoint, so ``planned`` reads it there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "rebalanser_history"
 MAX_BYTES: Final = 64 << 20
-"""The most that one micro-batch reads."""
+"""Maximum bytes that one micro-batch reads."""
 _BLOCK_BYTES: Final = 1 << 20
 _FIRST_SOURCE: Final = 2
 """The line of Spark's log of offsets that is the first source's, after a version and a line of settings."""
@@ -51,13 +50,13 @@ class ByteRange:
 
 @dataclass
 class ByteRanges(InputPartition):  # type: ignore[misc, unused-ignore]
-    """What one task reads: starting a task takes longer than reading what a file grows by in a second."""
+    """Input of one task: starting a task takes longer than reading what a file grows by in a second."""
 
     members: list[ByteRange]
 
 
 def planned(checkpoint: Path) -> Offset:
-    """How far the newest micro-batch of a checkpoint reads, finished or not; nothing where there is none.
+    """Offset to which the newest micro-batch of a checkpoint reads, finished or not; empty without one.
 
     The files must be the first source of the query.
     """
@@ -66,9 +65,9 @@ def planned(checkpoint: Path) -> Offset:
 
 
 def oldest_unread(checkpoint: Path, number: int, paths: Sequence[str]) -> float | None:
-    """The wall time of the oldest record that micro-batch ``number`` could not read yet for all it had to.
+    """The wall time of the oldest record that micro-batch ``number`` left unread for lack of room.
 
-    None where it has read all that was there, and where no file is followed.
+    None if it has read all there was, or if no file is followed.
     """
     if not paths:
         return None
@@ -94,8 +93,8 @@ class HistoryFiles(DataSource):
     """``spark.readStream.format("rebalanser_history")``: the history files in folders, as they grow.
 
     Options: ``paths``, a JSON list of folders, which are searched for ``*.jsonl`` at each micro-batch, nested
-    ones too, and of files; ``planned``, what ``planned`` gave, as JSON; ``tasks``, by how many tasks a
-    micro-batch is read at most.
+    ones too, and of files; ``planned``, the result of ``planned``, as JSON; ``tasks``, the maximum number of
+    tasks that read a micro-batch.
     """
 
     @classmethod
@@ -104,7 +103,7 @@ class HistoryFiles(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """What ``rebalanser.audit.ingest.parse_lines`` takes."""
+        """The columns that ``rebalanser.audit.ingest.parse_lines`` takes."""
         return "value string, source string, position long"
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
@@ -123,11 +122,11 @@ class TailReader(DataSourceStreamReader):
         self._max_bytes = max_bytes
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Nothing of any file has been read."""
+        """The empty offset: no file has been read."""
         return {}
 
     def latestOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """How far the files have whole lines, at most ``max_bytes`` beyond what was planned before."""
+        """The offset of the files' whole lines, at most ``max_bytes`` beyond the one planned before."""
         latest = {str(path): self._planned.get(str(path), [0, 0]) for path in _files(self._paths)}
         budget = self._max_bytes
         grown = [path for path, (start, _) in latest.items() if _size(path) > start]
@@ -182,7 +181,7 @@ def _size(path: str) -> int:
 
 
 def _next_wall(path: str, start: int) -> float:
-    """The wall time of the whole line that begins at byte ``start``; before all others if it has none."""
+    """The wall time of the whole line that begins at byte ``start``; negative infinity if it has none."""
     try:
         with Path(path).open("rb") as file:
             file.seek(start)
@@ -201,10 +200,10 @@ def _stretches(start: Mapping[str, list[int]], end: Mapping[str, list[int]]) -> 
 
 
 def _whole_lines(path: Path, start: int, budget: int) -> tuple[int, int]:
-    """How many of the next ``budget`` bytes from ``start`` on are whole lines, and how many lines that is.
+    """Number of whole-line bytes among the next ``budget`` bytes from ``start`` on, and of these lines.
 
-    If the budget does not hold one line more is looked at; a line of more than ``MAX_BYTES`` is no record
-    and is read in pieces.
+    If the budget does not hold one line, more is read; a line of more than ``MAX_BYTES`` is no record and is
+    read in pieces.
     """
     try:
         with path.open("rb") as file:

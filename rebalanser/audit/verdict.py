@@ -1,4 +1,4 @@
-"""What the audit concludes, in words and as one document."""
+"""Conclusion of the audit, in words and as one document."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rebalanser.audit.tables import Certainty, FindingKind, Tables
 from rebalanser.history import UnreadableReason
 
 MOST_FINDINGS: Final = 1_000
-"""How many findings a verdict holds, the worst ones; the table has all of them."""
+"""Maximum number of findings in a verdict, the worst ones; the table has all of them."""
 MOST_OTHERS: Final = 100
-"""How many gaps and clocks a verdict holds, the worst ones."""
+"""Maximum number of gaps and of clocks in a verdict, the worst ones."""
 ROTATED: Final = "rotated"
-"""The reason of a gap at the beginning of a process, whose oldest files were deleted as they should be."""
+"""Reason of a gap at the beginning of a process, whose oldest files were deleted as intended."""
 HARMLESS: Final = frozenset({UnreadableReason.TORN.value})
-"""Why a line is no record without that being a doubt: the writer died in the middle of it."""
+"""Reasons why a line is no record that raise no doubt: the writer died in the middle of it."""
 
 _NOT_OF_GAPS: Final = {
     "node": "string",
@@ -47,14 +47,14 @@ MEANINGS: Final[dict[str, str]] = {
 
 
 class Conclusion(StrEnum):
-    """What the findings amount to."""
+    """Conclusion from all findings."""
 
     SOUND = "sound"
-    """Nothing was found, and no record is missing that could hide something."""
+    """Nothing was found, and no missing record could hide something."""
     FENCED = "fenced"
-    """All that is certain are overlaps of resources whose receivers check the token: no harm there."""
+    """All certain findings are overlaps of resources whose receivers check the token: no harm there."""
     UNSURE = "unsure"
-    """Nothing is certain, and something is possible: a finding that may be none, or a missing record."""
+    """Nothing is certain, and something is possible: a finding that may be false, or a missing record."""
     REFUTED = "refuted"
     """A rule was certainly broken."""
 
@@ -64,7 +64,7 @@ class _Document(BaseModel):
 
 
 class Count(_Document):
-    """How many findings of one kind there are."""
+    """Number of findings of one kind."""
 
     kind: str
     rule: str = Field(description="the rules that are broken, such as RB-1")
@@ -74,7 +74,7 @@ class Count(_Document):
 
     @property
     def sentence(self) -> str:
-        """What was found how often, in words."""
+        """The kind and its number, in words."""
         parts = [f"{self.certain:,} certain"] if self.certain else []
         parts += [f"{self.fenced:,} certain but fenced"] if self.fenced else []
         parts += [f"{self.possible:,} possible"] if self.possible else []
@@ -113,7 +113,7 @@ class Missing(_Document):
 
 
 class Unread(_Document):
-    """What could not be read, for one reason."""
+    """Lines that could not be read, for one reason."""
 
     reason: str
     items: int
@@ -133,7 +133,7 @@ class ClockBehind(_Document):
 
 
 class Verdict(_Document):
-    """What the audit concludes. Times are seconds, wall times since 1970."""
+    """Conclusion of the audit. Times are seconds, wall times since 1970."""
 
     conclusion: Conclusion
     records: int = Field(description="records that were read, each counted once")
@@ -155,11 +155,11 @@ class Verdict(_Document):
 
     @property
     def certain(self) -> int:
-        """How many rules were certainly broken where no receiver checks the token."""
+        """Number of certain findings, without overlaps whose receivers check the token."""
         return sum(count.certain for count in self.findings)
 
     def sentences(self) -> list[str]:
-        """The verdict in words: the conclusion, then what was found, what can't be known, the clocks."""
+        """The verdict in words: the conclusion, then the findings, the doubts, the clocks."""
         return [
             f"{self._headline()}: {self._extent()}.",
             *(f"{count.sentence}." for count in self.findings),
@@ -168,7 +168,7 @@ class Verdict(_Document):
         ]
 
     def doubts(self) -> list[str]:
-        """What missing or unreadable records could hide, in words."""
+        """Doubts that missing or unreadable records raise, in words."""
         return [*self._gap_sentences(), *self._unread_sentences()]
 
     def _headline(self) -> str:
@@ -239,7 +239,7 @@ class Verdict(_Document):
 
 
 def conclude(tables: Tables) -> Verdict:
-    """The verdict on the tables. Looks at bounded parts of them only."""
+    """The verdict on the tables. Reads bounded parts of them only."""
     worst = _worst(tables.findings)
     counts = _counts(tables.findings if len(worst) == MOST_FINDINGS else None, worst)
     gaps, missing, rotated = _gaps(tables.gaps)
@@ -284,7 +284,7 @@ def _worst(findings: DataFrame) -> tuple[Found, ...]:
 
 
 def _counts(findings: DataFrame | None, worst: Sequence[Found]) -> tuple[Count, ...]:
-    """Of all findings where there are more than the ``worst``, else of those."""
+    """Counts of all findings if there are more than the ``worst``, else of those."""
     counted: dict[tuple[str, str], dict[str, int]] = {}
     for kind, rule, column, number in _classes(findings, worst):
         of_kind = counted.setdefault((kind, rule), {"certain": 0, "fenced": 0, "possible": 0})
@@ -311,7 +311,7 @@ def _class(certainty: str, fenced: bool | None) -> str:
 
 
 def _gaps(gaps: DataFrame) -> tuple[tuple[Missing, ...], int, int]:
-    """The largest gaps, how many records are missing, and of how many processes the beginning is."""
+    """The largest gaps, the number of missing records, and the number of processes without a beginning."""
     rotated = f.coalesce(f.col("reason") == ROTATED, f.lit(False))
     listed = gaps.select(*Missing.model_fields).orderBy(rotated, f.col("missing").desc(), "process")
     rows = listed.limit(MOST_OTHERS).collect()
@@ -345,7 +345,7 @@ def _clocks(clocks: DataFrame) -> tuple[ClockBehind, ...]:
 
 
 def _extent(tables: Tables, missing: int) -> dict[str, Any]:
-    """How much was looked at: of each process the numbers from its first to its last, but for the missing."""
+    """Extent of the history: of each process the numbers from its first to its last, without the missing."""
     numbers = ("protocol", "group", "process")
     dropped = tables.gaps.where(f.col("reason").isNull() | (f.col("reason") != ROTATED)).select(
         *numbers,
@@ -407,7 +407,7 @@ def _between(gap: Missing) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first three of the names that differ, and how many more there are."""
+    """The first three of the distinct names, and the number of the others."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - 3
     return ", ".join(distinct[:3]) + (f" and {more:,} more" if more > 0 else "")

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 LEAST_WEIGHT: Final = 0.1
 MOST_WEIGHT: Final = 10.0
-"""Weights stay between the two, so that no sample, however wrong, empties a node for one resource."""
+"""Maximum weight. Weights are bounded, so that no wrong sample empties a node for one resource."""
 DECIMALS: Final = 1
-"""Weights are rounded to this many decimals, a tenth of a mean resource: less than that moves nothing."""
+"""Decimals of a weight: a smaller change than a tenth of a mean resource moves nothing."""
 
 _FADED: Final = 1000.0
-"""Half-lives after which samples count no less any more: 2 to the minus 1,075 is zero to a computer."""
+"""Half-lives after which samples count no less: 2 to the minus 1,075 is zero as a float."""
 _RESOURCE: Final = ("protocol", "group", "resource")
 
 
 def loads(records: DataFrame, options: Options) -> DataFrame:
     """``LOADS``: the smoothed load of each resource with samples, and the weight that follows from it.
 
-    The load is the mean of the resource's samples, each counting ``2 ** -(age / load_half_life_s)``, its age
-    being counted by wall clocks from the newest sample of the group. The weight is the load relative to the
-    mean load of the group's resources that have samples, between ``LEAST_WEIGHT`` and
-    ``MOST_WEIGHT``, and 1 for all where nothing has any load. A resource without samples gets none. A
-    record that comes twice counts once; a load below zero is none.
+    The load is the mean of the resource's samples, each of weight ``2 ** -(age / load_half_life_s)``; its age
+    is counted by wall clocks from the newest sample of the group. The weight is the load relative to the mean
+    load of the group's resources that have samples, between ``LEAST_WEIGHT`` and ``MOST_WEIGHT``, and 1 for
+    all if nothing has any load. A resource without samples gets none. Duplicate records count once; a load
+    below zero is ignored.
     """
     samples = (
         records.where((f.col("step") == Step.LOAD) & (f.col("value") >= 0) & f.col("resource").isNotNull())
@@ -67,8 +67,8 @@ def loads(records: DataFrame, options: Options) -> DataFrame:
 def changes(loads_rows: Iterable[Row], current: Mapping[str, float], min_change: float) -> dict[str, float]:
     """The weights to write, by resource: those of one group's ``LOADS`` that differ from ``current`` enough.
 
-    ``current`` is the weight of every resource that exists; others are left alone. A weight changes if it
-    does by ``min_change`` or more, so that what hardly matters moves nothing.
+    ``current`` is the weight of every resource that exists; others are ignored. A weight changes if it
+    differs by at least ``min_change``, so that small differences move nothing.
     """
     wanted = {row.resource: row.weight for row in loads_rows if row.resource in current}
     return {

@@ -1,7 +1,7 @@
-"""What must hold of every history, one function each (AU-4): a case in, findings out.
+"""Invariants of every history, one function each (AU-4): a case in, findings out.
 
-Each takes a ``Case`` and gives rows of the table ``FINDINGS``, whose witnesses have a name only:
-``rebalanser.audit.evidence`` fills in the rest, and the gaps.
+Each takes a ``Case`` and returns rows of the table ``FINDINGS``, whose witnesses have a name only:
+``rebalanser.audit.evidence`` adds the rest, and the gaps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL: Final[tuple[Callable[[Case], DataFrame], ...]] = (
     update_gap,
     stale_write,
 )
-"""All invariants; the findings are the union of what they give."""
+"""All invariants; the findings are the union of their results."""
 
 __all__ = [
     "ALL",

@@ -1,4 +1,4 @@
-"""How a finding is put together: its name, its parties, its witnesses and its sentence."""
+"""Builds a finding: its name, its parties, its witnesses and its sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subject() -> Column:
 
 
 def text(template: str, *parts: Column) -> Column:
-    """``template`` with each ``{}`` replaced by a part; what is null is ``?``."""
+    """``template`` with each ``{}`` replaced by a part; a null part is ``?``."""
     pieces = template.split("{}")
     filled = [
         piece
@@ -40,7 +40,7 @@ def text(template: str, *parts: Column) -> Column:
 
 
 def by_protocol(rules: Mapping[Protocol, str]) -> Column:
-    """The rule that holds in the protocol of the row."""
+    """The rule of the row's protocol."""
     chain = F.lit(None).cast("string")
     for protocol, rule in rules.items():
         chain = F.when(F.col("protocol") == protocol, F.lit(rule)).otherwise(chain)
@@ -79,7 +79,7 @@ def party(owner: Column) -> Column:
 
 
 def witness(process: Column, sequence: Column, step: Step) -> Column:
-    """The ``WITNESS`` of one record, named only: the rest is filled in from the records."""
+    """The ``WITNESS`` of one record, named only: evidence adds the rest."""
     known = {"process": process, "sequence": sequence, "kind": F.lit(str(step))}
     return F.struct(
         *(known.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in WITNESS)
@@ -88,11 +88,11 @@ def witness(process: Column, sequence: Column, step: Step) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What is said of one kind of findings, as columns."""
+    """Columns of one kind of findings."""
 
     evidence: Column
     columns: tuple[Column, ...]
-    """Those of ``FINDINGS``, once the evidence is a column of its own."""
+    """The columns of ``FINDINGS``, once the evidence is a column of its own."""
 
 
 def findings(suspects: DataFrame, wording: Wording) -> DataFrame:
@@ -110,10 +110,10 @@ def worded(
     certainty: Column | None = None,
     **known: Column,
 ) -> Wording:
-    """How findings of a kind are told; ``known`` are further columns of ``FINDINGS``, the rest is null.
+    """Build a kind of findings; ``known`` are further columns of ``FINDINGS``, the rest is null.
 
-    Witnesses without a number are left out. A finding is named by its parties and by the records with which
-    what they did began: those that end it may come later, and make no other finding of it (AU-9).
+    Witnesses without a number are left out. A finding is identified by its parties and by the records that
+    began their actions: the records that end it may come later, and must not change its identity (AU-9).
     """
     seen = F.filter(F.array(*evidence), lambda record: record["sequence"].isNotNull())
     owners = F.transform(F.array(*parties), lambda owner: _named(owner, "process", "node", "token"))
@@ -144,14 +144,14 @@ def _named(struct: Column, *fields: str) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The tables that the invariants ask of. All are asked several times, and should be persisted."""
+    """Input tables of the invariants. Each is read several times, and should be persisted."""
 
     records: DataFrame
     accesses: DataFrame
     suspects: DataFrame
-    """``suspects`` of the accesses."""
+    """``owner_pairs.suspects`` of the accesses."""
     in_order: DataFrame | None
-    """``suspects_in_order``; None where no access can hide another."""
+    """``suspects_in_order``; None if no access can hide another."""
     errors: DataFrame | None
-    """``host_errors`` of the clocks; None if none is proven to be off."""
+    """``host_errors`` of the clocks; None if no host is proven to be off."""
     options: Options

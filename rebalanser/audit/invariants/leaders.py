@@ -20,7 +20,7 @@ _RULES: Final = {Protocol.GROUP: "RB-5", Protocol.SHIVA: "SH-7"}
 
 
 def two_leaders(case: Case) -> DataFrame:
-    """Terms for which two nodes say that they were elected: certain. Of more than two, two are named."""
+    """Terms in which two nodes report that they were elected: certain. Of more than two, two are named."""
     elected = (
         case.records.where(F.col("step") == Step.ELECTED)
         .groupBy(*_TERM, "process", "node")

@@ -1,4 +1,4 @@
-"""Invariants between successive owners: one at a time, rarely none, with tokens that grow."""
+"""Invariants between successive owners: one at a time, short gaps between them, growing tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _EARLIER: Final = "earlier"
 _OF_ALL: Final = "of_all"
-"""Whether all accesses of earlier tokens were looked at, or only those that began in the order of tokens."""
+"""Column: true if all accesses of earlier tokens were compared, else only those that began in token order."""
 _UNCERTAIN: Final = "uncertainty_s"
 _UNSURE: Final = "unsure_end"
 _OVERLAP_RULES: Final = {
@@ -53,11 +53,11 @@ _TOKEN_RULES: Final = {
 
 
 def overlap(case: Case) -> DataFrame:
-    """Accesses that began while one of an earlier token lasted, each against the one that lasted longest.
+    """Accesses that began during one of an earlier token, each against the one that lasted longest.
 
     Times of one boot are exact. Times of two hosts are certain beyond the uncertainty of their clocks; within
-    it they tell something only of an owner that is not known to have stopped in good order (AU-5). Where
-    OnStop raised nothing is certain of the time after that.
+    it they count only against an owner that is not known to have stopped in good order (AU-5). If OnStop
+    raised, nothing is certain of the time after that.
     """
     pairs = _lasting(case.suspects)
     if case.in_order is None:
@@ -68,7 +68,7 @@ def overlap(case: Case) -> DataFrame:
 
 
 def _one_of_each(pairs: DataFrame) -> DataFrame:
-    """Of the pairs of each access one: a certain one if there is any, and if possible one of all."""
+    """One pair of each access: a certain one if there is any, and if possible one of all accesses."""
     later = F.col(OWNER)
     best = F.max_by(F.struct("*"), F.struct("certain", _OF_ALL)).alias("pair")
     return (
@@ -77,7 +77,7 @@ def _one_of_each(pairs: DataFrame) -> DataFrame:
 
 
 def _lasting(suspects: DataFrame) -> DataFrame:
-    """The suspects that began, each beside the one that lasted longest of those that may overlap with it."""
+    """The suspects that began, each beside the longest of those that may overlap with it."""
     later = F.col(OWNER)
     on_boot, by_wall, unsure = _longest_on_boot(), _longest_by_wall(), F.col("unsure")
     return (
@@ -96,13 +96,13 @@ def _of_one_clock() -> Column:
 
 
 def _on_one_clock(earlier: Column, later: Column) -> Column:
-    """Whether the monotonic times of both owners are of one clock, so that wall times have nothing to add."""
+    """True if the monotonic times of both owners are of one clock, so that wall times add nothing."""
     return F.coalesce(earlier["boot"] == later["boot"], earlier["process"] == later["process"])
 
 
 @once
 def _longest_on_boot() -> Column:
-    """The longest of those on the clock of the present owner that overlap with it, null where none does."""
+    """The longest access on the present owner's clock that overlaps with it; null if none does."""
 
     def overlapping(longest: Column) -> Column:
         later = F.col(OWNER)
@@ -114,10 +114,10 @@ def _longest_on_boot() -> Column:
 
 @once
 def _longest_by_wall() -> Column:
-    """The longest of those on other clocks that overlap with the present owner by wall time, null for none.
+    """The longest overlap with the present owner on another clock, by wall time; null if none.
 
-    These are such as are not released, and those released after the token of the present owner: the one that
-    was released last, and the one that ended last.
+    Candidates are accesses that are not released, and those released after the token of the present owner:
+    the one that was released last, and the one that ended last.
     """
     later = F.col(OWNER)
 
@@ -139,7 +139,7 @@ def _longest_by_wall() -> Column:
 
 
 def _overlapping(pairs: DataFrame, case: Case) -> DataFrame:
-    """The pairs that overlap, with what the clocks allow to say of them."""
+    """The pairs that overlap, with the certainty that the clocks allow."""
     measured = (
         pairs.withColumns(_measures())
         .withColumn("lasts_s", F.greatest("shared_s", F.lit(0.0)))
@@ -171,13 +171,13 @@ def _counts() -> Column:
 
 
 def _until() -> Callable[[Column], Column]:
-    """The end of an access: the sure one, or the last possible one where only that overlaps."""
+    """The end of an access: the sure one, or the last possible one if only that overlaps."""
     sure, possible = _by_clock("sure"), _by_clock("end")
     return lambda owner: F.when(F.col(_UNSURE), possible(owner)).otherwise(sure(owner))
 
 
 def _is_in_good_order(owner: Column) -> Column:
-    """Whether it is known to have stopped as it should, so that clocks within their error prove nothing."""
+    """True if the owner surely stopped as it should, so that clocks within their error prove nothing."""
     stopped = owner["ended_by"] == EndedBy.STOP
     return stopped & (~has_barriers(F.col("protocol")) | owner["barrier_removed_sequence"].isNotNull())
 
@@ -242,7 +242,7 @@ def _wall_end(owner: Column) -> Column:
 
 
 def barrier_overlap(case: Case) -> DataFrame:
-    """Barriers that were added at a revision before the one at which an earlier one was removed: certain."""
+    """Barriers added at a revision before the removal of an earlier one: certain."""
     later = F.col(OWNER)
     stood = later["barrier_added_sequence"].isNotNull() & (later["turn"] == 0)
     pairs = case.suspects.where(stood & (F.col("removal.key") > later["token"]))
@@ -275,10 +275,10 @@ def _told_of_barriers() -> Wording:
 
 
 def unowned(case: Case) -> DataFrame:
-    """Times between two owners, longer than the limit even if the clocks are as wrong as they can be.
+    """Times between two owners that exceed the limit even under the greatest error of the clocks.
 
-    It is certain where the stop of the former owner is recorded. A task of Skuld may wait for its next
-    claim as long as it likes, and a stop of Shiva's application may have been commanded.
+    The finding is certain if the stop of the former owner is recorded. A task of Skuld may wait for its next
+    claim for any time, and a stop of Shiva's application may have been commanded.
     """
     earlier, later = F.col(_EARLIER), F.col(OWNER)
     limit_s = case.options.unowned_limit_s
@@ -328,12 +328,12 @@ def unowned(case: Case) -> DataFrame:
 
 
 def token_order(case: Case) -> DataFrame:
-    """Owners that started after another and have a smaller token, and two owners that have the same."""
+    """Owners that started after another and have a smaller token, and two owners with the same token."""
     return _regressions(case).unionByName(_same_tokens(case))
 
 
 def _regressions(case: Case) -> DataFrame:
-    """Each owner with too small a token is told once, against the last one that started before it."""
+    """Owners with too small a token, each once, against the last one that started before it."""
     later, earlier = F.col(OWNER), F.col(_EARLIER)
     by_boot = F.col("latest_exact.key") > later["start_entered_monotonic"]
     pairs = (
@@ -413,7 +413,7 @@ def _of_tokens(pairs: DataFrame, kind: FindingKind, sentence: Column, uncertaint
 
 
 def _by_clock(step: str) -> Callable[[Column], Column]:
-    """The time of a step, by the exact clock where the pair has one."""
+    """The time of a step, by the exact clock if the pair has one."""
     return lambda owner: F.when(F.col("exact"), owner[f"{step}_monotonic"]).otherwise(owner[f"{step}_wall"])
 
 

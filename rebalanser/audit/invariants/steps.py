@@ -1,4 +1,4 @@
-"""The order in which a node takes the steps of an access, which its numbers tell (RB-11, RB-12)."""
+"""The order in which a node takes the steps of an access, by its record numbers (RB-11, RB-12)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENTERED = "start_entered_sequence"
 
 
 def is_unguarded() -> Column:
-    """Whether OnStart was entered without a token, without a barrier that was added, or before it was."""
+    """True if OnStart was entered without a token, without an added barrier, or before it was added."""
     early = F.col("barrier_added_sequence") > F.col(_ENTERED)
     return (
         has_barriers(F.col("protocol"))
@@ -35,7 +35,7 @@ def _has_no_barrier() -> Column:
 
 
 def start_without_barrier(case: Case) -> DataFrame:
-    """OnStart entered without a token, without a barrier that was added, or before it was (RB-12)."""
+    """OnStart entered without a token, without an added barrier, or before it was added (RB-12)."""
     broken = case.accesses.where(is_unguarded())
     how = (
         F.when(F.col("token").isNull(), F.lit("without a token"))
@@ -60,7 +60,7 @@ def start_without_barrier(case: Case) -> DataFrame:
 
 
 def first_wrong_step() -> Column:
-    """What is wrong with the order of an access's steps, in words; null if nothing is."""
+    """The first error in the order of an access's steps, in words; null if there is none."""
     entered, removed = F.col(_ENTERED), F.col("barrier_removed_sequence")
     stop, start_returned = F.col("stop_returned_sequence"), F.col("start_returned_sequence")
     return (
@@ -88,11 +88,11 @@ def first_wrong_step() -> Column:
 
 
 def step_order(case: Case) -> DataFrame:
-    """Steps of one access in another order than RB-11 says; without barriers these are start and stop only.
+    """Accesses whose steps break the order of RB-11; without barriers these are start and stop only.
 
-    The removal of a barrier is asked for after the last OnStop has returned. Nothing returns before it was
-    entered, and there is nothing to stop before the start. Where a node started again with the same token
-    each start is judged with the stop that followed, and the barrier once.
+    A node requests the removal of a barrier after the last OnStop has returned. Nothing returns before it was
+    entered, and nothing stops before the start. If a node started again with the same token, each start is
+    judged with the stop that followed, and the barrier once.
     """
     broken = case.accesses.withColumn("wrong", first_wrong_step()).where(F.col("wrong").isNotNull())
     return findings(

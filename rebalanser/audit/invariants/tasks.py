@@ -1,4 +1,4 @@
-"""What Skuld promises: one claim at a time, updates without a gap, no write of a superseded claim."""
+"""Invariants of Skuld: one claim at a time, updates without a gap, no write of a superseded claim."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def stale_write(case: Case) -> DataFrame:
 
 
 def _held_twice(claims: DataFrame, name: str) -> DataFrame:
-    """What was held twice, by the claim's number; or by its token, where the numbers are not the same."""
+    """Claims held twice under one number; or under one token, if the numbers differ."""
     twice = (
         claims.where(F.col(name).isNotNull())
         .groupBy(*SERIES, name)
@@ -164,7 +164,7 @@ def _held_twice(claims: DataFrame, name: str) -> DataFrame:
 
 
 def _writer() -> Column:
-    """The owner of the present row, as far as its records of writes tell."""
+    """The owner of the present row, as far as its records of writes show."""
     return F.struct(
         "node",
         "process",

@@ -1,8 +1,7 @@
 """The report of an audit: one HTML file that opens anywhere, without a network, and stays readable (AU-8).
 
-Tables of any size become a ``Content`` of bounded size in Spark
-(``report.aggregates``), that becomes plots (``report.figures``),
-and both become a page (``report.page``). What is left out is counted and said.
+Spark reduces tables of any size to a ``Content`` of bounded size (``report.aggregates``). ``report.figures``
+draws its plots, and ``report.page`` makes a page of both. Omitted items are counted and reported.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ __all__ = ["Limits", "ReportInput", "build"]
 def build(tables: ReportInput, limits: Limits | None = None) -> str:
     """The report as HTML (AU-8).
 
-    No more leaves Spark than ``limits`` say (AU-10). The text is readable without JavaScript, the plots are
-    drawn by it.
+    No more than ``limits`` leaves Spark (AU-10). The text is readable without JavaScript; the plots need it.
     """
     content = gather(tables, limits or Limits())
     return render(content, draw(content))

@@ -1,4 +1,4 @@
-"""From tables of any size to the bounded numbers of a report (AU-10): Spark aggregates, sorts and limits."""
+"""Reduces tables of any size to the bounded numbers of a report (AU-10): Spark aggregates, sorts, limits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEAT_LEVELS: Final = (
     (0.5, "50 to 90 %"),
     (0.0, "under 50 %"),
 )
-"""For how much of a stretch of time a resource was owned: from which share on, and in words."""
+"""(least share, words) levels of the part of a stretch of time that a resource was owned."""
 NEVER: Final = "not at all"
 
 _ACCURACY: Final = 10_000
@@ -59,7 +59,7 @@ _PHASES: Final = {
 
 
 def gather(tables: ReportInput, limits: Limits) -> Content:
-    """Everything that the report shows, each part bounded by ``limits``."""
+    """Collect the content of the report, each part bounded by ``limits``."""
     findings = _findings(tables.findings, limits)
     unavailable = _unavailability(tables.unavailability, limits)
     spans = tables.accesses.where(
@@ -99,12 +99,12 @@ def _top(frame: DataFrame, count: int, *order: Column | str) -> tuple[Facts, ...
 
 
 def _count(frame: DataFrame, rows: Sequence[Facts], limit: int) -> int:
-    """How many rows there are in all, where at most ``limit`` of them were taken."""
+    """Number of all rows; ``rows`` are at most ``limit`` of them."""
     return len(rows) if len(rows) < limit else frame.count()
 
 
 def _one(frame: DataFrame, **aggregates: Column) -> Facts:
-    """One row of aggregates over everything."""
+    """One row of aggregates over all rows."""
     (row,) = _rows(frame.agg(*(value.alias(name) for name, value in aggregates.items())))
     return row
 
@@ -194,12 +194,12 @@ def _unread(tables: ReportInput, limits: Limits) -> Unread:
 
 
 def _key(values: Sequence[Any]) -> Column:
-    """Names of a resource and its group as the struct that ``f.struct(*_RESOURCE)`` is compared with."""
+    """Names of a resource and its group as a struct that compares with ``f.struct(*_RESOURCE)``."""
     return f.struct(*(f.lit(value).alias(name) for name, value in zip(_RESOURCE, values, strict=True)))
 
 
 def _rows_of_timeline(findings: Findings, unavailability: DataFrame, limits: Limits) -> list[Facts]:
-    """The resources to draw: those with findings, worst first, then those that were unowned for longest."""
+    """The resources to draw: those with findings, worst first, then those that were unowned longest."""
     keys: dict[tuple[Any, ...], None] = {}
     for finding in findings.shown:
         if finding["resource"] is not None:
@@ -256,7 +256,7 @@ def _timeline(
 
 
 def _single_bars(drawn: DataFrame) -> tuple[Facts, ...]:
-    """Each access is a bar."""
+    """One bar for each access."""
     return _rows(
         drawn.select(
             "row",
@@ -271,7 +271,7 @@ def _single_bars(drawn: DataFrame) -> tuple[Facts, ...]:
 
 
 def _slots(drawn: DataFrame, begins: float, slot_s: float, most: int) -> tuple[Facts, ...]:
-    """One bar for each resource and slot of time that has an owner: whoever owned most of it."""
+    """One bar for each resource and slot of time that has an owner: the one that owned most of it."""
     slot = f.explode(
         f.sequence(
             f.floor((f.col("start_entered_wall") - begins) / slot_s),
@@ -309,7 +309,7 @@ def _slots(drawn: DataFrame, begins: float, slot_s: float, most: int) -> tuple[F
 
 
 def _named(bars: Iterable[Facts]) -> tuple[Bar, ...]:
-    """Bars under the labels of their nodes, or their ids where all have one label."""
+    """Bars under the labels of their nodes, or under their ids if all have one label."""
     bars = list(bars)
     labels = {bar["label"] for bar in bars}
     nodes = {bar["node"] for bar in bars}
@@ -344,7 +344,7 @@ def _marks(findings: Findings, rows: dict[tuple[Any, ...], int]) -> Iterable[Bar
 
 
 def _heat(spans: DataFrame, unavailability: DataFrame, limits: Limits) -> Heat | None:
-    """For each stretch of time, how many resources were owned for how much of it.
+    """Number of resources in each stretch of time, by the share of it that they were owned.
 
     A resource counts from its first owner to the end of its last one, as in ``UNAVAILABILITY``.
     """
@@ -384,7 +384,7 @@ def _heat(spans: DataFrame, unavailability: DataFrame, limits: Limits) -> Heat |
 
 
 def _spread_of(column: str, values: Column) -> dict[str, Column]:
-    """The aggregates from which ``_spread`` is made."""
+    """The aggregates for ``_spread``."""
     return {
         f"{column}_count": f.count(values),
         f"{column}_percentiles": f.percentile_approx(values, [0.5, 0.99], _ACCURACY),

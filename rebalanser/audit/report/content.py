@@ -1,4 +1,4 @@
-"""What a report says, as plain numbers and texts: aggregates of the tables, each of a bounded size."""
+"""Content of a report, as plain numbers and texts: aggregates of the tables, each of a bounded size."""
 
 from __future__ import annotations
 
@@ -34,45 +34,45 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The worst findings, and how many there are by kind and certainty."""
+    """The worst findings, and counts of all by kind and certainty."""
 
     shown: tuple[Facts, ...]
     kinds: tuple[Facts, ...]
-    """Rows of kind, certainty, count, the longest of them, and how many are fenced."""
+    """Rows of kind, certainty, count, longest duration, and number of fenced ones."""
 
     @property
     def certain(self) -> int:
-        """How many are certain."""
+        """Number of certain findings."""
         return sum(row["count"] for row in self.kinds if row["certainty"] == "certain")
 
     @property
     def possible(self) -> int:
-        """How many are possible only."""
+        """Number of possible findings."""
         return self.total - self.certain
 
     @property
     def certain_unfenced(self) -> int:
-        """How many are certain, and of resources whose receivers don't check tokens."""
+        """Number of certain findings on resources whose receivers don't check tokens."""
         return sum(row["count"] - row["fenced"] for row in self.kinds if row["certainty"] == "certain")
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Number of all findings."""
         return sum(row["count"] for row in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What could not be read, and what is missing."""
+    """Lines that could not be read, and records that are missing."""
 
     quarantined: int
     doubtful: int
-    """How much of that could be a record that counts: not the last line of a writer that died."""
+    """Number of lines that could be a record that counts: not the last line of a writer that died."""
     reasons: tuple[Facts, ...]
     examples: tuple[Facts, ...]
     gap_count: int
     missing: int
-    """Missing records, those that rotation deleted not counted."""
+    """Missing records, without those that rotation deleted."""
     rotated: int
     """Processes whose oldest records were deleted."""
     gaps: tuple[Facts, ...]
@@ -91,21 +91,21 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Who owned what when: ``resources`` are the names of the rows, the first on top."""
+    """Owners over time: ``resources`` are the names of the rows, the first on top."""
 
     resources: tuple[str, ...]
     bars: tuple[Bar, ...]
     marks: tuple[Bar, ...]
-    """Where findings are."""
+    """Spans of findings."""
     left_out: int
-    """How many resources are not drawn."""
+    """Number of resources that are not drawn."""
     slot_s: float | None
-    """Seconds of a slot where accesses are too many to be drawn one by one."""
+    """Seconds of a slot if accesses are too many to be drawn one by one, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """How many resources were owned for which share of each stretch of time; ``counts`` by level, column."""
+    """Numbers of resources by the owned share of each stretch of time: ``counts[level][column]``."""
 
     begins: float
     width_s: float
@@ -114,7 +114,7 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How some durations are spread, in seconds."""
+    """Distribution of some durations, in seconds."""
 
     name: str
     count: int
@@ -125,14 +125,14 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Rebalances:
-    """The longest rebalances in the order of time, those with the most needless moves, and all in numbers."""
+    """The longest rebalances in the order of time, those with the most needless moves, and totals."""
 
     count: int
     completed: int
     moves: int
     least_moves: int
     counted_moves: int
-    """How many told their moves."""
+    """Number of rebalances with a known number of moves."""
     spreads: tuple[Spread, ...]
     longest: tuple[Facts, ...]
     moving: tuple[Facts, ...]
@@ -140,7 +140,7 @@ class Rebalances:
 
 @dataclass(frozen=True, slots=True)
 class Unavailability:
-    """The resources that were unowned for longest, and how all are spread."""
+    """The resources that were unowned longest, and the distribution of all."""
 
     resources: int
     accesses: int
@@ -148,12 +148,12 @@ class Unavailability:
     spread: Spread
     worst: tuple[Facts, ...]
     histogram: tuple[tuple[int, int], ...]
-    """How many resources by third of a power of ten of seconds."""
+    """(third of a power of ten of seconds, number of resources) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The largest groups with their points in the order of time, and how many groups are left out."""
+    """The largest groups with their points in the order of time, and the number of groups left out."""
 
     groups: tuple[tuple[str, tuple[Facts, ...]], ...]
     left_out: int
@@ -161,7 +161,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """The newest terms in the order of time, and how many there are."""
+    """The newest terms in the order of time, and the number of all."""
 
     term_count: int
     changes: int
@@ -170,20 +170,20 @@ class Leaders:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The resources with the greatest weights, and how many get which weight (AU-7)."""
+    """The resources with the greatest weights, and the number of resources by weight (AU-7)."""
 
     resources: int
-    """How many reported a load."""
+    """Number of resources that reported a load."""
     groups: int
     samples: int
     heaviest: tuple[Facts, ...]
     weights: tuple[tuple[float, int], ...]
-    """How many resources by weight, which has one decimal."""
+    """(weight, number of resources) pairs; a weight has one decimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """All that a report says."""
+    """The content of a report."""
 
     verdict: str
     limits: Limits
@@ -205,7 +205,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """The tables of ``rebalanser.audit.tables`` under their names, and the verdict in words.
+    """The tables of ``rebalanser.audit.tables`` by name, and the verdict in words.
 
     Each is read several times: frames that are costly to compute should be cached or read from a file.
     """

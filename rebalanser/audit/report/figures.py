@@ -1,7 +1,7 @@
 """The plots of a report, drawn by plotly from its bounded content.
 
-A plot has no colours of its own for text, grid and background: the page's script gives it those of the
-reader's light or dark scheme. Names are escaped, because plotly takes some HTML for markup.
+A plot has no colours of its own for text, grid and background: the page's script sets those of the reader's
+light or dark scheme. Names are escaped, because plotly takes some HTML for markup.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ BROWN: Final = "#8c6d31"
 INDIGO: Final = "#7b6fd0"
 GREY: Final = "#8a9099"
 ALARM: Final = "#d7263d"
-"""For findings alone. The others are those of Okabe and Ito, told apart by people of any colour vision."""
+"""Colour of findings alone. The others are Okabe and Ito's, which colour-blind people can distinguish."""
 
 _OF_NODES: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, BROWN, INDIGO)
 _PATTERNS: Final = ("", "/", ".")
 _OTHERS: Final = "other nodes"
 _NAME_LENGTH: Final = 26
 _SHORT: Final = 16
-"""Characters of a name where there is little room, as on a phone."""
+"""Maximum characters of a name on a narrow screen, as of a phone."""
 _NO_BOX: Final = {"t": 8, "r": 12, "b": 44, "l": 60}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, the ``section`` of the page that it belongs to, its height, and what it shows in a sentence."""
+    """A plot, the ``section`` of the page it belongs to, its height, and a sentence that describes it."""
 
     section: str
     title: str
@@ -55,7 +55,7 @@ class Figure:
 
 
 def draw(content: Content) -> list[Figure]:
-    """All plots that there is something to draw for."""
+    """All plots that have something to show."""
     drawn = []
     if content.timeline is not None and content.timeline.bars:
         drawn.append(_timeline(content.timeline, content.limits.colours))
@@ -85,7 +85,7 @@ def _safe(name: str, length: int = _NAME_LENGTH) -> str:
 
 
 def _ms(wall: float) -> float:
-    """Plotly's dates are milliseconds since 1970."""
+    """Milliseconds since 1970, as plotly's dates."""
     return round(wall * 1e3, 3)
 
 
@@ -139,7 +139,7 @@ def _names_axis(names: Sequence[str], *, length: int = _NAME_LENGTH) -> dict[str
 
 
 def _short(names: Sequence[str]) -> dict[str, list[str]]:
-    """The names of ``_names_axis`` for a narrow screen; the page's script takes them there."""
+    """The names of ``_names_axis`` for a narrow screen, for the page's script."""
     return {"short": [_safe(name, _SHORT) for name in names]}
 
 
@@ -203,7 +203,7 @@ def _spans(bars: Sequence[Bar], most_colours: int, rows: Sequence[str]) -> list[
 
 
 def _hover(*lines: str) -> str:
-    """What is shown at the pointer: the first of a point's texts in bold, then these lines."""
+    """Text at the pointer: the first of a point's texts in bold, then these lines."""
     return "<br>".join(("<b>%{customdata[0]}</b>", *lines)) + "<extra></extra>"
 
 
@@ -578,7 +578,7 @@ def _weights(weights: Sequence[tuple[float, int]]) -> Figure:
 
 
 def _positive(seconds: float | None) -> float | None:
-    """What a logarithmic axis can show: a microsecond at least."""
+    """A value that a logarithmic axis can show: at least a microsecond."""
     return None if seconds is None else max(seconds, 1e-6)
 
 

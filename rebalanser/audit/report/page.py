@@ -73,7 +73,7 @@ def render(content: Content, figures: Sequence[Figure]) -> str:
 
 
 def _state(content: Content) -> str:
-    """Which of three looks the verdict has: something is refuted, something is unsure, or neither."""
+    """Style of the verdict: something is refuted, something is unsure, or neither."""
     if content.findings.certain_unfenced:
         return "certain"
     unsure = content.findings.possible or content.unread.doubtful or content.unread.missing
@@ -81,7 +81,7 @@ def _state(content: Content) -> str:
 
 
 def _place(witness: dict[str, Any]) -> str:
-    """Where a record is: ``file:line`` or ``topic/partition@offset``."""
+    """Location of a record: ``file:line`` or ``topic/partition@offset``."""
     source, position = witness["source"], witness["position"]
     if source is None:
         return words.NONE
@@ -97,7 +97,7 @@ def _shown(value: Any) -> str:
 
 
 def _json(value: Any) -> Markup:
-    """JSON that may stand in a script element, whatever the names in it."""
+    """JSON that is safe in a script element, whatever the names in it."""
     text = json.dumps(value, cls=PlotlyJSONEncoder, separators=(",", ":"), allow_nan=False)
     for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         text = text.replace(character, code)

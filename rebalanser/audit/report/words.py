@@ -1,4 +1,4 @@
-"""Numbers, times and names as a person reads them."""
+"""Numbers, times and names for readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rebalanser.audit import formatting as times
 from rebalanser.audit.tables import FindingKind
 
 NONE: Final = "\u2013"
-"""Stands where there is nothing to say."""
+"""Placeholder for a missing value."""
 
 KIND_NAMES: Final[dict[str, str]] = {
     FindingKind.OVERLAP: "Two owners at once",
@@ -25,7 +25,7 @@ KIND_NAMES: Final[dict[str, str]] = {
     FindingKind.CONFLICT: "Two records of one name",
     FindingKind.UNOWNED: "Unowned for too long",
 }
-"""What each kind of finding is called, the gravest first."""
+"""Names of the kinds of findings, the gravest first."""
 
 _PARTS: Final = re.compile(r"(\d+)")
 
@@ -63,7 +63,7 @@ def moment(wall: float | None, *, milliseconds: bool = True) -> str:
 
 
 def period(begins: float | None, ends: float | None) -> str:
-    """From when to when; the date of the end only where it is another one."""
+    """Begin and end of a period; the date of the end only if it is another one."""
     first, last = moment(begins), moment(ends)
     if begins is None or ends is None or first == last:
         return first if begins is not None else last
@@ -72,7 +72,7 @@ def period(begins: float | None, ends: float | None) -> str:
 
 
 def elided(name: str, limit: int) -> str:
-    """A name of ``limit`` characters at most, its middle left out."""
+    """A name of at most ``limit`` characters, its middle left out."""
     if len(name) <= limit:
         return name
     head = (limit - 1) * 2 // 3
