@@ -1,8 +1,7 @@
-"""The ownership history: what each node did and when, for people and for the audit.
+"""The ownership history: each node's actions and their times, for people and for the audit.
 
-Group, Shiva, NELI and Skuld write what happens as an ``Event`` into a ``Journal``, which makes it a
-``Record`` and gives it to a ``HistorySink``. Writing history never blocks or fails the writer; what
-is dropped shows as a gap.
+Group, Shiva, NELI and Skuld write each ``Event`` to a ``Journal``, which makes it a ``Record`` and passes it
+to a ``HistorySink``. Writing history never blocks or fails the writer; dropped records show as a gap.
 """
 
 from rebalanser.history.journal import Journal, author_here

@@ -1,4 +1,4 @@
-"""What sinks have in common: records wait up to a limit, and a gap record takes the place of the rest."""
+"""Bounded buffer that all sinks share: a gap record takes the place of records that did not fit."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 from rebalanser.history.records import Record
 
 TOO_SLOW: Final = "records came faster than they could be written"
-"""Why records are dropped while nothing else is wrong."""
+"""Reason for drops while nothing else is wrong."""
 
 
 class RecordBuffer:
-    """The records that wait for the writer, ``size`` at most, and what became of the rest.
+    """The records that wait for the writer, at most ``size``, and the count of dropped ones.
 
-    The writer takes all of them at once. So once a record was dropped the queue stays full until it is
-    emptied, and the dropped ones all belong right behind it: that is where the gap record goes.
+    The writer takes all of them at once. So after a drop the queue stays full until it is emptied, and all
+    dropped records belong right behind it: the gap record goes there.
     """
 
     def __init__(self, size: int) -> None:
         self.dropped = 0
-        """How many records were dropped so far."""
+        """Number of records dropped so far."""
         self.reason = TOO_SLOW
-        """Why records are dropped now, if they are; set by the writer."""
+        """Reason for drops at present, if there are any; set by the writer."""
         self._size = size
         self._lock = threading.Lock()
         self._records: list[Record] = []
@@ -30,7 +30,7 @@ class RecordBuffer:
         self._closed = False
 
     def put(self, record: Record) -> None:
-        """Take in a record, or drop and count it. Never waits, and never raises."""
+        """Add a record, or drop and count it. Never waits, and never raises."""
         with self._lock:
             if len(self._records) < self._size and not self._closed:
                 self._records.append(record)
@@ -41,7 +41,7 @@ class RecordBuffer:
             self._gap.add(record)
 
     def take(self, *, last: bool) -> list[Record]:
-        """Everything that waits, then the gap if there is one; from the ``last`` time on all is dropped."""
+        """Take all waiting records, then the gap if there is one; after the ``last`` time drop all others."""
         with self._lock:
             records, self._records = self._records, []
             gap, self._gap = self._gap, None
@@ -49,7 +49,7 @@ class RecordBuffer:
         return [*records, gap.record()] if gap else records
 
     def drop_for_good(self, count: int) -> None:
-        """Count records that were taken and could not be written when the sink was closed."""
+        """Count taken records that could not be written before the sink was closed."""
         with self._lock:
             self.dropped += count
 

@@ -1,7 +1,7 @@
 """Files that grow by whole lines, are rotated by size, and never fill the disk.
 
 Each file is named ``GROUP.NODE.START.N.jsonl``, every name percent-encoded so that a dot only separates. A
-writer makes new files only, holds a lock on the one that it writes, and never touches one that another
+writer only makes new files, holds a lock on the one that it writes, and never touches one that another
 writer, alive or dead, has begun: so a line that a crash tore stays the last of its file.
 """
 
@@ -43,10 +43,10 @@ def encoded(name: str) -> str:
 class RotatingFiles:
     """The files of one writer. Not for use by several threads at once.
 
-    ``wall`` is when the writer started, in seconds since 1970. A new file is begun before one would grow
-    over ``max_file_bytes``, and then only the newest ``max_files`` files of this group and node are kept,
-    those of earlier processes counted; a file that a living process writes is never deleted. ``file_mode`` is
-    the mode of files that are made, whatever the umask; folders that are made follow it.
+    ``wall`` is the start of the writer, in seconds since 1970. A new file is begun before one would exceed
+    ``max_file_bytes``, and then only the newest ``max_files`` files of this group and node are kept,
+    including those of earlier processes; a file that a living process writes is never deleted. ``file_mode``
+    is the mode of new files, whatever the umask; new folders follow it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RotatingFiles:
         self._descriptor: int | None = None
         self._size = 0
         self.unsynced = False
-        """Whether something was written that ``sync`` has not brought to the disk."""
+        """True if something was written that ``sync`` has not flushed to the disk."""
 
     def append(self, lines: deque[bytes]) -> None:
         """Write the lines, taking each out of ``lines`` once it is in a file.
@@ -85,10 +85,10 @@ class RotatingFiles:
                 lines.popleft()
 
     def sync(self) -> None:
-        """Bring to the disk what was written, so that it outlives a power failure.
+        """Flush written lines to the disk, so that they outlive a power failure.
 
         Raises:
-            OSError: it could not be done; the file is left, and a new one is begun with the next line.
+            OSError: it failed; the file is left, and a new one is begun with the next line.
         """
         if self._descriptor is None or not self.unsynced:
             return
@@ -104,7 +104,7 @@ class RotatingFiles:
         self._leave()
 
     def _chunk(self, lines: deque[bytes]) -> list[bytes]:
-        """The first lines as far as they fit in the present file and in one write, one at least."""
+        """The first lines that fit in the present file and in one write; at least one."""
         chunk = [lines[0]]
         room = min(_CHUNK_BYTES, self._max_file_bytes - self._size) - len(lines[0])
         for line in itertools.islice(lines, 1, None):
@@ -115,7 +115,7 @@ class RotatingFiles:
         return chunk
 
     def _open_for(self, size: int) -> int:
-        """The file that the next ``size`` bytes belong into."""
+        """The file for the next ``size`` bytes."""
         if self._size and self._size + size > self._max_file_bytes:
             self._rotate()
         if self._descriptor is None:
@@ -158,7 +158,7 @@ class RotatingFiles:
         self.unsynced = True
 
     def _take_back(self, descriptor: int) -> None:
-        """Cut off what a failed write left; where that fails too, never write to that file again."""
+        """Cut off the rest of a failed write; if that fails too, never write to that file again."""
         if descriptor != self._descriptor:
             return
         try:
@@ -175,7 +175,7 @@ class RotatingFiles:
                 os.close(descriptor)
 
     def _prune(self) -> None:
-        """Delete the oldest files so that a new one makes ``max_files``."""
+        """Delete the oldest files so that one more makes ``max_files``."""
         files = sorted(
             path
             for path in self._folder.iterdir()

@@ -1,4 +1,4 @@
-"""Writes down what one process does: numbers each event, gives it its times, and hands it to a sink."""
+"""Journal of one process: numbers each event, adds its times, and passes it to a sink."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CLOCK_OFFSETS: Final = Path("/proc/self/timens_offsets")
 
 @cache
 def boot() -> str | None:
-    """The name of this run of this host's kernel; None where the system gives none.
+    """The name of this run of this host's kernel; None if the system gives none.
 
-    A container whose clock is set off from the host's has a name of its own: its times are of another clock.
+    A container with a clock offset has a name of its own: its times are of another clock.
     """
     try:
         return f"{boot_id()}{_clock_offset()}"
@@ -32,7 +32,7 @@ def boot() -> str | None:
 
 
 def _clock_offset() -> str:
-    """How far (seconds, nanoseconds) the clock is set off by its time namespace; empty where it is not."""
+    """Offset (seconds, nanoseconds) of the clock in its time namespace; empty if there is none."""
     with contextlib.suppress(OSError):
         for line in _CLOCK_OFFSETS.read_text().splitlines():
             name, *offset = line.split()
@@ -42,13 +42,13 @@ def _clock_offset() -> str:
 
 
 def author_here(protocol: Protocol, group: str, process: str, label: str) -> Author:
-    """Who writes, on this host. ``process`` is a name that no other process has or ever had, of any group."""
+    """The author on this host. ``process`` is a name that no other process of any group has or ever had."""
     return Author(protocol, group, process, label, platform.node() or None, boot())
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something happened, and the numbers of the records that tell it."""
+    """Time of some events, and the numbers of their records."""
 
     sequences: range
     wall: float
@@ -58,7 +58,7 @@ class Moment:
 class Journal:
     """The records of one ``Author``. May be called from any thread.
 
-    ``wall`` gives seconds since 1970, ``monotonic`` seconds of the clock that leases are counted on.
+    ``wall`` returns seconds since 1970, ``monotonic`` seconds of the clock that leases are counted on.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class Journal:
         self._sequence = 0
 
     def write(self, event: Event) -> None:
-        """Write down what happened, now. Never waits for anything outside of this process, never raises."""
+        """Write an event with the present time. Never waits outside of this process, and never raises."""
         with self._writing:
             self._write(self.moment(1), (event,))
 
     def moment(self, records: int) -> Moment:
-        """Return the present moment for so many records, which ``write_at`` writes down later.
+        """Return the present moment for that number of records, which ``write_at`` writes later.
 
-        Never waits for what is being written. Numbers that are not used show as records that were lost.
+        Never waits for a write. Unused numbers show as lost records.
         """
         with self._lock:
             return self._moment(records)
 
     def write_at(self, moment: Moment, events: Iterable[Event]) -> None:
-        """Write down what happened at a moment; to be called in the order of the moments."""
+        """Write the events of a moment; to be called in the order of the moments."""
         with self._writing:
             self._write(moment, events)
 
@@ -108,5 +108,5 @@ class Journal:
                 )
 
     def close(self, timeout_s: float) -> None:
-        """Bring everything to where it belongs, waiting at most ``timeout_s`` seconds."""
+        """Flush all records, waiting at most ``timeout_s`` seconds."""
         self._sink.close(timeout_s)

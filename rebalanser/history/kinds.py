@@ -1,7 +1,7 @@
-"""The words of the history: what a record of each kind means, and what the audit makes of it.
+"""Kinds of records: the meaning of each, and its step for the audit.
 
 Each protocol has its own kinds. Those that begin, end or guard the ownership of a resource are *steps*: the
-audit asks only for the step, so that one set of checks serves all protocols.
+audit uses only the step, so that one set of checks serves all protocols.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rebalanser.core.neli.messages import FactKind as NeliKind
 from rebalanser.core.shiva.messages import FactKind as ShivaKind
 
 GAP: Final = "gap"
-"""The kind, in every protocol, of a record that stands for dropped ones."""
+"""Kind, in every protocol, of a record that represents dropped ones."""
 
 
 class Protocol(StrEnum):
-    """Who writes history."""
+    """Protocols that write history."""
 
     GROUP = "group"
     SHIVA = "shiva"
@@ -30,7 +30,7 @@ class Protocol(StrEnum):
 
 
 class Step(StrEnum):
-    """What a record means for the ownership of a resource or the course of a rebalance."""
+    """Meaning of a record for the ownership of a resource or the course of a rebalance."""
 
     BARRIER_ADDED = "barrier_added"
     BARRIER_REMOVED = "barrier_removed"
@@ -41,7 +41,7 @@ class Step(StrEnum):
     STOP_RETURNED = "stop_returned"
     """Access to the resource has ended."""
     STOP_FAILED = "stop_failed"
-    """OnStop raised: nothing tells from now on whether access has ended."""
+    """OnStop raised: from now on it is unknown whether access has ended."""
     ELECTED = "elected"
     """The node leads ``term``."""
     GROUP_READ = "group_read"
@@ -62,7 +62,7 @@ class Step(StrEnum):
 
 
 class SkuldKind(StrEnum):
-    """What can happen to a task."""
+    """Kinds of Skuld's records."""
 
     CLAIMED = "claimed"
     CLAIM_RENEWED = "claim_renewed"
@@ -74,7 +74,7 @@ class SkuldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KindNote:
-    """What a kind of record means, and which keys its ``detail`` may have."""
+    """Meaning of a kind of record, and the keys that its ``detail`` may have."""
 
     meaning: str
     detail: tuple[str, ...] = ()

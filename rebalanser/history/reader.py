@@ -1,4 +1,4 @@
-"""Reads the history back from its files, in every version of the schema that was ever written."""
+"""Reader of history files, in every version of the schema that was ever written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rebalanser.history.records import SCHEMA_VERSION, Record
 from rebalanser.history.version_1 import Version1, upgrade
 
 MAX_LINE_BYTES: Final = 1 << 20
-"""A longer line is no record of ours; it is reported and never held in memory."""
+"""Maximum bytes of a line. A longer one is no record of ours; it is reported and never held in memory."""
 
 
 class UnreadableReason(StrEnum):
-    """Why a line is no record."""
+    """Reasons why a line is no record."""
 
     TORN = "torn"
     """The last line of a file whose writer died while writing it."""
@@ -27,13 +27,13 @@ class UnreadableReason(StrEnum):
     NEWER_SCHEMA = "newer_schema"
     """Written by a newer version of Rebalanser."""
     NOT_A_RECORD = "not_a_record"
-    """JSON, but not what the schema says."""
+    """JSON that does not match the schema."""
     TOO_LONG = "too_long"
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A line that could not be read; ``line`` counts from 1. It is told, never skipped in silence."""
+    """A line that could not be read; ``line`` counts from 1. It is reported, never skipped in silence."""
 
     file: Path
     line: int
@@ -74,7 +74,7 @@ def _skip_line(lines: BinaryIO) -> None:
 
 
 def read_line(line: bytes, file: Path, number: int) -> Record | Unreadable:
-    """The record that one line is; ``file`` and ``number`` say where it stands, for what is no record.
+    """The record of one line; ``file`` and ``number`` locate a line that is no record.
 
     A message of a topic is such a line too: ``file`` is then ``TOPIC/PARTITION``, and ``number`` its offset.
     """

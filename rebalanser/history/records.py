@@ -1,4 +1,4 @@
-"""What one line of the history is, in the present version of the schema."""
+"""Record of the history, one line, in the present version of the schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rebalanser.redaction import HIDDEN, names_secret, redact
 
 SCHEMA_VERSION: Final = 2
 MAX_TEXT: Final = 4096
-"""Characters of one text in ``detail``; the rest of a longer one is cut off."""
+"""Maximum characters of one text in ``detail``; longer ones are cut off."""
 UNLIMITED_S: Final = 1e12
 """An ``overlap_limit_s`` that allows any overlap."""
 
@@ -24,7 +24,7 @@ Value: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who writes: one process's part in one group, the same for all of its records."""
+    """Writer of records: one process's part in one group, the same for all of its records."""
 
     protocol: Protocol
     group: str
@@ -36,7 +36,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened, before it has a number and a time; the fields are those of ``Record``."""
+    """An event without number and time; the fields are those of ``Record``."""
 
     kind: str
     node: str
@@ -53,13 +53,12 @@ class Event:
 
 
 class Record(BaseModel):
-    """One thing that happened on one node. ``(process, sequence)`` names it for ever.
+    """One event on one node. ``(process, sequence)`` names it for ever.
 
-    Group, Shiva, NELI and Skuld write the same record; ``protocol`` says whose words ``kind`` is one of
-    (``KINDS``).
+    Group, Shiva, NELI and Skuld write the same record; ``kind`` is one of the ``KINDS`` of ``protocol``.
 
-    A ``gap`` record stands for records that were dropped, has the sequence number of the first of them, and
-    in its detail how many there were (``dropped``), their numbers (``first``, ``last``) and the ``reason``.
+    A ``gap`` record represents dropped records: it has the sequence number of the first of them, and in its
+    detail their count (``dropped``), their numbers (``first``, ``last``) and the ``reason``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -123,7 +122,7 @@ class Record(BaseModel):
 
     @classmethod
     def of(cls, author: Author, event: Event, *, sequence: int, wall: float, monotonic: float) -> Self:
-        """What happened as a record: ``wall`` in seconds since 1970, ``monotonic`` of the lease clock.
+        """Make a record of an event: ``wall`` in seconds since 1970, ``monotonic`` of the lease clock.
 
         Takes any text and number: text that is no valid Unicode is escaped, long text is cut, secrets are
         hidden, and a number that JSON does not know becomes text.
@@ -155,7 +154,7 @@ class Record(BaseModel):
 
     @classmethod
     def gap(cls, first: Record, last: Record, *, dropped: int, reason: str) -> Self:
-        """The record that takes the place of ``dropped`` records, from ``first`` to ``last``."""
+        """The record in place of ``dropped`` records, from ``first`` to ``last``."""
         return cls(
             schema_version=SCHEMA_VERSION,
             protocol=first.protocol,
@@ -178,7 +177,7 @@ class Record(BaseModel):
         )
 
     def to_line(self) -> bytes:
-        """The record as one line of JSON, with its newline. A field that is null is left out."""
+        """The record as one line of JSON, with its newline. Null fields are left out."""
         return self.__pydantic_serializer__.to_json(self, exclude_none=True) + b"\n"
 
 
@@ -204,9 +203,10 @@ def _value(value: Value) -> Value:
 
 
 def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
-    """The fact for a ``Journal``.
+    """The fact as an ``Event`` for a ``Journal``.
 
-    ``fenced`` is what the application says of the receivers of its writes; it is written where access begins.
+    ``fenced`` is the application's statement on the receivers of its writes; it is written where access
+    begins.
     """
     return Event(
         kind=fact.kind,
@@ -224,6 +224,6 @@ def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
 
 
 def incarnation_of(node: str) -> int:
-    """The number that ends a node id ``STEM-N``; 0 where there is none."""
+    """The number at the end of a node id ``STEM-N``; 0 if there is none."""
     suffix = node.rpartition("-")[2]
     return int(suffix) if suffix.isascii() and suffix.isdigit() and len(suffix) < 19 else 0

@@ -1,4 +1,4 @@
-"""The reference of fields and kinds that the documentation shows, made from the code itself."""
+"""Reference of fields and kinds for the documentation, generated from the code."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def describe() -> str:
 
 
 def _keys(note: KindNote) -> str:
-    """What the detail may hold, for people."""
+    """The keys that a kind's detail may have, as text."""
     return ", ".join(f"`{key}`" for key in note.detail) or "nothing"
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A field's JSON type for people."""
+    """A field's JSON type, as text."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"]))
     if "$ref" in schema:

@@ -1,4 +1,4 @@
-"""Where the history goes. No sink ever blocks or fails the node that writes to it."""
+"""Sinks of the history. No sink ever blocks or fails the node that writes to it."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class HistorySink(Protocol):
     """Takes the records of one node, in the order of their sequence. May be called from any thread."""
 
     def write(self, record: Record) -> None:
-        """Take in a record. Never waits for anything outside of this process, and never raises."""
+        """Add a record. Never waits for anything outside of this process, and never raises."""
 
     def close(self, timeout_s: float) -> None:
-        """Bring everything taken in to where it belongs, waiting at most ``timeout_s`` seconds.
+        """Flush all records added so far, waiting at most ``timeout_s`` seconds.
 
-        Records that come later are dropped. Closing twice does nothing. Never raises.
+        Later records are dropped. Closing twice does nothing. Never raises.
         """
 
 
 class NullSink:
-    """Forgets everything."""
+    """Discards all records."""
 
     def write(self, record: Record) -> None:
-        """Forget the record."""
+        """Discard the record."""
 
     def close(self, timeout_s: float) -> None:
         """Do nothing."""
 
 
 class MemorySink:
-    """Keeps everything in ``records``; for tests."""
+    """Keeps all records in ``records``; for tests."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -69,7 +69,7 @@ class MemorySink:
             self.records.append(record)
 
     def close(self, timeout_s: float) -> None:
-        """Keep no more records; ``timeout_s`` is not needed."""
+        """Keep no more records; ``timeout_s`` is not used."""
         del timeout_s
         self.closed = True
 
@@ -78,13 +78,13 @@ class JsonlSink:
     """Appends records as lines of JSON to files in ``folder``, from a daemon thread of its own.
 
     A record waits at most ``flush_interval_s`` seconds to be written together with others; from then on it
-    outlives a ``kill -9``, and after ``fsync_interval_s`` seconds more (None: when the system sees fit) a
-    power failure. ``node`` names the files: the same name in a later process lets the limit of
+    outlives a ``kill -9``, and after ``fsync_interval_s`` seconds more (None: at a time that the system
+    chooses) a power failure. ``node`` names the files: the same name in a later process lets the limit of
     ``max_files`` files of ``max_file_bytes`` bytes hold across restarts (``rebalanser.history.files``).
 
     While the disk is full, gone, read-only or slow, up to ``queue_size`` records wait, and as many again may
-    be under way; the writer tries again after a growing delay. Records beyond that are dropped and counted,
-    and once writing works again a ``gap`` record takes their place.
+    be in a write; the writer retries after a growing delay. Further records are dropped and counted, and a
+    ``gap`` record takes their place once writing works again.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class JsonlSink:
 
     @property
     def dropped(self) -> int:
-        """How many records were dropped so far, a ``gap`` record that could not be written counted as one."""
+        """Number of records dropped so far; a ``gap`` record that could not be written counts as one."""
         return self._waiting.dropped
 
     def write(self, record: Record) -> None:
-        """Take in a record, or drop and count it. Never waits for the disk, and never raises."""
+        """Add a record, or drop and count it. Never waits for the disk, and never raises."""
         self._waiting.put(record)
         if not self._filled.is_set():
             self._filled.set()
 
     def close(self, timeout_s: float) -> None:
-        """Write and sync everything taken in, waiting at most ``timeout_s`` seconds."""
+        """Write and sync all records added so far, waiting at most ``timeout_s`` seconds."""
         self._closing.set()
         self._filled.set()
         self._thread.join(timeout_s)
@@ -167,7 +167,7 @@ class JsonlSink:
         self._files.close()
 
     def _append(self) -> None:
-        """Write what is under way, trying until it works or the sink is closed."""
+        """Write the taken records, retrying until it works or the sink is closed."""
         retrying = Retrying(
             retry=retry_if_exception_type(OSError),
             wait=wait_exponential(multiplier=_RETRY_INITIAL_S, max=_RETRY_MAX_S),
@@ -221,7 +221,7 @@ class JsonlSink:
 
 
 def _reason(error: OSError) -> str:
-    """``ENOSPC: No space left on device``; no path, which the log line or the file's place tells anyway."""
+    """``ENOSPC: No space left on device``; no path, since the log line or the file's place has it."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     return f"{name}: {error.strerror or error}"
 
@@ -229,22 +229,22 @@ def _reason(error: OSError) -> str:
 ENTRY_POINT_GROUP: Final = "rebalanser.history"
 """Openers of topics by URL scheme: ``open_sink(url, group, label)`` gives a ``HistorySink``."""
 MAX_FILES: Final = 8
-"""How many files the limit of a node's history is cut into."""
+"""Number of files that share the size limit of a node's history."""
 
 
 class TeeSink:
-    """Gives every record to several sinks. One that drops records or is slow to close holds no other up."""
+    """Passes every record to several sinks. One that drops records or is slow to close delays no other."""
 
     def __init__(self, sinks: Sequence[HistorySink]) -> None:
         self._sinks = tuple(sinks)
 
     def write(self, record: Record) -> None:
-        """Give the record to all."""
+        """Pass the record to all sinks."""
         for sink in self._sinks:
             sink.write(record)
 
     def close(self, timeout_s: float) -> None:
-        """Close all, one after another, each within its share of what is left of ``timeout_s`` seconds."""
+        """Close all sinks, one after another, each within its share of the rest of ``timeout_s`` seconds."""
         ends = time.monotonic() + timeout_s
         for left in range(len(self._sinks), 0, -1):
             self._sinks[-left].close(max(0.0, ends - time.monotonic()) / left)
@@ -258,11 +258,11 @@ def open_sinks(
     max_bytes: int,
     file_mode: str = PRIVATE,
 ) -> HistorySink:
-    """Where records go: files in ``history_dir``, of ``max_bytes`` at most, and the topic at the URL.
+    """Open the sinks of records: files in ``history_dir``, at most ``max_bytes``, and the topic at the URL.
 
     A topic is ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``. Both may be named, or none: then nothing is kept.
     ``group`` and ``label`` name the files, which are made with the mode ``file_mode``. Nothing is waited for;
-    what can't be reached is tried again.
+    an unreachable topic is tried again.
 
     Raises:
         InvalidUrl: ``history_topic`` is no URL.

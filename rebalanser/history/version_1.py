@@ -1,6 +1,6 @@
-"""Older versions of the schema, and how a record of one becomes a record of the present version.
+"""Older versions of the schema, and the conversion of their records to the present version.
 
-What is said here as data is all that another reader, such as the audit's, needs to do the same.
+The data here is all that another reader, such as the audit's, needs to do the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rebalanser.history.kinds import Protocol
 from rebalanser.history.records import SCHEMA_VERSION, Record, Value
 
 OLDEST_VERSION: Final = 1
-"""The oldest version that can still be read."""
+"""Oldest readable version."""
 
 DEFAULTS_OF_VERSION_1: Final[Mapping[str, str | None]] = MappingProxyType(
     {
@@ -28,10 +28,10 @@ DEFAULTS_OF_VERSION_1: Final[Mapping[str, str | None]] = MappingProxyType(
         "overlap_limit_s": None,
     }
 )
-"""What the fields that version 1 lacked are in all of its records, which a Group wrote."""
+"""Values of the fields that version 1 lacked: all of its records are a Group's."""
 
 INCARNATION_OF_NODE: Final = "-[0-9]{1,18}$"
-"""In version 1 ``process`` is ``node`` without what this regular expression (of Python and Java) matches."""
+"""Regular expression (of Python and Java). In version 1 ``process`` is ``node`` without its match."""
 
 VALUE_IN_DETAIL_OF_VERSION_1: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ VALUE_IN_DETAIL_OF_VERSION_1: Final[Mapping[str, str]] = MappingProxyType(
         FactKind.REBALANCE_COMPLETED.value: "completed_version",
     }
 )
-"""Under which key of ``detail`` version 1 has the ``value``, by kind; that of other kinds is null."""
+"""Key of ``detail`` that has the ``value`` in version 1, by kind; other kinds have none."""
 
 
 class Version1(BaseModel):
@@ -68,7 +68,7 @@ def upgrade(old: Version1) -> Record:
     """The record in the present version of the schema.
 
     Raises:
-        pydantic.ValidationError: its kind is no word of a Group's.
+        pydantic.ValidationError: its kind is none of a Group's.
     """
     return Record.model_validate(
         {
