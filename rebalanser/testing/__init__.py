@@ -1,4 +1,4 @@
-"""What tests of Rebalanser, of its backends and of applications on top of it are made with.
+"""Tools for tests of Rebalanser, of its backends and of applications on top of it.
 
 The conformance suite for registries is ``rebalanser.testing.registry_suite``; it alone needs pytest.
 """
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``FakeClaim``, loaded when it is asked for: a registry in memory needs no tasks."""
+    """Load ``FakeClaim`` at its first use: a registry in memory needs no tasks."""
     if name == "FakeClaim":
         from rebalanser.testing.claim import FakeClaim  # noqa: PLC0415 - see above
 

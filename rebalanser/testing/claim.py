@@ -24,10 +24,10 @@ MAX_BYTES: Final = 1 << 20
 
 
 class FakeClaim(Claim):
-    """A claim of no queue: it records what a body does with it. May be used from any thread.
+    """A claim without a queue: it records what a body does with it. May be used from any thread.
 
-    ``earlier`` are the updates of earlier tries, one sequence for each, which ``log`` gives to the body;
-    so many tries there were before this one. ``failures`` says how many of them failed, all where None.
+    ``earlier`` are the updates of earlier tries, one sequence for each try, which ``log`` gives to the body.
+    ``failures`` is the number of them that failed, all if None.
     """
 
     stop_requested: StopRequest
@@ -52,18 +52,18 @@ class FakeClaim(Claim):
         self._lasts_until = time.monotonic() + LASTS_S
         self._is_over = False
         self.updates: list[bytes] = []
-        """What the body has written by ``update``, the first one first."""
+        """Updates that the body has written, the first one first."""
         self.is_completed = False
         """True once the body has called ``complete_in``."""
         self.result: bytes | None = None
-        """The result that it gave there."""
+        """The result that the body gave to ``complete_in``."""
 
     def as_async(self) -> AsyncClaim:
-        """The same claim for a body that is a coroutine function."""
+        """The same claim for a coroutine function."""
         return AsyncClaim(self, self.stop_requested, _InCaller(self.name))
 
     def lose(self) -> None:
-        """End the claim, as if another worker had the task now: what the body still writes is refused."""
+        """End the claim, as if another worker had the task now: later writes of the body are refused."""
         self._is_over = True
         self.stop_requested.set()
 
@@ -73,7 +73,7 @@ class FakeClaim(Claim):
         return 0.0 if self._is_over else self._lasts_until
 
     def still_mine(self) -> bool:
-        """False once it has ended."""
+        """True until the claim has ended."""
         return not self._is_over
 
     def update(self, content: bytes) -> int:
@@ -107,7 +107,7 @@ class FakeClaim(Claim):
 
 
 class _InCaller(Threads):
-    """Calls everything in the calling thread: a fake claim blocks nobody."""
+    """Calls everything in the calling thread: a fake claim blocks nothing."""
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         return function(*arguments, **named)

@@ -1,4 +1,4 @@
-"""A clock that moves only when it is told to."""
+"""A clock that moves only by ``advance``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class FakeClock:
         self._passed = 0.0
 
     def now(self) -> float:
-        """Seconds: ``start`` and all that was advanced."""
+        """Seconds: ``start`` and all advances."""
         with self._lock:
             return self._start + self._passed
 
     def wall(self) -> float:
-        """Seconds since 1970: the ``wall`` given at first and all that was advanced."""
+        """Seconds since 1970: the first ``wall`` and all advances."""
         with self._lock:
             return self._wall + self._passed
 

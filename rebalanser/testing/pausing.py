@@ -1,6 +1,6 @@
-"""Pausing a process (SIGSTOP), and not those who share a SQLite file with it.
+"""Pauses a process (SIGSTOP) without blocking others that share a SQLite file with it.
 
-SQLite's lock does not end as a lease does: a process that is stopped within a commit holds up everybody
+SQLite's lock does not end as a lease does: a process that is stopped within a commit blocks all others
 (docs/how-to/deployment.md). On a busy machine that happens often.
 """
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 _BRIEFLY_S = 0.1
 _GO_ON_S = 0.3
-"""Between two tries: time to renew a lease, so that trying often ends none."""
+"""Seconds between two tries: enough to renew a lease, so that retries end none."""
 _TRIES = 50
 
 
 def can_be_written(url: str, patience_s: float = 0.5) -> bool:
-    """Whether nobody holds the lock of the SQLite file of this URL for ``patience_s`` seconds; true of any
-    other URL."""
+    """True if this URL's SQLite file can be locked within ``patience_s`` seconds, or for any other URL."""
     scheme, _, path = url.partition(":///")
     if scheme != "sqlite":
         return True

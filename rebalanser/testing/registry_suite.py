@@ -1,13 +1,13 @@
-"""The conformance suite for registries: run it on a backend to learn whether a group may live in it.
+"""The conformance suite for registries: a backend that passes it may keep a group.
 
-A backend gives the suite a ``RegistryHarness`` and subclasses ``RegistryConformance``::
+A backend's tests implement a ``RegistryHarness`` and subclass ``RegistryConformance``::
 
     class TestMyRegistry(RegistryConformance):
         @pytest.fixture
         def harness(self, tmp_path):
             return MyHarness(tmp_path)
 
-Every test quotes the sentence of ``rebalanser.registry.contract`` that it holds. The suite never sleeps:
+Every test quotes the sentence of ``rebalanser.registry.contract`` that it checks. The suite never sleeps:
 time passes only through ``RegistryHarness.let_pass``, and a watch is waited for by its events. Call
 ``pytest.register_assert_rewrite("rebalanser.testing.registry_suite")`` in a ``conftest.py`` for full
 assertion messages.
@@ -64,16 +64,16 @@ from rebalanser.registry.contract import (
 from rebalanser.testing.waiting import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
-"""Given to every request; a healthy registry answers long before."""
+"""Timeout of every request; a healthy registry answers long before."""
 CUT_S = 1.0
-"""Given to a request whose answer is lost."""
+"""Timeout of a request whose answer is lost."""
 
 
 class RegistryHarness(ABC):
-    """What the suite needs of a backend: connections to one store, and power over its time.
+    """A backend for the suite: connections to one store, and control of its time.
 
     Set ``can_lose_history``, ``can_restart``, ``can_cut_answers``, ``can_be_replaced`` or ``can_tell_ages``
-    to False where the store has no such thing; the tests that need it are then reported as skipped, with the
+    to False if the store has no such thing; the tests that need it are then reported as skipped, with the
     reason.
     """
 
@@ -84,11 +84,11 @@ class RegistryHarness(ABC):
     can_tell_ages: bool = True
 
     prefix: str
-    """Begins every key of the test; nothing else in the store begins with it."""
+    """Prefix of every key of the test; no other key in the store begins with it."""
     min_ttl_s: float
-    """The time to live of the suite's leases, as short as the store lets it be honest."""
+    """Seconds of the suite's leases, the least that the store keeps reliably."""
     patience_s: float = PATIENCE_S
-    """Real seconds to wait for what a watch must tell before the test fails."""
+    """Real seconds to wait for an event of a watch before the test fails."""
 
     @abstractmethod
     def open(self) -> Registry:
@@ -98,7 +98,7 @@ class RegistryHarness(ABC):
     def let_pass(self, seconds: float) -> None:
         """Let ``seconds`` pass on the store's clock: advance a fake one, or block.
 
-        With a fake clock this also wakes whatever would have woken by itself to end leases.
+        With a fake clock this also wakes all timers that end leases.
         """
 
     def lose_history(self, revision: int) -> None:
@@ -110,16 +110,16 @@ class RegistryHarness(ABC):
         raise NotImplementedError("can_restart is True: restart the store")
 
     def cut_answers(self) -> AbstractContextManager[object]:
-        """Carry out what open connections ask for, and let none of the answers arrive, until it is left."""
+        """Carry out requests on open connections, but lose all answers, until the context ends."""
         raise NotImplementedError("can_cut_answers is True: lose what the store answers")
 
     def replace(self) -> AbstractContextManager[object]:
-        """Put another store, a new one, behind the open connections until it is left."""
+        """Put another store, a new one, behind the open connections until the context ends."""
         raise NotImplementedError("can_be_replaced is True: put another store in its place")
 
 
 class Recorder:
-    """A sink that keeps what it is told, and lets a test wait for it."""
+    """A sink that records events, and lets a test wait for them."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -135,24 +135,24 @@ class Recorder:
 
     @property
     def told(self) -> tuple[WatchEvent, ...]:
-        """Everything told so far."""
+        """All events so far."""
         with self._more:
             return tuple(self._told)
 
     @property
     def threads(self) -> frozenset[int]:
-        """The identifiers of the threads that told it."""
+        """The identifiers of the threads that called the sink."""
         with self._more:
             return frozenset(self._threads)
 
     @property
     def changes(self) -> list[Changed]:
-        """The changes told so far, each once: a watch may repeat itself."""
+        """The changes so far, each once: a watch may repeat itself."""
         return list(dict.fromkeys(event for event in self.told if isinstance(event, Changed)))
 
     @property
     def losses(self) -> list[HistoryLost]:
-        """The losses of history told so far."""
+        """The losses of history so far."""
         return [event for event in self.told if isinstance(event, HistoryLost)]
 
     def wait_until(self, satisfied: Callable[[Sequence[WatchEvent]], bool], what: str) -> None:
@@ -164,7 +164,7 @@ class Recorder:
                 )
 
     def wait_for(self, *expected: Changed) -> None:
-        """Block until all the expected changes were told."""
+        """Block until all the expected changes have arrived."""
         missing = set(expected)
 
         def complete(told: Sequence[WatchEvent]) -> bool:
@@ -174,7 +174,7 @@ class Recorder:
         self.wait_until(complete, str(sorted(expected, key=lambda change: change.revision)[:20]))
 
     def wait_for_all(self, expected: Iterable[Changed]) -> None:
-        """Block until each of the expected changes was told, or a loss of history that covers it."""
+        """Block until each of the expected changes has arrived, or a loss of history that covers it."""
         awaited = list(expected)
 
         def covered(told: Sequence[WatchEvent]) -> bool:
@@ -184,7 +184,7 @@ class Recorder:
         self.wait_until(covered, str(awaited))
 
     def wait_for_absence(self, keys: Iterable[str]) -> list[Changed]:
-        """Block until a deletion of each of the keys was told; return those deletions."""
+        """Block until a deletion of each of the keys has arrived; return those deletions."""
         wanted = set(keys)
 
         def deletions(told: Sequence[WatchEvent]) -> list[Changed]:
@@ -200,7 +200,7 @@ class Recorder:
         return deletions(self.changes)
 
     def wait_for_loss(self) -> HistoryLost:
-        """Block until a loss of history was told; return the last one."""
+        """Block until a loss of history has arrived; return the last one."""
         self.wait_until(lambda told: any(isinstance(event, HistoryLost) for event in told), "HistoryLost")
         return self.losses[-1]
 
@@ -269,7 +269,7 @@ def grant(registry: Registry, ttl_s: float) -> Granted:
 
 
 def renew(registry: Registry, lease: int, proof: Transaction) -> Outcome:
-    """Renew a lease and prove it, in one step or in two as the registry can."""
+    """Renew a lease and prove it, in one step or in two, as the registry's abilities allow."""
     renewed = registry.execute(KeepAlive(lease, proof), TIMEOUT_S)
     if isinstance(renewed, Outcome):
         return renewed
@@ -295,7 +295,7 @@ def past_end(registry: Registry, granted: Granted) -> float:
 
 
 class RegistryConformance:
-    """Subclass it, provide the fixture ``harness``, and pytest runs the contract on your registry."""
+    """The contract of registries: subclass it, provide the fixture ``harness``, and run pytest."""
 
     @pytest.fixture
     def harness(self) -> RegistryHarness:
@@ -841,7 +841,7 @@ class RegistryConformance:
 
     @staticmethod
     def _wait_until_refused(registry: Registry, read_it: Transaction) -> None:
-        """Ask until it is noticed; a connection that is made anew may be of no use for a while."""
+        """Retry until the connection refuses requests; one that is made anew may be useless for a while."""
         for _ in range(MANY):
             try:
                 outcome = registry.execute(read_it, CUT_S)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ServerCluster(ABC):
-    """Servers on loopback, counted from 0, gone when the context ends or this process does."""
+    """Servers on loopback, counted from 0, which end with the context or this process."""
 
     def __init__(self, product: str, noun: str, count: int, data_folder: Path) -> None:
         self.data_folder = data_folder
@@ -33,15 +33,15 @@ class ServerCluster(ABC):
 
     @abstractmethod
     def _start_server(self, server: int) -> None:
-        """Start one that does not run, on its data."""
+        """Start a stopped server on its data."""
 
     @abstractmethod
     def _wait_serving(self, servers: Sequence[int], /) -> None:
-        """Wait until those that were just started serve."""
+        """Wait until servers that were just started serve."""
 
     @abstractmethod
     def _failure(self, server: int) -> ServerFailed:
-        """That a server does not serve, with the end of its log."""
+        """Error for a server that does not serve, with the end of its log."""
 
     def stop(self) -> None:
         """Kill all servers. Their data and logs stay in the data folder. Stopping twice does nothing."""
@@ -95,7 +95,7 @@ class ServerCluster(ABC):
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:
-        """Make the data folder; stop what was started when something fails in here or this process ends."""
+        """Make the data folder; stop all started servers if something fails in here or this process ends."""
         self.data_folder.mkdir(parents=True, exist_ok=True)
         atexit.register(self.stop)
         try:
@@ -105,7 +105,7 @@ class ServerCluster(ABC):
             raise
 
     def _wait_for(self, server: int, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a server is ready; raises what ``_failure`` makes where it ends or time runs out."""
+        """Wait until a server is ready; raises the error of ``_failure`` if it ends or time runs out."""
 
         def look() -> bool:
             if not self._processes[server].is_alive:

@@ -1,4 +1,4 @@
-"""What the real servers of tests share: where they come from, and processes that end with their parent."""
+"""Common parts of real servers for tests: installation, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ServerMissing(Exception):
-    """A server, or a command that it needs, is not here and could not be had."""
+    """A server, or a command that it needs, is missing and could not be installed."""
 
 
 class ServerFailed(Exception):
@@ -38,12 +38,12 @@ class SourceFailed(Exception):
 
 
 def addresses_in(variable: str) -> tuple[str, ...]:
-    """The ``HOST:PORT`` parts of an environment variable; empty where it is not set."""
+    """The ``HOST:PORT`` parts of an environment variable; empty if it is not set."""
     return tuple(part.strip() for part in os.environ.get(variable, "").split(",") if part.strip())
 
 
 def cache_folder() -> Path:
-    """Where servers are kept: ``$REBALANSER_CACHE``, else ``rebalanser`` in the user's cache folder."""
+    """Folder of installed servers: ``$REBALANSER_CACHE``, else ``rebalanser`` in the user's cache folder."""
     if own := os.environ.get("REBALANSER_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebalanser"
@@ -61,7 +61,7 @@ def exclusive(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def workshop(name: str) -> Iterator[Path]:
-    """A temporary folder on the cache's file system, from which what is finished moves in one step."""
+    """A temporary folder on the cache's file system, from which finished files move in one step."""
     with tempfile.TemporaryDirectory(prefix=f"making-{name}-", dir=cache_folder()) as folder:
         yield Path(folder)
 
@@ -70,8 +70,8 @@ def run(way: str, command: Sequence[str | Path], *, telling_line: int = -1, **op
     """Run one command of a way to get a server.
 
     Raises:
-        SourceFailed: it could not be run, failed or took too long; with the one line of what it printed that
-            tells why, the last one by default.
+        SourceFailed: it could not be run, failed or took too long; with the line of its output that says why,
+            the last one by default.
     """
     try:
         subprocess.run(  # noqa: S603
@@ -85,7 +85,7 @@ def run(way: str, command: Sequence[str | Path], *, telling_line: int = -1, **op
 def copy_from_image(variable: str, inside: str, folder: Path) -> Path:
     """Copy a file or folder out of the container image that the environment variable names.
 
-    What is copied runs here: no container runs during tests.
+    The copy runs here: no container runs during tests.
 
     Raises:
         SourceFailed: no image is named, or there is no container engine that has it.
@@ -160,10 +160,10 @@ def make_certificates(folder: Path) -> Certificates:
 
 
 def free_ports(count: int) -> list[int]:
-    """That many distinct TCP ports of 127.0.0.1 that were free a moment ago.
+    """``count`` distinct TCP ports of 127.0.0.1 that were free a moment ago.
 
-    They are below those that outgoing connections get (32768 and up on Linux), of which one might else sit
-    on the port of a server that is down, or connect to itself there.
+    They are below those that outgoing connections get (32768 and up on Linux), of which one might else take
+    the port of a server that is down, or connect to itself there.
     """
     candidates = random.sample(range(10_000, 32_768), 1_000)
     with contextlib.ExitStack() as stack:
@@ -203,7 +203,7 @@ def _spawn(command: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
 class ServerProcess:
     """One server as a process group of its own that dies with this process.
 
-    What it prints is added to ``log``.
+    Its output is appended to ``log``.
     """
 
     def __init__(self, name: str, log: Path) -> None:
@@ -213,17 +213,17 @@ class ServerProcess:
         self._paused = False
 
     def start(self, command: Sequence[str | Path]) -> None:
-        """Start it; it must not be running."""
+        """Start the server; it must not be running."""
         self._process = _spawn(command, self.log)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process exists, paused or not."""
+        """True if the process exists, paused or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def should_serve(self) -> bool:
-        """Whether it was started and we neither ended nor paused it; it may have ended by itself."""
+        """True if the server was started and neither ended nor paused by us; it may have ended by itself."""
         return self._process is not None and not self._paused
 
     @property
@@ -238,26 +238,26 @@ class ServerProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it with SIGKILL, paused or not. Does nothing where it does not run."""
+        """End the server with SIGKILL, paused or not. Does nothing if it does not run."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """End it with SIGTERM and wait until it has gone; after ``PATIENCE_S`` with SIGKILL."""
+        """End the server with SIGTERM and wait until it has gone; after ``PATIENCE_S`` with SIGKILL."""
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """Stop its clock and threads (SIGSTOP); its connections stay open and silent."""
+        """Stop the server's clock and threads (SIGSTOP); its connections stay open and silent."""
         os.killpg(self.pid, signal.SIGSTOP)
         wait_stopped(self.pid)
         self._paused = True
 
     def resume(self) -> None:
-        """Let it go on after a pause."""
+        """Continue the server after a pause."""
         os.killpg(self.pid, signal.SIGCONT)
         self._paused = False
 
     def failure(self, state: str) -> str:
-        """That it is in this state, or what it ended with, and the end of its log without stack frames."""
+        """Message with this state, or the exit status, and the end of the log without stack frames."""
         status = None if self._process is None else self._process.poll()
         how = state if status is None else f"ended with {status}"
         printed = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -1,9 +1,9 @@
-"""An observer outside of the protocol: which process had access to which resource, and when.
+"""An observer outside of the protocol that records accesses of processes to resources.
 
-Processes on one host write down when their access begins and ends, each line in one append to a common
-file, on the one clock that all of them share. The group under test takes no part in it, so that a fault of
-the group cannot hide itself here. A process that is killed writes nothing any more; whoever killed it tells
-the witness with ``Witness.died``.
+Processes on one host record the begin and the end of their access, each line in one append to a common file,
+on the one clock that all of them share. The group under test takes no part in it, so that a fault of the
+group cannot hide itself here. A process that is killed writes nothing any more; its killer reports it with
+``Witness.died``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rebalanser.runtime.clock import SystemClock
 
 
 class Sight(StrEnum):
-    """What can be seen of a process."""
+    """Observations of a process."""
 
     ENTERED = "entered"
     RETURNED = "returned"
@@ -46,7 +46,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One node's access to a resource, from ``began`` to ``ended`` (infinite where it has not ended)."""
+    """One node's access to a resource, from ``began`` to ``ended`` (infinite if it has not ended)."""
 
     resource: str
     node: str
@@ -65,12 +65,12 @@ class Overlap:
 
     @property
     def duration_s(self) -> float:
-        """For how long both had access."""
+        """Seconds for which both had access."""
         return min(self.first.ended, self.second.ended) - self.second.began
 
     @property
     def fenced(self) -> bool:
-        """Whether a resource that checks tokens refuses the first of the two once the second has come."""
+        """True if a resource that checks tokens refuses the first of the two after the second has come."""
         return self.first.token < self.second.token
 
     def __str__(self) -> str:
@@ -83,12 +83,12 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the witness has to say."""
+    """Conclusion of the witness."""
 
     accesses: tuple[Access, ...]
     """All accesses, by when they began."""
     overlaps: tuple[Overlap, ...]
-    """Accesses of two at once: none where nothing was paused beyond its lease (RB-1)."""
+    """Accesses of two at once: none unless something was paused beyond its lease (RB-1)."""
     disorders: tuple[tuple[Access, Access], ...]
     """Successive accesses to one resource whose tokens do not grow: never (RB-12).
 
@@ -102,23 +102,23 @@ class Verdict:
 
 
 class Witness:
-    """Writes down accesses in the file at ``path``, which many processes and threads may share."""
+    """Records accesses in the file at ``path``, which many processes and threads may share."""
 
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
         self._path = Path(path)
         self._clock = clock or SystemClock()
 
     def entered(self, resource: str, node: str, token: int) -> None:
-        """This process has access from now on. Call it first in the handler."""
+        """Record that this process has access from now on. Call it first in the handler."""
         self._append(Sighting(Sight.ENTERED, self._clock.now(), os.getpid(), resource, node, token))
 
     def returned(self, resource: str, node: str, token: int) -> None:
-        """This process has no access any more. Call it last in the handler."""
+        """Record that this process has no access any more. Call it last in the handler."""
         self._append(Sighting(Sight.RETURNED, self._clock.now(), os.getpid(), resource, node, token))
 
     @contextmanager
     def watching(self, resource: str, node: str, token: int) -> Iterator[None]:
-        """Write down an access that lasts as long as the context."""
+        """Record an access that lasts as long as the context."""
         self.entered(resource, node, token)
         try:
             yield
@@ -126,11 +126,11 @@ class Witness:
             self.returned(resource, node, token)
 
     def died(self, pid: int, at: float | None = None) -> None:
-        """Process ``pid`` was dead at ``at`` (seconds of CLOCK_BOOTTIME, default now): its access ended."""
+        """Record that process ``pid`` was dead at ``at`` (seconds of CLOCK_BOOTTIME, default now)."""
         self._append(Sighting(Sight.DIED, self._clock.now() if at is None else at, pid))
 
     def _append(self, sighting: Sighting) -> None:
-        """One write to a file opened for appending: lines of several processes never mix."""
+        """Append a line in one write: lines of several processes never mix."""
         line = json.dumps(asdict(sighting)).encode() + b"\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
