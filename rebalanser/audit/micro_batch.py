@@ -59,7 +59,6 @@ class Placed:
     reached: DataFrame
     """One row with the watermark."""
     late: int
-    """Number of late records."""
     has_gaps: bool
     """True if there is a ``gap`` record."""
     there: Mapping[str, bool]

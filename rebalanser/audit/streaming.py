@@ -122,7 +122,7 @@ class Stream:
             checkpoint, [*self._paths, *(str(Topic.from_url(url)) for url in self._topics)]
         )
         claim_output(out, self._checkpoint)
-        # What one micro-batch reads has its bounds, and nobody needs to be asked whether it is crowded.
+        # A micro-batch is of bounded size, so that no query for crowded series is needed.
         self._options = (options or Options()).model_copy(update={"crowded": None})
         self._delay_s = delay_s
         self._on_batch = on_batch
