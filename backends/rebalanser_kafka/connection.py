@@ -1,8 +1,8 @@
-"""Where a Kafka cluster is, who asks, and how: URL, options and environment as librdkafka's configuration.
+"""Connection settings of a Kafka cluster: URL, options and environment as librdkafka's configuration.
 
 ``kafka://[USER:PASSWORD@]HOST:PORT,…/CLUSTER[?OPTION=VALUE&…]``: the path names *our* cluster, the prefix of
-its topics; the options are librdkafka's own names for security and the network. What the protocols rest on,
-such as ``acks`` or ``isolation.level``, cannot be set from outside.
+its topics; the options are librdkafka's own names for security and the network. Settings that the
+protocols depend on, such as ``acks`` or ``isolation.level``, cannot be set from outside.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from rebalanser_kafka.failures import error_of, is_denied
 USER_VARIABLE: Final = "REBALANSER_KAFKA_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_KAFKA_PASSWORD"  # noqa: S105 (a name, not a password)
 METADATA_REFRESH_MS: Final = 10_000
-"""How often a client asks for the brokers: one that was told, while a broker was fenced, that there is none
-asks again only then."""
+"""Milliseconds between two requests for the brokers. A client that was reported none, while a broker was
+fenced, repeats its request only then."""
 MAX_CLUSTER_NAME: Final = 128
-"""Leaves room in the 249 characters of a topic's name for what stands behind the cluster's."""
+"""Maximum characters of a cluster's name: a topic's name has 249, and the group's name follows the
+cluster's."""
 
 _CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _OPTIONS: Final = frozenset(
@@ -86,34 +87,33 @@ _OURS: Final = frozenset(
 _MECHANISM_NAMES: Final = ("sasl.mechanism", "sasl.mechanisms")
 _DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 _LISTEN_S: Final = 0.05
-"""How long to wait after a failed attempt for librdkafka's word about the connection."""
+"""Seconds to wait, after a failed attempt, for librdkafka's report about the connection."""
 _LIBRDKAFKA: Final = logging.getLogger("rebalanser.kafka.librdkafka")
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach one Kafka cluster. Safe to print: ``describe`` and ``repr`` hide all secrets."""
+    """Address, account and settings of one Kafka cluster. ``describe`` and ``repr`` hide all secrets."""
 
     cluster: str
-    """The prefix of all topics, groups and transactional ids of ours; empty where topics are named one by
-    one."""
+    """Prefix of all our topics, groups and transactional ids; empty if topics have their full names."""
     servers: str
-    """``HOST:PORT,…``, where to ask for the cluster's brokers."""
+    """``HOST:PORT,…``: the brokers to connect to first."""
     user: str | None = None
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """librdkafka's settings that producers, consumers and admin clients share; has the password."""
+    """librdkafka's settings that producers, consumers and admin clients share, the password among them."""
 
     @classmethod
     def from_url(cls, url: RegistryUrl | str, timeout_s: float = 10.0) -> Connection:
-        """Take the settings from a URL and the environment; nothing is sent.
+        """Read the settings from a URL and the environment; nothing is sent.
 
-        A request that a silent broker has not answered after ``timeout_s`` seconds is given up, with its
-        connection. User and password stand in the URL, else in ``REBALANSER_KAFKA_USER`` and
-        ``REBALANSER_KAFKA_PASSWORD``; with a user the default is SASL over TLS, never a password in the
-        clear.
+        A request that a broker has not answered after ``timeout_s`` seconds is given up, with its connection.
+        User and password come from the URL, else from ``REBALANSER_KAFKA_USER`` and
+        ``REBALANSER_KAFKA_PASSWORD``. With a user the default is SASL over TLS: a password is never sent in
+        the clear.
 
         Raises:
-            InvalidUrl: the cluster's name, an option or the account cannot be used; the message says why.
+            InvalidUrl: the cluster's name, an option or the account is invalid; the message says why.
         """
         url = parse_url(url) if isinstance(url, str) else url
         url.require_ports()
@@ -154,7 +154,7 @@ class Connection:
             raise self.with_user(error) from None
 
     def describe(self) -> str:
-        """The connection in one line, without its password."""
+        """Return the connection in one line, without its password."""
         user = f"{quote(self.user, safe='')}:***@" if self.user else ""
         protocol = self.config.get("security.protocol", "PLAINTEXT")
         mechanism = self.config.get("sasl.mechanism")
@@ -168,22 +168,22 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """Cluster and brokers, as in the first metadata answer."""
+    """Cluster and brokers of the first metadata answer."""
 
     cluster_id: str
-    """Kafka's own id of its cluster, the same from every broker and after every restart."""
+    """Kafka's own id of its cluster: the same from every broker and after every restart."""
     brokers: tuple[str, ...]
-    """``HOST:PORT`` of the brokers that are there now."""
+    """``HOST:PORT`` of the brokers that are up."""
 
 
 ErrorSink = Callable[[KafkaError], None]
-"""Told the errors of a client that belong to no request, such as a lost connection."""
+"""Called with errors of a client that belong to no request, such as a lost connection."""
 
 
 def client_config(
     connection: Connection, settings: Mapping[str, Any], on_error: ErrorSink | None = None
 ) -> dict[str, Any]:
-    """A client's whole configuration: the connection's, then ``settings``.
+    """Return a client's whole configuration: the connection's, then ``settings``.
 
     ``on_error`` is called by the client's ``poll``. Only librdkafka's critical log lines are kept: it would
     repeat "connection refused" twice a second on stderr.
@@ -200,7 +200,7 @@ def client_config(
 
 
 class _Aside:
-    """Takes librdkafka's log lines as details: each is said again by an error of ours."""
+    """Passes librdkafka's log lines on as details: an error of ours reports each of them again."""
 
     def log(self, _level: int, line: str, *parts: object) -> None:
         """Called by a client's ``poll``, as ``logging.Logger.log`` would be."""
@@ -208,15 +208,15 @@ class _Aside:
 
 
 def _ignore(_error: KafkaError) -> None:
-    """For clients whose requests each tell their own errors."""
+    """Ignore an error: for clients whose requests each report their own errors."""
 
 
 class _NotYet(Exception):
-    """No answer until now; the reasons are kept elsewhere."""
+    """No answer yet; the reasons are kept elsewhere."""
 
 
 class _FirstReach:
-    """One attempt after the other to get a metadata answer, and what stood in the way."""
+    """Repeats a metadata request until it is answered, and keeps the reasons of the failures."""
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection = connection
@@ -230,7 +230,7 @@ class _FirstReach:
         self._deadline = self._began + timeout_s
 
     def ask(self) -> BrokerInfo:
-        """Answer what the brokers say, or raise what kept them from it."""
+        """Return the brokers' answer, or raise the reason that there is none."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_NotYet),
             stop=lambda _state: time.monotonic() >= self._deadline,
@@ -304,8 +304,8 @@ def _refuse_options(url: RegistryUrl) -> None:
 
 
 def _account(url: RegistryUrl) -> tuple[str | None, dict[str, str]]:
-    """The user, and the settings that say who asks; the password of a user is never sent in the clear
-    unless the URL says so in so many words."""
+    """Return the user, and the settings of its account. A password is sent in the clear only if the URL asks
+    for that explicitly."""
     user = url.user or os.environ.get(USER_VARIABLE) or None
     password = url.password if url.password is not None else os.environ.get(PASSWORD_VARIABLE)
     mechanism = next((url.options[name] for name in _MECHANISM_NAMES if name in url.options), None)

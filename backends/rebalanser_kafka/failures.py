@@ -1,9 +1,8 @@
 """librdkafka's errors as Rebalanser's.
 
-Of a write the question is always whether it may have had an effect. librdkafka sends again by itself until
-its time is over, so an error that ends a *write* is only then a refusal when a broker, or librdkafka before
-sending anything, said so; whatever else ends it leaves the outcome unknown. Reading has no effect, so a read
-that failed may simply be repeated.
+The outcome of a failed *write* is known only if a broker refused it, or librdkafka did before it sent
+anything. librdkafka retries by itself until the timeout, so after any other error the write may have taken
+effect. A read has no effect, so a failed read may be repeated.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from rebalanser.errors import (
 from rebalanser.redaction import redact
 
 OnDone: TypeAlias = Callable[[int | RebalanserError], None]
-"""Told, once, the offset of a record that is written, or why it is not or may not be."""
+"""Called once, with the offset of a written record, or with the error if it is not or may not be written."""
 
 
 class LogTruncated(RetryLater):
-    """The log no longer has, or does not have yet, the offset to read: begin again from a known point."""
+    """The log has no longer, or not yet, the offset to read: begin again from a known point."""
 
     def __init__(self, topic: str, offset: int) -> None:
         super().__init__(
@@ -46,11 +45,11 @@ class LogTruncated(RetryLater):
 
 
 class UnsupportedBroker(RegistryRefused):
-    """The broker is too old, or has the feature switched off, for what is asked of it."""
+    """The broker is too old for a request, or has its feature switched off."""
 
 
 class Act(Enum):
-    """What an error ended: a read may be repeated, a write may have taken effect."""
+    """Kind of a failed request: a read may be repeated, a write may have taken effect."""
 
     READ = auto()
     WRITE = auto()
@@ -79,14 +78,14 @@ _GRANTS: Final = {
     ),
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
 }
-"""What somebody who was refused must be granted."""
+"""Permissions to grant to a refused user."""
 _BROKER_LIMITS: Final = {
     KafkaError.INVALID_SESSION_TIMEOUT: (
         "group.min.session.timeout.ms (6 s by default) to group.max.session.timeout.ms (30 min)"
     ),
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "up to transaction.max.timeout.ms (15 min by default)",
 }
-"""The brokers' settings by which they refuse a timeout."""
+"""Settings of brokers that limit a timeout."""
 _TOO_OLD: Final = frozenset(
     {
         KafkaError.UNSUPPORTED_ASSIGNOR,
@@ -157,17 +156,17 @@ _CLASSES: Final[tuple[tuple[frozenset[int], type[RebalanserError]], ...]] = (
 
 
 def is_denied(error: KafkaError) -> bool:
-    """Whether the error is about who asks: waiting does not change it."""
+    """True if the error is about the user: waiting does not change it."""
     return error.code() in _DENIED
 
 
 def is_fenced(error: KafkaError) -> bool:
-    """Whether somebody newer has taken the place of the one who asked."""
+    """True if a newer client has replaced this one."""
     return error.code() in _FENCED
 
 
 def is_truncated(error: KafkaError) -> bool:
-    """Whether the offset asked for is not in the log."""
+    """True if the requested offset is not in the log."""
     return error.code() in _TRUNCATED
 
 
@@ -177,13 +176,13 @@ def is_missing(error: KafkaError) -> bool:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether the error goes away by itself as soon as brokers, network and leaders are well again."""
+    """True if the error passes once brokers, network and leaders have recovered."""
     known = any(error.code() in codes for codes, _ in _CLASSES if codes is not _NOT_SENT)
     return not known and not error.fatal() and not is_truncated(error)
 
 
 def judge(error: KafkaError, act: Act, what: str) -> RebalanserError:
-    """The error to raise when ``error`` ended ``what``, a phrase such as ``"the append to log x"``."""
+    """Return the error to raise if ``error`` ended ``what``, a phrase such as ``"the append to log x"``."""
     sentence = redact(f"{what} failed: {error.str()} ({error.name()})")
     if error.code() in _GRANTS:
         sentence = f"{sentence}; grant the user {_GRANTS[error.code()]}"
@@ -202,17 +201,17 @@ RAISED: Final[tuple[type[BaseException], ...]] = (
     cast("type[BaseException]", KafkaError),
     SystemError,
 )
-"""What the client raises. A *fatal* error of librdkafka comes as a bare ``KafkaError`` out of whatever call
-serves the callbacks, ``poll`` and ``flush`` above all, and ``except BaseException`` does not catch it. Where
-that call has another callback to serve as well, a ``SystemError`` comes instead, and that callback's work is
+"""Exceptions that the client raises. A *fatal* error of librdkafka is raised as a bare ``KafkaError`` by any
+call that serves callbacks, above all ``poll`` and ``flush``; ``except BaseException`` does not catch it. If
+the call has another callback to serve, it raises a ``SystemError`` instead, and the work of that callback is
 lost."""
 
 
 def clear_frames(error: BaseException) -> None:
-    """Let go of what the frames of an error and of their callers hold, once they have all ended.
+    """Release the objects that the frames of an error and of their callers hold, once all have ended.
 
-    confluent-kafka never frees some of the errors that it raises: by their tracebacks, and by the callers of
-    those frames, each would keep alive all that its thread had in hand. What a closure among them has stays.
+    confluent-kafka never frees some of the errors that it raises. Through their tracebacks, and the callers
+    of those frames, each would keep alive all objects of its thread. Objects in closures remain.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frames += [frame for last in frames[-1:] for frame, _ in traceback.walk_stack(last)]
@@ -222,7 +221,7 @@ def clear_frames(error: BaseException) -> None:
 
 
 def error_of(exception: BaseException) -> KafkaError:
-    """The ``KafkaError`` that was raised, or one that stands for any other exception."""
+    """Return the ``KafkaError`` that was raised, or one that represents any other exception."""
     if isinstance(exception, RAISED[1]):
         return cast("KafkaError", exception)
     if isinstance(exception, KafkaException) and exception.args and isinstance(exception.args[0], KafkaError):

@@ -1,4 +1,4 @@
-"""The history as records of a Kafka topic: one for each line that a file would have, its process the key.
+"""The history as records of a Kafka topic: one for each line that a file would have, with its process as key.
 
 ``kafka://[USER:PASSWORD@]HOST:PORT,…/TOPIC[?OPTION=VALUE&…]``, with the options and the environment of every
 other ``kafka://`` URL. The key keeps one process's records in one partition, in their order.
@@ -35,7 +35,7 @@ SETTINGS: Final = MappingProxyType(
         "retention.ms": str(30 * 24 * 3600 * 1000),
     }
 )
-"""What the topic is made with where it is missing; one that exists is taken as it is."""
+"""Settings of a topic that is created; an existing one is used as it is."""
 QUEUE_SIZE: Final = 10_000
 
 _PRODUCER: Final = MappingProxyType(
@@ -50,35 +50,37 @@ _PRODUCER: Final = MappingProxyType(
     }
 )
 _GATHER_S: Final = 0.02
-"""How long a first record waits for others to be sent with it."""
+"""Seconds that a first record waits for others to be sent with it."""
 _SERVE_S: Final = 0.1
 _IDLE_S: Final = 1.0
 _TOPIC_TIMEOUT_S: Final = 5.0
 _RETRY_INITIAL_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
 _SETTLE_S: Final = 0.2
-"""So long before its time is over, or a tenth of it, ``close`` gives up, to count what is lost."""
+"""Seconds before its deadline, at most a tenth of its time, at which ``close`` gives up to count the
+losses."""
 _MISSING_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
 _log = logging.getLogger("rebalanser.history")
 
 
 def open_sink(url: str, group: str, label: str) -> HistorySink:
-    """A sink that writes to the topic of ``url``; ``group`` and ``label`` say in logs whose history it is.
+    """Return a sink that writes to the topic of ``url``; ``group`` and ``label`` identify the history in
+    logs.
 
-    Nothing is asked of a broker yet: one that is away is waited for while records are taken in.
+    No request is sent yet; records are taken in while no broker is reachable.
 
     Raises:
-        InvalidUrl: the topic, an option or the account cannot be used; the message says why.
+        InvalidUrl: the topic, an option or the account is invalid; the message says why.
     """
     return KafkaSink(connection_of(url), group, label)
 
 
 def connection_of(url: str) -> Connection:
-    """How to reach the brokers; the connection's ``cluster`` is the name of the topic.
+    """Return the connection to the brokers; its ``cluster`` is the topic's name.
 
     Raises:
-        InvalidUrl: the topic, an option or the account cannot be used; the message says why.
+        InvalidUrl: the topic, an option or the account is invalid; the message says why.
     """
     parsed = parse_url(url)
     topic = parsed.path.strip("/")
@@ -94,16 +96,16 @@ def connection_of(url: str) -> Connection:
 class KafkaSink:
     """Sends records to a topic, from a daemon thread of its own, each acknowledged by all replicas in sync.
 
-    While no broker answers up to ``queue_size`` records wait, and as many again may be under way; librdkafka
-    holds at most 10,000 of these, or 64 MiB. Records beyond that are dropped and counted, and once there is
-    room again a ``gap`` record takes their place. A record may arrive twice where the producer had to be made
-    anew, never without its number.
+    While no broker answers, up to ``queue_size`` records wait, and as many again may be in flight; librdkafka
+    holds at most 10,000 of these, or 64 MiB. Records beyond that are dropped and counted; once there is room
+    again, a ``gap`` record takes their place. A record may arrive twice, always with its number, if the
+    producer had to be created anew.
     """
 
     def __init__(
         self, connection: Connection, group: str, label: str, *, queue_size: int = QUEUE_SIZE
     ) -> None:
-        """Begin to send; the topic is made if it is missing, as soon as a broker answers.
+        """Begin to send; the topic is created if it is missing, as soon as a broker answers.
 
         Raises:
             InvalidSettings: ``queue_size`` is not positive.
@@ -130,17 +132,17 @@ class KafkaSink:
 
     @property
     def dropped(self) -> int:
-        """How many records were dropped so far, a ``gap`` record that could not be sent counted as one."""
+        """Number of dropped records so far; a ``gap`` record that could not be sent counts as one."""
         return self._waiting.dropped
 
     def write(self, record: Record) -> None:
-        """Take in a record, or drop and count it. Never waits for a broker, and never raises."""
+        """Accept a record, or drop and count it. Never waits for a broker, and never raises."""
         self._waiting.put(record)
         if not self._filled.is_set():
             self._filled.set()
 
     def close(self, timeout_s: float) -> None:
-        """Send everything taken in, waiting at most ``timeout_s`` seconds for the acknowledgements."""
+        """Send all accepted records, waiting at most ``timeout_s`` seconds for the acknowledgements."""
         if self._deadline is None:
             self._deadline = time.monotonic() + timeout_s - min(_SETTLE_S, timeout_s / 10)
         self._closing.set()
@@ -167,7 +169,7 @@ class KafkaSink:
         self._forget_producer()
 
     def _deliver(self, batch: _Batch) -> None:
-        """Bring the records to the topic, trying until it works or the time to close is over."""
+        """Write the records to the topic; retry until that succeeds or the time to close is over."""
         retrying = Retrying(
             retry=retry_if_exception_type(RebalanserError),
             wait=wait_exponential(multiplier=_RETRY_INITIAL_S, max=_RETRY_MAX_S),
@@ -195,10 +197,10 @@ class KafkaSink:
             self._under_way = False
 
     def _attempt(self, batch: _Batch) -> None:
-        """Send what is left of the batch once, and wait for every answer.
+        """Send the rest of the batch once, and wait for every answer.
 
         Raises:
-            RebalanserError: not all arrived; what did is no longer in the batch.
+            RebalanserError: not all arrived; those that did are no longer in the batch.
         """
         if not batch.left:
             return
@@ -225,7 +227,7 @@ class KafkaSink:
         self._topic_is_there = True
 
     def _hand_over(self, batch: _Batch) -> None:
-        """Give librdkafka what it has room for."""
+        """Give librdkafka as many records as it has room for."""
         while batch.unsent:
             place = batch.unsent.pop()
             record = batch.left.get(place)
@@ -248,7 +250,7 @@ class KafkaSink:
                 batch.unanswered.add(place)
 
     def _serve(self, timeout_s: float) -> None:
-        """Take answers.
+        """Process librdkafka's answers.
 
         Raises:
             RebalanserError: librdkafka has given the producer up for good, in the middle of a batch.
@@ -278,7 +280,7 @@ class KafkaSink:
             )
 
     def _hear(self, error: KafkaError) -> None:
-        """Take an error that belongs to no record, such as a lost connection."""
+        """Handle an error that belongs to no record, such as a lost connection."""
         if self._under_way:
             self._failing(redact(error.str()))
 
@@ -302,7 +304,7 @@ class KafkaSink:
             _log.info("%s is written again", self._whose, extra={"action": "history_recovered"})
 
     def _left_s(self) -> float:
-        """Seconds until the sink must be closed; without end as long as nobody closes it."""
+        """Return the seconds until the sink must be closed; infinite until ``close``."""
         return float("inf") if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _is_over(self) -> bool:
@@ -316,19 +318,19 @@ class KafkaSink:
 
 
 class _Batch:
-    """The records that are under way, by their place, and what became of them in this attempt."""
+    """The records in flight, by their place, and their outcomes in this attempt."""
 
     def __init__(self, records: list[Record]) -> None:
         self.left = dict(enumerate(records))
-        """Those that have not arrived."""
+        """Records that have not arrived."""
         self.unsent: list[int] = []
-        """The places of those to hand over, the first one last."""
+        """Places of the records to hand over, the first one last."""
         self.unanswered: set[int] = set()
         self.failed: KafkaError | None = None
         self._too_large: set[int] = set()
 
     def begin(self) -> None:
-        """Begin another attempt with what is left."""
+        """Begin another attempt with the rest."""
         self.unsent = sorted(self.left, reverse=True)
         self.unanswered = set()
         self.failed = None
@@ -343,13 +345,13 @@ class _Batch:
             self.failed_at(place, error)
 
     def failed_at(self, place: int, error: KafkaError) -> None:
-        """The record did not arrive."""
+        """Note that the record did not arrive."""
         self.failed = error
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._too_large.add(place)
 
     def replace_too_large(self, waiting: RecordBuffer) -> None:
-        """Put a gap record in the place of each record that the topic will never take."""
+        """Replace each record that the topic will never accept by a gap record."""
         waiting.drop_for_good(len(self._too_large))
         for place in self._too_large & self.left.keys():
             record = self.left.pop(place)

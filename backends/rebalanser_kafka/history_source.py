@@ -21,14 +21,14 @@ from rebalanser_kafka.topics import partitions_of
 
 _POLL_S: Final = 0.2
 _GLANCE_S: Final = 0.02
-"""How long a partition that was read to its end is asked for more."""
+"""Seconds to wait for more from a partition that was read to its end."""
 
 
 def open_source(url: str, timeout_s: float) -> TopicSource:
-    """Open the topic of ``url`` for reading; it is not made.
+    """Open the topic of ``url`` for reading; it is not created.
 
     Raises:
-        InvalidUrl: the topic, an option or the account cannot be used; the message says why.
+        InvalidUrl: the topic, an option or the account is invalid; the message says why.
         RegistryUnavailable: no broker answered within ``timeout_s`` seconds.
         RegistryRefused: there is no such topic, or this user may not read it.
     """
@@ -51,7 +51,7 @@ class TopicSource:
     """
 
     def __init__(self, connection: Connection, partitions: int, timeout_s: float) -> None:
-        """A broker that is silent for ``timeout_s`` seconds while there must be more is given up."""
+        """A broker is given up if it is silent for ``timeout_s`` seconds while there must be more records."""
         self._topic = connection.cluster
         self._servers = connection.servers
         self._timeout_s = timeout_s
@@ -64,25 +64,25 @@ class TopicSource:
 
     @property
     def name(self) -> str:
-        """The topic and where it is."""
+        """Topic and brokers."""
         return f"topic {self._topic} on {self._servers}"
 
     @property
     def found(self) -> str:
-        """What there is instead, where no record is."""
+        """Reason, for people, why no record was found."""
         return "it is empty"
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing may be coming now, such as a broker that is away."""
+        """Reason why no records may be coming at present, such as an unreachable broker."""
         return next((reader.trouble for reader in self._readers if reader.trouble), None)
 
     def progress(self) -> tuple[int, int]:
-        """How many records were read, and how many there were when the reading began."""
+        """Return the number of records read, and the number at the start of the read."""
         return sum(self._positions.values()), sum(self._ends.values())
 
     def read(self, *, growing: bool) -> Iterator[Record | Unreadable]:
-        """All that has come since the last time, by the wall time of the records.
+        """Yield all records since the last call, in the order of their wall time.
 
         The ``file`` of an ``Unreadable`` is ``TOPIC/PARTITION``, its ``line`` the offset. A topic
         always grows, so ``growing`` changes nothing.
@@ -97,7 +97,7 @@ class TopicSource:
         return (item for _, item in heapq.merge(*streams, key=itemgetter(0)))
 
     def close(self) -> None:
-        """Let go of the connections. Closing twice does nothing."""
+        """Close the connections. Closing twice does nothing."""
         for reader in self._readers:
             reader.close()
 
@@ -110,7 +110,7 @@ class TopicSource:
             yield latest, item
 
     def _new(self, partition: int) -> Iterator[LogRecord]:
-        """Up to the end as it was when the reading began; from then on what is there."""
+        """Yield records up to the end as of the start of the read; later, up to the present end."""
         reader = self._readers[partition]
         if partition not in self._ends:
             self._positions[partition], self._ends[partition] = self._patiently(reader.bounds)
@@ -119,7 +119,7 @@ class TopicSource:
             yield from records
 
     def _patiently(self, ask: Callable[[float], tuple[int, int]]) -> tuple[int, int]:
-        """Ask again while brokers have not heard yet who leads the partition of a new topic."""
+        """Retry while brokers do not know yet the leader of a new topic's partition."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RegistryUnavailable),
             wait=tenacity.wait_fixed(_POLL_S),

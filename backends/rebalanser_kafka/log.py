@@ -1,12 +1,12 @@
-"""One topic partition as a log: read in order to its end, append to it, and write several records at once.
+"""One topic partition as a log: reads in order to its end, appends, and atomic writes of several records.
 
-**Threads.** A ``LogReader`` belongs to one thread at a time. A ``LogWriter`` may be used from every
-thread; it has a thread of its own, in which ``on_done`` is called. A ``TransactionalWriter`` may be used
-from every thread, one transaction at a time.
+**Threads.** A ``LogReader`` belongs to one thread at a time. A ``LogWriter`` may be used from every thread,
+and calls ``on_done`` in a thread of its own. A ``TransactionalWriter`` may be used from every thread, one
+transaction at a time.
 
-**The end.** A transaction leaves a control record, and one that was aborted leaves records that nobody sees,
-so the last record read may well be far from the end. ``LogReader.position`` moves over them: read until
-it has reached the ``end_offset`` that was asked for before.
+**The end.** A transaction leaves a control record, and an aborted one leaves invisible records, so the last
+record read may be far from the end. ``LogReader.position`` moves over them: read until it has reached an
+``end_offset`` that was requested before.
 """
 
 from __future__ import annotations

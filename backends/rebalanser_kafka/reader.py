@@ -1,4 +1,4 @@
-"""Reading one partition of a topic to its end, and on."""
+"""Reads one partition of a topic to its end, and further as it grows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from rebalanser_kafka.failures import (
 from rebalanser_kafka.records import LogRecord, to_record
 
 MAX_BATCH: Final = 500
-"""The most records that one poll answers."""
+"""Maximum records that one poll returns."""
 READ_AHEAD_BYTES: Final = 16 * 2**20
-"""Bytes that wait for a poll by default."""
+"""Default bytes that are read ahead of a poll."""
 FETCH_BYTES: Final = 2**20
 """Maximum bytes of one answer of the broker, unless its first batch alone is larger."""
 _LEAST_S: Final = 0.001
@@ -58,9 +58,9 @@ _SETTINGS: Final = MappingProxyType(
 class LogReader:
     """Reads one partition in order. Any number of readers share a topic: none takes a record from another.
 
-    It joins no consumer group; librdkafka wants a group's name, ``{cluster}-reader``, that it never commits
-    to. With ``committed_only`` (the default) records of open and aborted transactions are not seen, nor is
-    anything behind the first open one. One thread at a time.
+    It joins no consumer group; librdkafka needs the name of one, ``{cluster}-reader``, but never commits to
+    it. With ``committed_only`` (the default) records of open and aborted transactions are not seen, nor any
+    record after the first open one. One thread at a time.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LogReader:
         committed_only: bool = True,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
-        """Nothing is sent yet. ``latest`` means the end as it is when the first poll reaches a broker.
+        """Nothing is sent yet. ``latest`` is the end at the time the first poll reaches a broker.
 
         About ``read_ahead_bytes`` are fetched at a time, and as much waits for ``poll``.
         """
@@ -97,28 +97,29 @@ class LogReader:
 
     @property
     def topic(self) -> str:
-        """The topic that is read."""
+        """The topic being read."""
         return self._topic
 
     @property
     def position(self) -> int:
-        """The offset of the next record: all before it was answered, or is nothing that one may see.
+        """Offset of the next record: all visible records before it were returned.
 
-        0 until a ``latest`` has been found out.
+        0 until a ``latest`` is known.
         """
         return self._position
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing may be coming now, such as a broker that is away; None after something came."""
+        """Reason why no records may be coming, such as an unreachable broker; None after any came."""
         return self._trouble
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
-        """The next records, at most 500, as soon as there are any; none after ``timeout_s`` seconds, or when
-        only the position has moved. A broker that is away is waited for: see ``trouble``.
+        """Return the next records, at most 500, as soon as there are any; none after ``timeout_s`` seconds,
+        or if only the position has moved. An unreachable broker is waited for: see ``trouble``.
 
         Raises:
-            LogTruncated: the position is not in the log any more, or not yet; the reader is of no more use.
+            LogTruncated: the position is not in the log any more, or not yet; the reader is unusable from now
+                on.
             AccessDenied: this user may not read the topic.
             RegistryRefused: there is no such topic.
         """
@@ -141,13 +142,13 @@ class LogReader:
                 return records
 
     def move_to(self, offset: int) -> None:
-        """Go on at this offset; what was read ahead is dropped."""
+        """Continue at this offset; records read ahead are dropped."""
         self._start = self._position = offset
         self._assigned, self._failed = False, None
 
     def end_offset(self, timeout_s: float) -> int:
-        """The offset behind the last record that may be seen now: with ``committed_only`` the last stable
-        offset, else the high watermark.
+        """Return the offset after the last visible record: with ``committed_only`` the last stable offset,
+        else the high watermark.
 
         Raises:
             RebalanserError: as ``bounds``.
@@ -155,7 +156,7 @@ class LogReader:
         return self.bounds(timeout_s)[1]
 
     def bounds(self, timeout_s: float) -> tuple[int, int]:
-        """Return the offset of the first record that the log still holds, and ``end_offset``, in one request.
+        """Return the offset of the log's first record, and ``end_offset``, in one request.
 
         Raises:
             RegistryUnavailable: no broker answered within ``timeout_s`` seconds, or the partition has no
@@ -176,7 +177,7 @@ class LogReader:
         raise judge(error, Act.READ, what)
 
     def close(self) -> None:
-        """Let go of the connection, without waiting for a broker. Closing twice does nothing."""
+        """Close the connection, without waiting for a broker. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._consumer.close()
@@ -198,9 +199,9 @@ class LogReader:
             return []
 
     def _is_known(self, timeout_s: float) -> bool:
-        """True if the brokers know the partition, with a leader or without; a consumer's question makes none.
+        """True if the brokers know the partition, with a leader or without; the request creates no topic.
 
-        The client says of both a missing topic and one without a leader that it is unknown.
+        The client reports both a missing topic and one without a leader as unknown.
         """
         try:
             found = self._consumer.list_topics(self._topic, timeout=timeout_s).topics.get(self._topic)
@@ -216,7 +217,7 @@ class LogReader:
                 self._trouble = str(error)
                 return False
         elif self._start == "earliest":
-            # If the partition's leader is not known yet, librdkafka looks for it again after half a second.
+            # If the partition's leader is not known yet, librdkafka retries after half a second.
             with suppress(RebalanserError):
                 self.bounds(timeout_s)
         offset = OFFSET_BEGINNING if self._start == "earliest" else self._position
@@ -238,7 +239,7 @@ class LogReader:
             self._learn(error)
 
     def _hear(self, error: KafkaError) -> None:
-        """Take an error of the client as a whole; what concerns its group or one connection may pass."""
+        """Handle an error of the client as a whole; one about its group or one connection may pass."""
         if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}:
             self._learn(error)
         else:

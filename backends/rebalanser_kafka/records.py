@@ -1,4 +1,4 @@
-"""Records of a log, as they are read and as they are written, and the way that librdkafka takes them."""
+"""Records of a log, read and to be written, and their way through librdkafka."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailab
 from rebalanser_kafka.failures import RAISED, Act, OnDone, error_of, judge
 
 MAX_RECORD_BYTES: Final = 1_000_000
-"""Key, value and headers of one record; with Kafka's framing it fits a topic's default of 1,048,588 bytes."""
+"""Maximum bytes of key, value and headers of a record; with Kafka's framing it fits the default of
+1,048,588."""
 BUFFERED_RECORDS: Final = 10_000
 BUFFERED_KBYTES: Final = 65_536
 
 FRAMING_BYTES: Final = 16_384
-"""Upper bound of what librdkafka counts for a record beside key, value and headers."""
+"""Upper bound of the bytes that librdkafka counts for a record beside key, value and headers."""
 _PURGE_S: Final = 1.0
 
 WRITER_SETTINGS: Final = MappingProxyType(
@@ -37,7 +38,7 @@ WRITER_SETTINGS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One record as it was read. ``timestamp_ms`` is the broker's where ``log_append_time`` says so."""
+    """One record as it was read. ``timestamp_ms`` is the broker's if ``log_append_time`` is true."""
 
     offset: int
     timestamp_ms: int
@@ -50,7 +51,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """One record to write. Without a value it is a tombstone, which compaction takes for a deletion."""
+    """One record to write. Without a value it is a tombstone: compaction treats it as a deletion."""
 
     topic: str
     key: bytes | None
@@ -60,13 +61,13 @@ class NewRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Size that counts against ``MAX_RECORD_BYTES``."""
+        """Bytes that count against ``MAX_RECORD_BYTES``."""
         headers = sum(len(name.encode()) + len(value) for name, value in self.headers.items())
         return len(self.key or b"") + len(self.value or b"") + headers
 
 
 def to_record(message: Message, offset: int) -> LogRecord:
-    """What librdkafka read, as a record."""
+    """Convert a message of librdkafka to a record."""
     kind, timestamp_ms = message.timestamp()
     key, value = message.key(), message.value()
     headers: dict[str, bytes] = {}
@@ -89,7 +90,7 @@ def to_record(message: Message, offset: int) -> LogRecord:
 
 
 def check_size(record: NewRecord, limit_bytes: int) -> None:
-    """Refuse what is too large before it is sent, with the numbers."""
+    """Refuse an oversized record before it is sent; the message has the sizes."""
     if record.size_bytes > limit_bytes:
         raise RequestTooLarge(
             f"a record of {record.size_bytes} bytes for {record.topic}; at most {limit_bytes} are sent"

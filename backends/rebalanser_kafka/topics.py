@@ -1,4 +1,4 @@
-"""Topics as the protocols want them: made where they are missing, compared where they exist."""
+"""Topics as the protocols require them: created if they are missing, compared if they exist."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import Act, error_of, is_denied, judge
 
 PARTITIONS: Final = "partitions"
-"""The name under which ``TopicSpec.must_match`` and a ``Difference`` speak of their number."""
+"""Name of the partition count in ``TopicSpec.must_match`` and in a ``Difference``."""
 FIRST_ATTEMPT_S: Final = 2.0
-"""How long a new client has to get its answers; each one after it has twice as long."""
+"""Seconds for the first client's answers; each later client has twice the time."""
 PAUSE_S: Final = 0.05
-"""How long it is waited between two attempts."""
+"""Seconds between two attempts."""
 _LEAST_S: Final = 0.001
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it should be. What is in ``must_match`` is an error where it differs, the rest a warning."""
+    """Required settings of a topic. A difference in ``must_match`` is an error, any other a warning."""
 
     name: str
     partitions: int = 1
@@ -41,7 +41,7 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as it is; ``settings`` has all of them, the broker's defaults included."""
+    """Settings of an existing topic; ``settings`` has all of them, the broker's defaults included."""
 
     name: str
     partitions: int
@@ -50,7 +50,7 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing in which an existing topic is not as it should be."""
+    """One difference between an existing topic and its specification."""
 
     topic: str
     setting: str
@@ -62,7 +62,7 @@ class Difference:
 
 
 def remedy(found: Sequence[Difference], servers: str) -> str:
-    """What a person can do about the differences of one topic: a command that a shell takes as it is."""
+    """Return a shell command that removes the differences of one topic."""
     topic = found[0].topic
     steps = []
     if any(each.setting == PARTITIONS for each in found):
@@ -77,17 +77,18 @@ def remedy(found: Sequence[Difference], servers: str) -> str:
 
 
 def _listed(value: str) -> str:
-    """A value as ``kafka-configs.sh`` takes it: a comma would begin the next setting."""
+    """Quote a value for ``kafka-configs.sh``, which reads a comma as the start of the next setting."""
     return f"[{value}]" if "," in value else value
 
 
 def by_topic(found: Iterable[Difference]) -> list[list[Difference]]:
-    """The differences of each topic."""
+    """Group differences by topic."""
     return [list(each) for _, each in groupby(found, lambda difference: difference.topic)]
 
 
 def differences(spec: TopicSpec, state: TopicState) -> list[Difference]:
-    """In what a topic is not as wanted; lists such as ``compact,delete`` are compared without order."""
+    """Return the differences between a topic and its specification; lists such as ``compact,delete`` are
+    compared without order."""
     found = {PARTITIONS: str(state.partitions), **state.settings}
     wanted = {PARTITIONS: str(spec.partitions), **spec.settings}
     return [
@@ -102,7 +103,7 @@ def _normal(value: str | None) -> frozenset[str] | None:
 
 
 class _Patience:
-    """One time limit over several requests, and a shorter one for each attempt at all of them."""
+    """One deadline for several requests, and a shorter one for each attempt at all of them."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -129,11 +130,11 @@ class _Patience:
 def _patiently(
     connection: Connection, timeout_s: float, ask: Callable[[AdminClient, _Patience], ResultT]
 ) -> ResultT:
-    """Ask by a new client, and by another one where that has got no answer for a while.
+    """Send requests with a new client, and with another one if that got no answer within its time.
 
-    A broker that has missed its own heartbeats, as after a pause, is fenced for a moment and tells clients
-    that there is no broker. A client that hears this asks again only after its metadata's refresh interval,
-    though all is well by then.
+    A broker that missed its own heartbeats, as after a pause, is fenced for a moment and reports to clients
+    that there is no broker. Such a client retries only after its metadata's refresh interval, although the
+    broker has recovered by then.
     """
     patience = _Patience(timeout_s)
 
@@ -150,11 +151,11 @@ def _patiently(
 
 
 def describe(connection: Connection, names: Iterable[str], timeout_s: float) -> dict[str, TopicState]:
-    """The topics of these names that exist.
+    """Return the topics of these names that exist.
 
     Raises:
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
-        AccessDenied: this user may not look at a topic's settings.
+        AccessDenied: this user may not read a topic's settings.
     """
     wanted = list(names)
     return _patiently(connection, timeout_s, lambda admin, patience: _describe(admin, wanted, patience))
@@ -163,16 +164,16 @@ def describe(connection: Connection, names: Iterable[str], timeout_s: float) -> 
 def ensure_topics(
     connection: Connection, specs: Sequence[TopicSpec], timeout_s: float, *, replication_factor: int = -1
 ) -> list[Difference]:
-    """Make the topics that are missing, and answer in what the others are not as wanted, without consequence.
+    """Create missing topics; return the differences of the others, without acting on them.
 
-    Several processes may do it at once. ``replication_factor`` -1 is the broker's default.
+    Several processes may do this at once. ``replication_factor`` -1 is the broker's default.
 
     Raises:
         InvalidSettings: an existing topic differs in something that must match; names every difference and
-            what to do about each.
-        AccessDenied: a topic is missing and this user may not make it, or may not look at one.
+            its remedy.
+        AccessDenied: a topic is missing and this user may not create it, or may not describe one.
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
-        RegistryRefused: the broker refuses the topic as wanted, such as more replicas than brokers.
+        RegistryRefused: the broker refuses the topic's settings, such as more replicas than brokers.
     """
 
     def ensure(admin: AdminClient, patience: _Patience) -> dict[str, TopicState]:
@@ -195,10 +196,10 @@ def ensure_topics(
 
 
 def refuse(connection: Connection, found: Sequence[Difference]) -> None:
-    """Refuse topics that differ in what must match; nothing if none does.
+    """Refuse topics that differ in a setting that must match.
 
     Raises:
-        InvalidSettings: names every difference and what to do about each topic.
+        InvalidSettings: names every difference, and a remedy for each topic.
     """
     if found:
         raise InvalidSettings(
@@ -211,11 +212,12 @@ def refuse(connection: Connection, found: Sequence[Difference]) -> None:
 
 
 def partitions_of(connection: Connection, names: Iterable[str], timeout_s: float) -> dict[str, int]:
-    """How many partitions the topics of these names have that exist; who may describe them may ask.
+    """Return the partition counts of the topics of these names that exist. The permission to describe
+    suffices.
 
     Raises:
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
-        AccessDenied: this user may not look at a topic.
+        AccessDenied: this user may not describe a topic.
     """
     wanted = list(names)
     return _patiently(connection, timeout_s, lambda admin, patience: _partitions(admin, wanted, patience))
@@ -285,7 +287,7 @@ def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int,
 
 
 class _NotKnownYet(Exception):
-    """The broker that was asked has not heard of a topic that the controller has made."""
+    """The broker does not know yet a topic that the controller has created."""
 
 
 def _described_once_known(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, TopicState]:

@@ -1,4 +1,4 @@
-"""Several records written at once, or none of them, by one living writer."""
+"""Atomic writes of several records by one living writer."""
 
 from __future__ import annotations
 
@@ -46,41 +46,41 @@ from rebalanser_kafka.records import (
 )
 
 ABORT_S: Final = 1.0
-"""Seconds, at least, for undoing what brokers did not acknowledge in time."""
+"""Minimum seconds for aborting a transaction that brokers did not acknowledge in time."""
 CONNECT_S: Final = 1.0
-"""Maximum seconds to wait for a first connection before the transactional id is asked for."""
+"""Maximum seconds to wait for a first connection before the transactional id is initialised."""
 _STALE: Final = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH})
 
 
 class StaleMembership(Fenced):
-    """The group has moved on to another generation than the offsets speak of: nothing was written.
+    """The offsets belong to an earlier generation of the group: nothing was written.
 
-    The writer was not fenced and goes on. Whether its process still has its place in the group, and by which
-    membership, the thread that polls the consumer knows.
+    The writer was not fenced and continues. The thread that polls the consumer knows if its process is still
+    a member of the group, and its present membership.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Offsets of a consumer group that are committed by a transaction, or not at all with it.
+    """Offsets of a consumer group that are committed with a transaction, or not at all.
 
-    The broker checks them against the consumer's member and generation: whoever lost the partition is fenced
-    even if nobody else has written yet.
+    The broker checks them against the consumer's member and generation: a process that lost the partition is
+    fenced even if no other has written yet.
     """
 
     membership: object
-    """What ``Consumer.consumer_group_metadata()`` answers in the thread that polls the consumer, right after
-    a poll; asked for in another thread while that one polls, it does not answer."""
+    """Result of ``Consumer.consumer_group_metadata()`` in the thread that polls the consumer, right after a
+    poll; a call in another thread does not return while that one polls."""
     next_offsets: Mapping[tuple[str, int], int]
-    """By topic and partition, the offset of the next record to consume."""
+    """Offset of the next record to consume, by topic and partition."""
 
 
 class TransactionalWriter:
-    """Writes several records, and offsets of a group, all or nothing; one living writer per id (SH-7).
+    """Writes several records and offsets of a group, all or nothing; one living writer per id (SH-7).
 
-    ``init`` fences every earlier writer of the same ``transactional_id``: its open transaction is undone
-    and whatever it still sends is refused with ``Fenced``. So call it only as the one who leads now: a
-    process that was deposed and calls it again fences its successor.
+    ``init`` fences every earlier writer of the same ``transactional_id``: its open transaction is aborted,
+    and its later writes are refused with ``Fenced``. So only the present leader may call it: a deposed
+    process that calls it again fences its successor.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class TransactionalWriter:
         *,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
-        """``timeout_s`` limits each call here, and the time after which the broker undoes a transaction
-        whose writer has vanished; committed-only readers wait behind it for so long."""
+        """``timeout_s`` limits each call here, and the time after which the broker aborts a transaction whose
+        writer has vanished; committed-only readers wait behind it until then."""
         self._id = transactional_id
         self._timeout_s = timeout_s
         self._max_record_bytes = max_record_bytes
@@ -114,13 +114,13 @@ class TransactionalWriter:
         )
 
     def init(self) -> None:
-        """Take over the transactional id. When it returns nothing of an earlier writer can take effect any
-        more, so what can be read then, up to ``end_offset``, is what was committed.
+        """Take over the transactional id. After it returned, nothing of an earlier writer can take effect any
+        more: all that is committed can be read up to ``end_offset``.
 
         Raises:
-            RegistryUnavailable: not within the time; call it again.
+            RegistryUnavailable: it did not succeed in time; call it again.
             Fenced: another writer took over at the same moment.
-            AccessDenied, UnsupportedBroker, InvalidSettings: the broker does not let it, whoever asks when.
+            AccessDenied, UnsupportedBroker, InvalidSettings: the broker refuses it, at any time.
         """
         with self._lock:
             self._drop()
@@ -142,19 +142,19 @@ class TransactionalWriter:
         *,
         limit_s: float = math.inf,
     ) -> list[int]:
-        """Write all records and commit all offsets, or nothing; answer the records' offsets in their order.
+        """Write all records and commit all offsets, or nothing; return the records' offsets in their order.
 
         ``limit_s`` is a shorter limit for this call.
 
         Raises:
-            StaleMembership: the offsets' consumer speaks of an earlier generation of its group. Nothing was
-                written; with a later membership it may be tried again at once.
-            Fenced: another writer has taken over, or the offsets' consumer has lost its place in the group.
-                Unless it says otherwise, nothing was written.
-            OutcomeUnknown: the commit was sent and not answered. To find out: make sure that this process
+            StaleMembership: the offsets belong to an earlier generation of their consumer's group. Nothing
+                was written; with a later membership it may be retried at once.
+            Fenced: another writer has taken over, or the offsets' consumer is no member of the group any
+                more. Unless the message says otherwise, nothing was written.
+            OutcomeUnknown: the commit was sent and not answered. To find out, make sure that this process
                 still leads, call ``init``, then read to the end.
-            RegistryUnavailable: nothing was written; try again.
-            RequestTooLarge, AccessDenied, RegistryRefused: nothing was written, and trying again is no use.
+            RegistryUnavailable: nothing was written; retry.
+            RequestTooLarge, AccessDenied, RegistryRefused: nothing was written, and a retry is useless.
             InvalidState: ``init`` was not called, or must be called again after an earlier error.
         """
         self._check(records)
@@ -174,7 +174,7 @@ class TransactionalWriter:
             return written
 
     def close(self) -> None:
-        """Undo what is open, as far as a broker answers in time, and let go of the connection."""
+        """Abort an open transaction if a broker answers in time, and close the connection."""
         with self._lock:
             self._drop()
 
@@ -198,7 +198,7 @@ class TransactionalWriter:
 
     @property
     def _open(self) -> Producer:
-        """The producer, which no frame may hold, not even as a bound method.
+        """Return the producer, which no frame may hold, not even as a bound method.
 
         confluent-kafka never frees some of its errors, nor the frames of their tracebacks.
         """
@@ -209,7 +209,7 @@ class TransactionalWriter:
     def _prepare(
         self, records: Sequence[NewRecord], offsets: GroupOffsets | None, deadline: float
     ) -> list[int]:
-        """Everything up to the commit: whatever fails here leaves nothing behind."""
+        """Do all up to the commit: a failure here leaves no effect."""
         answers: list[int | RebalanserError] = [
             RegistryUnavailable("the brokers did not acknowledge every record in time")
         ] * len(records)
@@ -237,9 +237,10 @@ class TransactionalWriter:
         return written
 
     def _cause(self, records: Sequence[NewRecord]) -> RebalanserError | None:
-        """Why librdkafka has given up the open transaction: the reports of its records do not tell.
+        """Return the reason why librdkafka gave up the open transaction: the reports of its records have
+        none.
 
-        To begin a transaction inside another one is refused, with the cause where there is one.
+        A request to begin a transaction inside another one is refused, with the reason if there is one.
         """
         try:
             self._open.begin_transaction()
@@ -272,9 +273,9 @@ class TransactionalWriter:
             raise OutcomeUnknown(f"{story}; it may have been carried out") from None
 
     def _undone(self, failure: RebalanserError, deadline: float) -> RebalanserError:
-        """Abort, and answer what to raise: nothing was committed, whether the abort succeeds or not.
+        """Abort, and return the error to raise: nothing was committed, even if the abort fails.
 
-        Brokers that did not answer so far are hardly given more time: a leader is silent meanwhile.
+        Brokers that have not answered so far get little more time: a leader is silent meanwhile.
         """
         try:
             unreachable = isinstance(failure, RegistryUnavailable)
@@ -313,7 +314,7 @@ def _may_repeat(error: BaseException) -> bool:
 
 
 def _repeat(step: Callable[[float], None], deadline: float) -> None:
-    """Take a step of a transaction, resuming it where librdkafka says that it may be resumed."""
+    """Take a step of a transaction, and resume it if librdkafka allows that."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_repeat),
         wait=tenacity.wait_fixed(0.02),

@@ -1,4 +1,4 @@
-"""Appending single records."""
+"""Appends of single records."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from rebalanser_kafka.records import (
 DELIVERY_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 5.0
 UNDER_WAY: Final = 1000
-"""Maximum number of records that ``LogWriter.append_all`` has under way."""
+"""Maximum records that ``LogWriter.append_all`` has in flight."""
 UNDER_WAY_BYTES: Final = 16 * 2**20
-"""Maximum bytes of them by default."""
+"""Default maximum of their bytes."""
 
 _SERVE_S: Final = 0.1
 _NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -45,7 +45,7 @@ _NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 class LogWriter:
     """Appends single records, each acknowledged by all replicas in sync and never written twice.
 
-    At most 10,000 records or 64 MiB wait for their answer. Records of one writer keep their order.
+    At most 10,000 records or 64 MiB wait for their answers. Records of one writer keep their order.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class LogWriter:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
-        """A record that is not acknowledged within ``delivery_timeout_s`` seconds is given up as unknown."""
+        """A record that is not acknowledged within ``delivery_timeout_s`` seconds is given up; its outcome is
+        unknown."""
         self._config = client_config(
             connection,
             {
@@ -84,12 +85,12 @@ class LogWriter:
         *,
         partition: int = 0,
     ) -> None:
-        """Hand over one record. ``on_done`` is told its offset, or the error, once, from the writer's own
-        thread, which it must not hold up: an ``OutcomeUnknown`` where the record may still be written,
-        any other error where it never will be. After an error raised here it is not called.
+        """Hand over one record. ``on_done`` is called once with its offset, or with the error, in the
+        writer's own thread, which it must not block. The error is an ``OutcomeUnknown`` if the record may
+        still be written, and another one if it never will be. After an error raised here it is not called.
 
         Raises:
-            RequestTooLarge: over the limit, with the numbers; nothing was sent.
+            RequestTooLarge: over the limit, with the sizes; nothing was sent.
             RegistryUnavailable: too many records wait already; nothing was sent.
             InvalidState: the writer is closed.
         """
@@ -124,10 +125,11 @@ class LogWriter:
         timeout_s: float,
         partition: int = 0,
     ) -> int:
-        """Append one record and answer its offset. Not from ``on_done``: it would wait for itself.
+        """Append one record and return its offset. Not to be called from ``on_done``: it would wait for
+        itself.
 
         Raises:
-            OutcomeUnknown: no answer within ``timeout_s`` seconds: it may be written, now or later.
+            OutcomeUnknown: no answer within ``timeout_s`` seconds: the record may be written, now or later.
             RequestTooLarge, RegistryUnavailable, AccessDenied, RegistryRefused: it is not written.
         """
         record = NewRecord(topic, key, value, headers, partition)
@@ -141,11 +143,12 @@ class LogWriter:
         under_way_bytes: int = UNDER_WAY_BYTES,
         on_written: Callable[[NewRecord], None] = lambda _record: None,
     ) -> list[int]:
-        """Append records in this order, many at a time, and answer their offsets.
+        """Append records in this order, many at a time, and return their offsets.
 
-        ``on_written`` is called for each one as it is acknowledged. No more than ``under_way_bytes`` of them
-        wait for their answers, unless one alone is larger: give the topic's ``max.message.bytes`` if that may
-        be less, since records are sent together. After an error some behind the first one may be written.
+        ``on_written`` is called for each one as it is acknowledged. At most ``under_way_bytes`` of them wait
+        for their answers, unless one alone is larger. Give the topic's ``max.message.bytes`` if that may be
+        less, since records are sent together. After an error, some records after the first unwritten one may
+        be written.
 
         Raises:
             OutcomeUnknown: a record was not answered within ``timeout_s`` seconds.
@@ -196,7 +199,8 @@ class LogWriter:
             ) from None
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait at most ``timeout_s`` seconds for what is under way, then give the rest up as unknown.
+        """Wait at most ``timeout_s`` seconds for records in flight, then give up the rest with unknown
+        outcomes.
 
         Every ``on_done`` has been called when it returns. Closing twice does nothing.
         """
@@ -225,11 +229,11 @@ class LogWriter:
             try:
                 self._producer.poll(_SERVE_S)
             except RAISED:
-                # librdkafka has given this producer up for good; the next append gets another.
+                # librdkafka has given up this producer for good; the next append creates another.
                 self._settle(0.0)
                 with self._lock:
                     self._spent = True
 
 
 def _forget(_answer: int | RebalanserError) -> None:
-    """For those who do not want to know."""
+    """Ignore the outcome."""

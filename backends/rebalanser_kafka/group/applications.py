@@ -1,8 +1,9 @@
 """The running applications of the cluster as resources of its groups (SH-19).
 
-The connection of a group's leader follows the cluster's assignment documents and appends what runs to the
-group's log, where it takes effect unless a newer document has been fed. An operator who reads a group that
-nobody leads does the same before he reads. Where the cluster has no such topic nothing is fed.
+The connection of a group's leader follows the cluster's assignment documents. It appends the running
+applications to the group's log; there they take effect unless a newer document has been fed. An operator who
+reads a group without a leader does the same before the read. If the cluster has no such topic, nothing is
+fed.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from rebalanser_kafka.log import LogReader
 from rebalanser_kafka.shiva.last_records import last_document, read_on
 
 LOOK_S: Final = 0.5
-"""How long after a node came to lead it begins to follow, at most."""
+"""Maximum seconds until a node that becomes leader begins to follow."""
 POLL_S: Final = 0.2
 MISSING_S: Final = 10.0
-"""How often a cluster without applications is asked whether it has any now."""
+"""Seconds between two checks of a cluster without applications."""
 RETRY_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class RunningApplications:
-    """What runs in a cluster."""
+    """The running applications of a cluster."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._topic = TopicNames().of(connection.cluster).assignement
 
     def read(self, timeout_s: float) -> Applications | None:
-        """What the last document says; None without a document, or without the cluster's topics.
+        """Return the applications of the last document; None without a document, or without the cluster's
+        topics.
 
         Raises:
             RetryLater: it could not be read to its end within ``timeout_s`` seconds.
@@ -49,9 +51,9 @@ class RunningApplications:
     def follow(
         self, goes_on: Callable[[], bool], take: Callable[[Applications], None], timeout_s: float
     ) -> None:
-        """Tell ``take`` what the last document says, and each newer one.
+        """Call ``take`` with the applications of the last document, and of each newer one.
 
-        It returns once ``goes_on`` is false, or a change was missed: then call it again.
+        Return once ``goes_on`` is false, or after a missed change: then call it again.
 
         Raises:
             RegistryRefused: the cluster has no such topic.
@@ -67,7 +69,7 @@ class RunningApplications:
 
 
 class LeaderFeed:
-    """A thread that follows what runs as long as its node leads."""
+    """A thread that follows the running applications as long as its node leads."""
 
     def __init__(
         self,

@@ -1,15 +1,14 @@
 """A connection to a group that lives in a log: the ``Coordinator`` of ``kafka://``.
 
-To carry out a command is to append it, and to wait until one reads it back: by then the replica has carried
-it out, at its offset, just as everybody else's replica does. One thread reads the log. It never waits for
-anything else, so that heartbeats are answered whatever else goes on; it also says which leases have ended and
-writes snapshots, without waiting for either.
+A command is appended, and its caller waits until it is read back: by then this replica has executed it at its
+offset, as every other replica does. One thread reads the log. It never blocks on anything else, so heartbeats
+are answered in any case. It also appends the ends of leases and writes snapshots, without waiting for either.
 
-**What it is safe against.** A record that was sent may be appended later, or twice, or never: what a command
-may do is guarded as in any registry. A connection that lags behind decides nothing: every decision is taken
-at a record's offset by everybody alike, and a proof of life counts from before its record was sent. A log
-that has lost what was read from it, or was made anew, is read again from its beginning: sessions that are no
-longer in it are lost, and the revisions that follow are above all that this connection has seen.
+**Safety.** A record that was sent may be appended later, twice or never: commands are guarded as in any
+registry. A connection that lags behind decides nothing: every replica takes each decision at a record's
+offset, and a proof of life counts from before its record was sent. If a log has lost records that were read,
+or was created anew, it is read again from its beginning. Sessions that it no longer has are lost, and new
+revisions are above all that this connection has seen.
 """
 
 from __future__ import annotations
@@ -82,13 +81,13 @@ from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, in_turn, por
 from rebalanser_kafka.group.watches import Telling, Watches
 
 SNAPSHOT_RECORDS: Final = 5_000
-"""A snapshot is due after so many records..."""
+"""Records after which a snapshot is due."""
 SNAPSHOT_BYTES: Final = 16 * 1024 * 1024
-"""... or so many bytes."""
+"""Bytes after which a snapshot is due."""
 LONGEST_LOOK_S: Final = 0.1
-"""How long the reader waits for a record at most, and so how late it sees that it is to stop."""
+"""Maximum seconds that the reader waits for a record, and so its delay in seeing a request to stop."""
 PAUSE_S: Final = 0.2
-"""How long the reader waits before it begins anew."""
+"""Seconds before the reader begins anew."""
 CLOSE_TIMEOUT_S: Final = 5.0
 CAPABILITIES: Final = Capabilities(
     max_operations=MAX_REQUEST_BYTES,
@@ -101,7 +100,7 @@ CAPABILITIES: Final = Capabilities(
 
 
 OnDone: TypeAlias = Callable[[int | RebalanserError], None]
-"""Told, once for each record, the offset at which it is written, or why it is not or may not be."""
+"""Called once for each record, with its offset, or with the error if it is not or may not be written."""
 
 
 class Log(Protocol):
@@ -109,54 +108,54 @@ class Log(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Name of the log in messages."""
 
     @property
     def position(self) -> int:
-        """The offset of the record that comes next."""
+        """Offset of the next record."""
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing may be coming now."""
+        """Reason why no records may be coming at present."""
 
     @property
     def unsafe_reasons(self) -> tuple[str, ...]:
-        """What about it weakens a promise, one sentence each; known once it has begun."""
+        """Reasons why the log weakens a promise, one sentence each; known after ``begin``."""
 
     def begin(self) -> tuple[int, int]:
-        """Read from its first record on; the offsets of its first record and of the one that comes next.
+        """Read from the first record on; return the offsets of the first record and of the next one.
 
         Raises:
-            RebalanserError: it could not be reached, or must not be used as it is.
+            RebalanserError: the log is unreachable, or must not be used as it is.
         """
 
     def read(self, timeout_s: float) -> Sequence[LogEntry]:
-        """The next records, none where there is none within ``timeout_s`` seconds.
+        """Return the next records; none if none comes within ``timeout_s`` seconds.
 
         Raises:
-            RebalanserError: it has to be begun anew, for it does not hold what comes next.
+            RebalanserError: the log must be begun anew, as it does not have the next record.
         """
 
     def append(self, value: bytes, done: OnDone) -> None:
-        """Append a request, in parts where it is too large for one record; ``done`` is told what came of it.
+        """Append a request, in parts if it is too large for one record; ``done`` is called with the outcome.
 
         Raises:
             RebalanserError: it was not sent and will not be.
         """
 
     def delete_before(self, offset: int) -> None:
-        """Let the records before this offset go, some time. Returns without waiting."""
+        """Delete the records before this offset at some time; returns at once."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the log."""
 
 
 class LogCoordinator(Coordinator):
     """One connection of a node or an operator to a group that lives in a log.
 
     ``now`` is the monotonic clock (seconds) that leases and proofs of life are counted on, ``timeout_s``
-    bounds each command. The log is closed with the coordinator.
-    """
+    ``now`` is the monotonic clock (seconds) of leases and proofs of life, and ``timeout_s`` limits each
+    command. The log is closed with the coordinator."""
 
     def __init__(self, log: Log, group: str, now: Callable[[], float], timeout_s: float) -> None:
         self._log = log
@@ -188,11 +187,11 @@ class LogCoordinator(Coordinator):
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-log-{group}", daemon=True)
 
     def open(self, timeout_s: float) -> None:
-        """Read all that is there, within ``timeout_s`` seconds.
+        """Read all records of the log, within ``timeout_s`` seconds.
 
         Raises:
-            RegistryUnavailable: it was not read to its end in time.
-            FixConfiguration: it cannot be read, and a person must do something first.
+            RegistryUnavailable: the end of the log was not reached in time.
+            FixConfiguration: it cannot be read before a person changes something.
         """
         self._begin()
         self._follow(())
@@ -208,11 +207,11 @@ class LogCoordinator(Coordinator):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What a group in a log can do."""
+        """Capabilities of a group in a log."""
         return replace(CAPABILITIES, unsafe_reasons=self._log.unsafe_reasons)
 
     def perform(self, command: Command) -> Outcome:
-        """Carry out a command, waiting for its answer. Every failure is an outcome, never an exception."""
+        """Execute a command and wait for its outcome. Every failure is an outcome, never an exception."""
         if isinstance(command, AddBarriers | RemoveBarriers | ReadBarriers):
             return in_turn(command, self._perform)
         if isinstance(command, ReadGroup):
@@ -233,13 +232,13 @@ class LogCoordinator(Coordinator):
         return outcome
 
     def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:
-        """Watch exactly these topics, a new one from its revision on; those watched before go on."""
+        """Watch exactly these topics, each new one from its revision on; those watched before continue."""
         with self._lock:
             tellings = self._watches.replace(node, topics, listener)
         _tell(tellings)
 
     def feed_from(self, running: RunningApplications) -> None:
-        """Make what runs a part of the resources, as long as this connection's node leads (SH-19)."""
+        """Add the running applications to the resources, as long as this connection's node leads (SH-19)."""
         self._running = running
         self._feed = LeaderFeed(running, self._leads, self._take, self._timeout_s, self._group)
 
@@ -258,9 +257,9 @@ class LogCoordinator(Coordinator):
             self._ask(Fed(applications.epoch, applications.names))
 
     def read(self) -> GroupView:
-        """All of the group and its barriers, at one revision, for anyone who asks (RB-19)."""
+        """Return the whole group and its barriers at one revision, for any reader (RB-19)."""
         if self._running is not None and self._is_leaderless():
-            # What runs can be read another time: the group must be readable though that is not.
+            # The group must be readable even if the running applications are not.
             with suppress(RebalanserError):
                 applications = self._running.read(self._timeout_s)
                 if applications is not None:
@@ -273,7 +272,7 @@ class LogCoordinator(Coordinator):
     def read_holdings(self, keys: Collection[str] | None = None) -> HoldingsRead:
         """Read all barriers with their holders; of notices, what this connection's replica has at ``keys``.
 
-        The replica gave the notices, so it knows what they are about.
+        The replica gave the notices, so it knows their objects.
         """
         if keys is None:
             return super().read_holdings()
@@ -285,7 +284,7 @@ class LogCoordinator(Coordinator):
             return self._follower.replica.holdings_at(keys)
 
     def heartbeats(self, nodes: Sequence[NodeId]) -> Mapping[NodeId, LeaseAge]:
-        """The age of the last heartbeat of those nodes that live, counted since this connection read it."""
+        """Return the age of the last heartbeat of each live node, counted since this connection read it."""
         with self._lock:
             now, leases = self._now(), dict(self._follower.replica.members())
             ages = {node: self._counter.age(leases[node], now) for node in nodes if node in leases}
@@ -294,17 +293,17 @@ class LogCoordinator(Coordinator):
     def put_resources(
         self, specs: Sequence[ResourceSpec], progress: Progress, fields: frozenset[str] = SPEC_FIELDS
     ) -> int:
-        """Add resources, or change this of them; how many are new (RB-29)."""
+        """Add resources, or change these fields of them; return the number of new ones (RB-29)."""
         parts = [PutResources(tuple(part), fields) for part in portions(specs)]
         return self._change(parts, len(specs), progress)
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
-        """Change the weights of those resources that are there, and nothing else of them (AU-7, RB-29)."""
+        """Change the weights of existing resources, and nothing else of them (AU-7, RB-29)."""
         parts = [WeighResources(dict(part)) for part in portions(list(weights.items()))]
         return self._change(parts, len(weights), progress)
 
     def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
-        """Remove resources; how many there were. Barriers are left alone (RB-16)."""
+        """Remove resources; return the number that existed. Barriers are left alone (RB-16)."""
         parts = [RemoveResources(tuple(part)) for part in portions(resources)]
         return self._change(parts, len(resources), progress)
 
@@ -333,7 +332,7 @@ class LogCoordinator(Coordinator):
         raise RegistryUnavailable(OVERTAKEN)
 
     def forget_history(self) -> None:
-        """Forget what changed so far, as after a gap: whoever watches from before is told to look again."""
+        """Forget past changes, as after a gap: watches from before are notified to read again."""
         with self._lock:
             tellings = self._watches.lost(self._follower.replica.latest)
         _tell(tellings)
@@ -349,7 +348,7 @@ class LogCoordinator(Coordinator):
         self._log.close()
 
     def _ask(self, wish: Wish, epoch: int | None = None) -> Result:
-        """Append a wish, and wait until it was read back and carried out; what came of it."""
+        """Append a request and wait until it was read back and executed; return its result."""
         name = uuid.uuid4().hex
         value = self._encoded(name, wish, epoch)
         answer: Future[Result] = Future()
@@ -410,7 +409,7 @@ class LogCoordinator(Coordinator):
             self._caught_up.set()
 
     def _turn(self) -> None:
-        """Read what there is, and do what has become due."""
+        """Read the next records, and do all work that is due."""
         try:
             if self._lost:
                 self._begin()
@@ -437,7 +436,7 @@ class LogCoordinator(Coordinator):
             replica = self._follower.replica
             tellings: list[Telling] = []
             if self._follower.complete:
-                # The time is taken after the reading, so that no lease is counted from before it (RB-21).
+                # The time is taken after the read, so that no lease is counted from before it (RB-21).
                 self._counter.observe(replica.leases, self._now())
                 tellings = self._watches.changed(replica.take_changes())
             if not (self._lost or self._caught_up.is_set()) and self._log.position >= self._end:
@@ -450,14 +449,14 @@ class LogCoordinator(Coordinator):
         events: list[Event] = []
         for entry in entries:
             events += self._follower.read(entry, self._asked)
-            # What stood there when reading began cannot mean that the log was made anew since.
+            # Records that existed when the read began are no sign that the log was created anew since.
             if self._follower.foreign_at >= self._end:
                 self._lost = True
                 break
         return events
 
     def _arrive(self, replica: Replica) -> list[Telling]:
-        """All that was there when reading began has been read."""
+        """Note that all records from before the start have been read."""
         if not self._follower.complete:
             raise UnusableStore(
                 f"{self._log.name} begins in the middle and has no snapshot: somebody else deleted earlier "
@@ -482,7 +481,7 @@ class LogCoordinator(Coordinator):
                     self._log.delete_before(needs_from)
 
     def _warn_of(self, offset: int, reason: str) -> None:
-        """Once: somebody who writes into the log by mistake writes much."""
+        """Warn once: a process that writes into the log by mistake writes much."""
         if not self._warned:
             self._warned = True
             log_aside(
@@ -493,7 +492,7 @@ class LogCoordinator(Coordinator):
             )
 
     def _say(self, wish: Wish) -> str:
-        """Append something that nobody waits for; it is said again when it is due again."""
+        """Append a record that nothing waits for; it is repeated when it is due again."""
         name = uuid.uuid4().hex
         try:
             self._log.append(self._encoded(name, wish), lambda _done: None)
@@ -509,8 +508,8 @@ class LogCoordinator(Coordinator):
         return name
 
     def _rise(self) -> None:
-        """Move the revisions on above all that this connection saw in a log that was cut back, and see to it
-        that it takes effect."""
+        """Move the revisions above all that this connection saw in a log that was cut back; retry until that
+        has taken effect."""
         if self._above is not None and self._follower.replica.latest >= self._above:
             self._above = None
         if self._above is not None and self._now() >= self._rise_at:
@@ -539,7 +538,7 @@ class LogCoordinator(Coordinator):
         self._own_snapshots.add(self._say(follower.snapshot()))
 
     def _begin(self) -> None:
-        """Read the log from its beginning. What this connection knew is forgotten, save how far it went."""
+        """Read the log from its beginning. The connection forgets all but the last revision it saw."""
         start, end = self._log.begin()
         with self._lock:
             if self._started:
@@ -556,7 +555,7 @@ class LogCoordinator(Coordinator):
 
 
 def _appended(answer: Future[Result], done: int | RebalanserError) -> None:
-    """The answer comes when the record is read; but if it was not written there is nothing to wait for."""
+    """Fail the answer if the record was not written; otherwise it comes when the record is read."""
     if isinstance(done, RebalanserError):
         with suppress(InvalidStateError):
             answer.set_exception(done)

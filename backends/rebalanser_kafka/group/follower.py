@@ -1,13 +1,13 @@
-"""Follows a group's log, record by record, and keeps its replica: from the log's beginning or a snapshot.
+"""Follows a group's log, record by record, and keeps its replica, from the log's beginning or from a
+snapshot.
 
-A log from which earlier records were deleted begins somewhere in the middle. Its follower keeps the records
-that it reads until a snapshot is whole that needs none of the deleted ones, loads it, and applies what came
-after the offset that it was taken at.
+A log from which earlier records were deleted begins in the middle. Its follower keeps the records it reads
+until it has a whole snapshot that needs none of the deleted ones. It loads that snapshot, and applies the
+records after the snapshot's offset.
 
 A topic may be deleted and created again while a connection is cut off, and the new log may have grown past
-the offset that the connection reads next: Kafka's client goes on there and tells of nothing. So every request
-says for which log it was written; what was written for another one is carried out by nobody, and is a sign to
-begin anew.
+the offset to read next: Kafka's client then continues there and reports nothing. So every request names the
+log it was written for. A request for another log is executed by no replica, and is a sign to begin anew.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rebalanser_kafka.group.records import Request, Snapshot, Unreadable, decode
 from rebalanser_kafka.group.replica import Replica, Result
 
 MAX_KEPT_RECORDS: Final = 200_000
-"""Records that are kept while a snapshot is looked for, at most."""
+"""Maximum records kept while a snapshot is being found."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A record as it stands in the log."""
+    """A record at its offset in the log."""
 
     offset: int
     timestamp_ms: int
@@ -37,7 +37,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What came of a request that somebody here waits for."""
+    """Result of a request that a caller here waits for."""
 
     request: str
     result: Result
@@ -46,7 +46,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A record that nobody can read, and why."""
+    """An unreadable record, and the reason."""
 
     offset: int
     reason: str
@@ -54,7 +54,7 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRead:
-    """A snapshot is whole: of the records before ``needs_from`` none is needed any more."""
+    """A whole snapshot: no record before ``needs_from`` is needed any more."""
 
     request: str
     needs_from: int
@@ -68,7 +68,7 @@ class Overtaken(RegistryUnavailable):
 
 
 class Follower:
-    """The replica of a log that begins at offset ``log_start``, and how far it has come."""
+    """The replica of a log that begins at offset ``log_start``, and the position in the log."""
 
     def __init__(self, group: str, log_start: int) -> None:
         self.replica = Replica(group)
@@ -89,35 +89,36 @@ class Follower:
 
     @property
     def foreign_at(self) -> int:
-        """The offset of the last record that was written for another log, -1 where none was: either whoever
-        wrote it or this reader goes by a log that was made anew."""
+        """Offset of the last record that was written for another log, or -1: then its writer or this reader
+        refers to a log that was created anew."""
         return self._foreign_at
 
     @property
     def complete(self) -> bool:
-        """Whether the replica is what the log says, and not still without the snapshot that it needs."""
+        """True if the replica is the log's state, False while it lacks the snapshot that it needs."""
         return self._kept is None
 
     @property
     def from_beginning(self) -> bool:
-        """Whether the log still has its first record."""
+        """True if the log still has its first record."""
         return self._log_start == 0
 
     @property
     def records_since_snapshot(self) -> int:
-        """How many records stand in the log after the offset of the last snapshot that was read."""
+        """Number of records in the log after the offset of the last snapshot that was read."""
         return self._position - self._snapshot_at - 1
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """How many bytes were read since the last snapshot was whole."""
+        """Bytes read since the last snapshot was whole."""
         return self._bytes_since
 
     def read(self, entry: LogEntry, asked: Mapping[str, float]) -> list[Event]:
-        """Go one record on. ``asked`` has the requests that somebody waits for, and when they were sent.
+        """Take in one record. ``asked`` has the requests with waiting callers, and the times they were sent.
 
         Raises:
-            UnusableStore: the record, or what is missing before it, leaves nothing to go on with.
+            UnusableStore: the log cannot be followed beyond this record, or without one that is missing
+                before it.
         """
         if entry.offset < self._position:
             raise InternalError(f"offset {entry.offset} was read after {self._position - 1}")
@@ -194,7 +195,7 @@ class Follower:
         return events
 
     def snapshot(self) -> Snapshot:
-        """What a later reader needs instead of all the records so far."""
+        """Return the state that a later reader needs in place of all records so far."""
         return Snapshot(
             as_of=self._position - 1,
             needs_from=self._assembler.oldest_needed(self._position),

@@ -22,7 +22,7 @@ def open_kafka(url: RegistryUrl, timeout_s: float) -> KafkaGroups:
     """Open the Kafka cluster at ``url``, waiting at most ``timeout_s`` seconds for its first answer.
 
     Raises:
-        InvalidUrl: the cluster's name, an option or the account cannot be used.
+        InvalidUrl: the cluster's name, an option or the account is invalid.
         RegistryUnavailable: no broker answered; the message says what was tried and for how long.
         AccessDenied: a broker refused the account.
     """
@@ -41,7 +41,7 @@ class KafkaGroups(GroupStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What a group in a log can do."""
+        """Capabilities of a group in a log."""
         return CAPABILITIES
 
     def look(self, timeout_s: float) -> None:
@@ -70,13 +70,13 @@ class KafkaGroups(GroupStore):
 
         Raises:
             UnknownGroup: without ``create`` only: there is no such topic.
-            RegistryUnavailable: that took longer than ``connect_timeout_s`` seconds.
+            RegistryUnavailable: the log was not read within ``connect_timeout_s`` seconds.
             InvalidName: the group's name can't be stored.
             InvalidSettings: its topic exists with settings that would lose records.
             AccessDenied: its topic may not be made or read.
         """
         topic = topic_of(self.connection.cluster, group)
-        # A silent broker is given up, with its connection, as soon as a command is.
+        # A silent broker is given up, with its connection, at a command's timeout.
         connection = Connection.from_url(self._url, timeout_s)
         if not create and topic not in describe(connection, [topic], connect_timeout_s):
             raise UnknownGroup(f"no such group: {group!r}, as there is no topic {topic}")

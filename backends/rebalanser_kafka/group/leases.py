@@ -1,19 +1,19 @@
-"""Counting leases, and who says that one has ended.
+"""Lease counting, and the choice of the node that writes the end of a lease.
 
-A log has no clock, so the end of a lease is a record like any other: ``Expire(lease, renewal)``. Any
-connection may write it that has counted the lease's time to live on its own monotonic clock since it *read*
-the renewal, and it takes effect only if that renewal is still the last one.
+A log has no clock, so the end of a lease is a record like any other: ``Expire(lease, renewal)``. A connection
+may write it once it has counted the lease's time to live on its own monotonic clock since it *read* the
+renewal. The record takes effect only if that renewal is still the last one.
 
-**Why its holder's access ends before (RB-21).** The holder counts its access from *before it sent* the
-renewal, for less than the time to live (clock drift and margin taken off). Whoever writes the end has read
-that renewal, so he began to count after it was appended, and so after it was sent; and he counts all of the
-time to live. If the holder renewed again meanwhile, the record names a renewal that is not the last one, and
-nothing happens: so a connection that was paused, lags behind or was cut off does no harm when it wakes up
-and believes that every lease is over. A connection that reads old records, on opening or from a snapshot,
+**The holder's access ends before the lease (RB-21).** The holder counts its access from *before it sent* the
+renewal, for less than the time to live (clock drift and margin taken off). The writer of the end has read
+that renewal, so it began to count after the renewal was appended, and so after it was sent; and it counts all
+of the time to live. If the holder renewed again meanwhile, the record names a renewal that is not the last
+one, and has no effect. So a connection that was paused, lags behind or was cut off does no harm when it wakes
+up and believes that every lease is over. A connection that reads old records, on opening or from a snapshot,
 begins to count when it reads them: it can only be too late.
 
-**Who writes it.** All members count. So that not all of them write at once, each waits a little longer than
-those that joined before it; whoever is no member waits longest.
+**The writer of the end.** All members count. Each waits a little longer than those that joined before it, so
+that not all of them write at once; connections without a member wait longest.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rebalanser_kafka.group.replica import LogLease
 STAGGER_S: Final = 0.05
 MAX_RANK: Final = 8
 LATEST_S: Final = STAGGER_S * MAX_RANK
-"""How long after its end the last one of all, still within its turn, says that a lease has ended."""
+"""Maximum seconds, after the end of a lease, until the member that is last in turn writes ``Expire``."""
 REPEAT_S: Final = 1.0
-"""How long after saying so without effect it is said again."""
+"""Seconds until an ``Expire`` without effect is written again."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class LeaseCounter:
         self._counts: dict[int, _Count] = {}
 
     def observe(self, leases: Mapping[int, LogLease], now: float) -> None:
-        """These leases, with these renewals, had been read by ``now``."""
+        """Take in leases with their renewals, as read by ``now``."""
         for lease, held in leases.items():
             count = self._counts.get(lease)
             if count is None or count.renewal != held.renewal:
@@ -62,7 +62,7 @@ class LeaseCounter:
             del self._counts[lease]
 
     def forget(self) -> None:
-        """Count anew whatever is observed next."""
+        """Count all leases anew from the next observation."""
         self._counts.clear()
 
     def age(self, lease: int, now: float) -> LeaseAge | None:
@@ -71,9 +71,10 @@ class LeaseCounter:
         return LeaseAge(now - count.since, count.ttl_s) if count and now < count.ends_at else None
 
     def due(self, now: float, members: Callable[[], Sequence[int]], own: int | None) -> list[Expire]:
-        """What to say now. ``members`` answers with their leases as they joined, which says whose turn it is.
+        """Return the ends to write now. ``members`` returns the members' leases in the order of joining,
+        which gives the turns.
 
-        ``own`` is the lease of this connection's member. Saying it again is due after a while.
+        ``own`` is the lease of this connection's member. An end without effect is due again after a while.
         """
         over = {lease for lease, count in self._counts.items() if count.ends_at <= now}
         if not over:
@@ -89,7 +90,7 @@ class LeaseCounter:
         return said
 
     def next_look(self, now: float) -> float | None:
-        """How many seconds from ``now`` something may be due, None without leases."""
+        """Seconds from ``now`` until an end may be due; None without leases."""
         ends = [count.ends_at for count in self._counts.values()]
         if not ends:
             return None
@@ -98,6 +99,7 @@ class LeaseCounter:
 
 
 def rank(members: Sequence[int], own: int | None) -> int:
-    """Whose turn it is: how many living members come before this one; last of all where it is no member."""
+    """Return this member's turn: the number of living members that joined before it; the last turn if it is
+    no member."""
     position = members.index(own) if own in members else len(members) and MAX_RANK
     return min(position, MAX_RANK)

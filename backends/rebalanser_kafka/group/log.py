@@ -1,4 +1,5 @@
-"""A group's log on Kafka: a topic of one partition, of which only a snapshot's writer deletes anything."""
+"""A group's log on Kafka: a topic of one partition, in which only the writer of a snapshot deletes
+records."""
 
 from __future__ import annotations
 
@@ -31,15 +32,15 @@ SETTINGS: Final = {
     "retention.bytes": "-1",
     "message.timestamp.type": "LogAppendTime",
 }
-"""With a retention barriers would be lost; and the log's first timestamp counts, so it is the broker's."""
+"""Required settings: retention would delete barriers, and the log's first timestamp must be the broker's."""
 PREFERRED: Final = {"segment.bytes": str(16 * 1024 * 1024), "compression.type": "producer"}
-"""A segment is what is really deleted once all of it lies before a snapshot."""
+"""Preferred settings: a segment is deleted only once all of it lies before a snapshot."""
 PART_BYTES: Final = MAX_RECORD_BYTES - 1024
 CLOSE_TIMEOUT_S: Final = 1.0
 
 
 def weaknesses(replicas: int, settings: Mapping[str, str]) -> tuple[str, ...]:
-    """What about a topic weakens the promise that no acknowledged record is ever lost, one sentence each."""
+    """Return the reasons why a topic may lose acknowledged records, one sentence each."""
     reasons = []
     if settings.get("unclean.leader.election.enable") == "true":
         reasons.append(
@@ -57,11 +58,11 @@ def weaknesses(replicas: int, settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class _NotKnownYet(RegistryUnavailable):
-    """A broker has not heard of a topic that was made just now."""
+    """A broker does not know a topic that was created just now."""
 
 
 class KafkaLog:
-    """The log of one group. ``timeout_s`` bounds each append, ``connect_timeout_s`` each beginning."""
+    """The log of one group. ``timeout_s`` limits each append, ``connect_timeout_s`` each ``begin``."""
 
     def __init__(
         self, connection: Connection, topic: str, timeout_s: float, connect_timeout_s: float
@@ -77,33 +78,33 @@ class KafkaLog:
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Name of the log in messages."""
         return f"the log {self._topic} at {self._connection.servers}"
 
     @property
     def position(self) -> int:
-        """The offset of the record that comes next."""
+        """Offset of the next record."""
         return self._reader.position if self._reader is not None else 0
 
     @property
     def unsafe_reasons(self) -> tuple[str, ...]:
-        """What about its topic weakens a promise, one sentence each; known once it has begun."""
+        """Reasons why its topic weakens a promise, one sentence each; known after ``begin``."""
         return self._unsafe_reasons
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing may be coming now."""
+        """Reason why no records may be coming at present."""
         return self._reader.trouble if self._reader is not None else None
 
     def begin(self) -> tuple[int, int]:
-        """Make the topic if it is missing, and read from its first record on.
+        """Create the topic if it is missing, and read from its first record on.
 
-        Returns the offsets of its first record and of the one that comes next.
+        Return the offsets of its first record and of the next one.
 
         Raises:
             InvalidSettings: the topic exists with settings that would lose records; says what differs.
-            AccessDenied: it is missing and may not be made, or may not be read.
-            RegistryUnavailable: no answer in time.
+            AccessDenied: it is missing and this user may not create it, or may not read it.
+            RegistryUnavailable: no answer within the timeout.
         """
         if self._reader is not None:
             self._reader.close()
@@ -148,10 +149,10 @@ class KafkaLog:
         return self._admin
 
     def read(self, timeout_s: float) -> Sequence[LogEntry]:
-        """The next records, none where there is none within ``timeout_s`` seconds.
+        """Return the next records; none if none comes within ``timeout_s`` seconds.
 
         Raises:
-            RebalanserError: it has to be begun anew.
+            RebalanserError: the log must be begun anew.
         """
         if self._reader is None:
             self.begin()
@@ -162,10 +163,10 @@ class KafkaLog:
         ]
 
     def append(self, value: bytes, done: OnDone) -> None:
-        """Append a request, in parts where it is too large; ``done`` is told of each part.
+        """Append a request, in parts if it is too large; ``done`` is called for each part.
 
         Raises:
-            RebalanserError: nothing of it is sent that could take effect.
+            RebalanserError: no part was sent that could take effect.
         """
         for part in in_parts(value, PART_BYTES):
             self._writer.append(self._topic, None, part, on_done=done)
@@ -189,7 +190,7 @@ class KafkaLog:
         log_aside("the group's log could not be shortened", error, action="log_kept", topic=self._topic)
 
     def close(self) -> None:
-        """Close it; an append that is under way is waited for shortly."""
+        """Close the log; pending appends are awaited shortly."""
         self._closed = True
         self._writer.close(CLOSE_TIMEOUT_S)
         if self._reader is not None:
@@ -203,7 +204,7 @@ _SEPARATOR: Final = "-group-"
 
 
 def topic_of(cluster: str, group: str) -> str:
-    """The topic in which a group's log is kept. ``cluster`` is one that a URL may name.
+    """Return the topic of a group's log. ``cluster`` is a valid name of a cluster.
 
     Raises:
         InvalidName: the group's name can't be stored.

@@ -90,7 +90,7 @@ class _Unfinished:
 
 
 class OrderedAssembler:
-    """Puts the parts of a log's values together again, record by record."""
+    """Reassembles a log's values from their parts, record by record."""
 
     def __init__(self) -> None:
         self._unfinished: dict[bytes, _Unfinished] = {}

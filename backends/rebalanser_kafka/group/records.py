@@ -1,8 +1,9 @@
-"""What stands in a group's log: requests, each carried out at its offset, and snapshots of what came of them.
+"""Records of a group's log: requests, each executed at its offset, and snapshots of their results.
 
-A record's value begins with two letters that say its format, then comes JSON, compressed where it is long. A
-value in a newer format is never skipped: this reader's replica would differ from all others from there on.
-Whatever else cannot be read no Rebalanser wrote: every replica sets it aside, as all of them fail to read it.
+A record's value begins with two letters for its format; then comes JSON, compressed if it is long. A value in
+a newer format is never skipped: this reader's replica would differ from all others from there on. No
+Rebalanser wrote a value that is unreadable for another reason: all replicas fail to read it, and set it
+aside.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _PLAIN: Final = b"j"
 _COMPRESSED: Final = b"z"
 _COMPRESS_OVER_BYTES: Final = 1024
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
-"""One request as JSON, before it is compressed."""
+"""Maximum bytes of one request as JSON, before compression."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutResources:
-    """An operator adds resources, or changes the fields ``said`` of those that are there (RB-29)."""
+    """An operator adds resources, or changes the fields ``said`` of existing ones (RB-29)."""
 
     specs: tuple[ResourceSpec, ...]
     said: frozenset[str] = SPEC_FIELDS
@@ -39,7 +40,7 @@ class PutResources:
 
 @dataclass(frozen=True, slots=True)
 class WeighResources:
-    """An operator changes the weights of those resources that are there, and nothing else of them (AU-7)."""
+    """An operator changes the weights of existing resources, and nothing else of them (AU-7)."""
 
     weights: Mapping[str, float]
 
@@ -53,7 +54,7 @@ class RemoveResources:
 
 @dataclass(frozen=True, slots=True)
 class SetDrained:
-    """An operator drains a node, or no longer (RB-30)."""
+    """An operator drains a node, or ends its drain (RB-30)."""
 
     label: str
     drained: bool
@@ -61,12 +62,12 @@ class SetDrained:
 
 @dataclass(frozen=True, slots=True)
 class ReadAll:
-    """Somebody reads the group: what he sees is what it is at this record's offset (RB-19)."""
+    """A client reads the group as of this record's offset (RB-19)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Somebody has counted a lease's whole time since he read its renewal at this revision (RB-20).
+    """A connection has counted a lease's time to live since it read the renewal at this revision (RB-20).
 
     Takes effect only while that renewal is still the last one.
     """
@@ -77,7 +78,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """The applications of a Shiva cluster that run, by a document of this epoch (SH-19).
+    """The running applications of a Shiva cluster, from a document of this epoch (SH-19).
 
     Takes effect only if no document of this or a later epoch was fed before.
     """
@@ -88,17 +89,17 @@ class Fed:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """Revisions go on after ``revision``: offsets that were handed out as tokens came again."""
+    """Revisions continue after ``revision``: offsets that were handed out as tokens came again."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that every replica knew when it had applied the record at offset ``as_of``.
+    """State of every replica after the record at offset ``as_of``.
 
-    To go on from it a reader needs the records from ``needs_from`` on, which may be a little earlier, where
-    a large value had begun and was not whole.
+    A reader that continues from it needs the records from ``needs_from`` on. They may begin a little before
+    ``as_of``, with the first part of a large value that was not whole.
     """
 
     as_of: int
@@ -110,18 +111,18 @@ Change: TypeAlias = (
     PutResources | WeighResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
 )
 Wish: TypeAlias = Command | Change
-"""What a record asks for."""
+"""A request of a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A record of the log: the wish, and an id by which whoever wrote it knows it again.
+    """A record of the log: the request, and an id by which its writer recognises it.
 
-    ``born_ms`` says which log it was written for: when the first record of that log was appended, or 0 where
-    whoever wrote it knew of none yet. It is carried out in no other log.
+    ``born_ms`` names the log it was written for: the time at which the first record of that log was appended,
+    or 0 if its writer knew of none yet. It is executed in no other log.
 
     ``epoch`` is the revision at which an operator's request last took effect, or 0 if none did. This one is
-    carried out only while that is so, or at any time if ``epoch`` is None (RB-44).
+    executed only while that is so, or at any time if ``epoch`` is None (RB-44).
     """
 
     id: str
@@ -131,7 +132,7 @@ class Request:
 
 
 class Unreadable(ValueError):
-    """Not what any Rebalanser writes into a group's log."""
+    """The value is not one that a Rebalanser writes into a group's log."""
 
 
 _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = MappingProxyType(
@@ -140,7 +141,7 @@ _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = MappingProxyType(
 
 
 def encode(request: Request) -> bytes:
-    """A request as a record's value.
+    """Return a request as a record's value.
 
     Raises:
         InvalidName: a text or number in it cannot be stored.
@@ -173,15 +174,15 @@ def _as_json(value: object) -> object:
 
 
 def is_request(value: bytes) -> bool:
-    """Whether the value begins as a request does, of whichever format."""
+    """True if the value begins as a request does, in any format."""
     return value.startswith(_MAGIC)
 
 
 def decode(value: bytes | None) -> Request:
-    """A request from a record's value.
+    """Return the request of a record's value.
 
     Raises:
-        UnusableStore: it is of a newer format; nothing after it may be carried out.
+        UnusableStore: it is in a newer format; nothing after it may be executed.
         Unreadable: no Rebalanser wrote it.
     """
     if value is None or not is_request(value) or len(value) < len(_MAGIC) + 2:

@@ -1,22 +1,21 @@
-"""The replica: what a group is like, worked out from its log alone, the same way by everyone who reads it.
+"""The replica: the state of a group, computed from its log alone, in the same way by every reader.
 
-Each record is a command of the protocol, or an operator's wish, and takes effect as a whole at its offset.
-The replica drives the very scripts that a registry is driven with (``Translation``) against a store
-in memory; all that one record changes gets one revision, the record's offset moved by the log's *base*. So
-create revisions and fencing tokens are offsets, and grow as they do (RB-12).
+Each record is a command of the protocol, or an operator's request, and takes effect as a whole at its offset.
+The replica executes the same scripts that drive a registry (``Translation``), against a store in memory. All
+changes of one record get one revision: the record's offset plus the log's *base*. So create revisions and
+fencing tokens are offsets, and grow as they do (RB-12).
 
-**The base.** A topic that was deleted and created again counts from 0 anew, and a token of the new log must
-not be smaller than one of the old. So the base is the time at which the broker appended the log's first
-record, in milliseconds: a group would have to write a thousand records a second all its life to catch up.
-If a log is cut back while a connection watches, that connection moves the base on with a
-``Rebase``. The time itself stays the log's *birth*: every request says
-for which log it was written.
+**The base.** A topic that was deleted and created again counts from 0, and a token of the new log must not be
+smaller than one of the old. So the base is the time, in milliseconds, at which the broker appended the log's
+first record: to catch up, a group would have to write a thousand records a second all its life. If a log is
+cut back while a connection watches, that connection moves the base with a ``Rebase``. The time itself remains
+the log's *birth*: every request names the log it was written for.
 
-**Leases** have no clock here. A lease ends by a record that says that somebody has counted its time since
-the renewal that is still its last one (``rebalanser_kafka.group.leases``).
+**Leases** have no clock here. A lease ends by a record: some connection has counted its time to live since
+the renewal that is still the last one (``rebalanser_kafka.group.leases``).
 
-Nothing here depends on a clock, a thread, a size limit or the order of a set: two replicas that applied the
-same records hold the same, whichever snapshot they began with.
+Nothing here depends on a clock, a thread, a size limit or the order of a set. Two replicas that applied the
+same records are equal, whichever snapshots they began with.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ from rebalanser_kafka.group.records import (
 
 MIN_LEASE_TTL_S: Final = 0.5
 FED_BY: Final = "fed-by"
-"""The attribute of a resource that no operator added: it is an application that runs (SH-19)."""
+"""Attribute of a resource that no operator added: it is a running application (SH-19)."""
 FEEDER: Final = "shiva"
 UNLIMITED: Final = Capabilities(
     max_operations=sys.maxsize,
@@ -82,7 +81,7 @@ UNLIMITED: Final = Capabilities(
     survives_process=False,
     shared_between_hosts=False,
 )
-"""A command must not be cut into chunks by sizes that could differ between two versions of a compressor."""
+"""No limits: chunks by size could differ between two versions of a compressor."""
 _ROOT: Final = "log"
 _COMMANDS: Final = get_args(Command)
 
@@ -98,7 +97,7 @@ class LogLease(Lease):
 
 
 class _Store(KeyValueStore[LogLease]):
-    """The keys of one group; ``at`` is the revision of the record that is being carried out."""
+    """The keys of one group; ``at`` is the revision of the record being executed."""
 
     def __init__(self) -> None:
         super().__init__(UNLIMITED, revision=0)
@@ -106,7 +105,8 @@ class _Store(KeyValueStore[LogLease]):
         self.changes: list[tuple[Changed, ...]] = []
 
     def _check(self, transaction: Transaction) -> None:
-        """The translation of commands makes no other than allowed ones, and nothing here has a limit."""
+        """Check nothing: the translation of commands makes only valid transactions, and no limit applies
+        here."""
 
     def _next_revision(self) -> int:
         return self.at
@@ -131,7 +131,7 @@ class _Store(KeyValueStore[LogLease]):
 
 
 class Replica:
-    """One group as its log says. Not for several threads at once."""
+    """The state of one group according to its log. Not thread-safe."""
 
     def __init__(self, group: str) -> None:
         self.keys = GroupKeys(_ROOT, group)
@@ -143,33 +143,34 @@ class Replica:
 
     @property
     def birth_ms(self) -> int:
-        """When the log's first record was appended, which tells it from another; 0 before there is one."""
+        """Time at which the log's first record was appended, which identifies the log; 0 before there is
+        one."""
         return self._birth_ms
 
     @property
     def revision(self) -> int:
-        """The revision of the last change; 0 while there was none."""
+        """Revision of the last change; 0 before the first."""
         return self._store.revision
 
     @property
     def latest(self) -> int:
-        """The revision of the record that was seen last; 0 while there was none."""
+        """Revision of the last record seen; 0 before the first."""
         return self._store.at
 
     @property
     def leases(self) -> Mapping[int, LogLease]:
-        """The leases that there are."""
+        """All live leases."""
         return self._store.leases
 
     @property
     def operator_epoch(self) -> int:
-        """The revision at which an operator's request last took effect; 0 before the first one (RB-44)."""
+        """Revision at which an operator's request last took effect; 0 before the first one (RB-44)."""
         entry = self._store.get(self.keys.operator)
         return entry.mod_revision if entry else 0
 
     @property
     def fed_epoch(self) -> tuple[int, int] | None:
-        """The epoch of the document that was fed last (SH-19)."""
+        """Epoch of the last document that was fed (SH-19)."""
         return self._fed()[0]
 
     def items(self) -> tuple[KeyValue, ...]:
@@ -177,7 +178,7 @@ class Replica:
         return self._store.items()
 
     def leader(self) -> NodeId | None:
-        """The node that leads, if it is a member."""
+        """Return the node that leads, if it is a member."""
         term = self._store.get(self.keys.term)
         if term is None:
             return None
@@ -185,41 +186,42 @@ class Replica:
         return leader if self._store.get(self.keys.node(leader)) is not None else None
 
     def members(self) -> tuple[tuple[NodeId, int], ...]:
-        """Nodes with their leases, in the order in which they joined."""
+        """Return nodes with their leases, in the order of joining."""
         entries = sorted(self._store.items(self.keys.nodes), key=lambda entry: entry.create_revision)
         return tuple((self.keys.name(entry.key, self.keys.nodes), entry.lease) for entry in entries)
 
     def holdings_at(self, keys: Collection[str]) -> HoldingsRead:
-        """The barriers and members at these keys, as they are now."""
+        """Return the present barriers and members at these keys."""
         return self._drive(self.translation.holdings_at(keys))
 
     def take_changes(self) -> list[tuple[Changed, ...]]:
-        """What has changed since this was asked last, commit by commit."""
+        """Return the changes since the last call, commit by commit."""
         changes, self._store.changes = self._store.changes, []
         return changes
 
     def see(self, offset: int, timestamp_ms: int) -> int:
-        """The revision of the record at ``offset``, readable or not; the log's first one gives the base."""
+        """Return the revision of the record at ``offset``, readable or not; the log's first record gives the
+        base."""
         if self._base is None:
             self._base = self._birth_ms = max(1, timestamp_ms)
         self._store.at = self._base + offset
         return self._store.at
 
     def apply(self, wish: Wish, sent_at: float | None) -> Result:
-        """Carry out a wish at the record that was seen last.
+        """Execute a request at the record that was seen last.
 
-        ``sent_at`` is the instant (seconds of the issuer's clock) just before it was sent, None where it is
-        somebody else's: then nothing is read for him.
+        ``sent_at`` is the instant (seconds of the issuer's clock) just before it was sent. It is None for
+        requests of others: nothing is read for them.
 
         Raises:
-            RebalanserError: what the issuer is to be told; its effects are the same on every replica.
+            RebalanserError: the issuer's error; its effects are the same on every replica.
         """
         try:
             return self._carry_out(wish, sent_at)
         except RebalanserError:
             raise
         except Exception as error:
-            # Whoever wrote it, and whatever is wrong with it: a record must not stop all nodes for ever.
+            # A bad record, from any writer, must not block all nodes for ever.
             raise InternalError(f"{type(wish).__name__} could not be carried out: {error!r}") from error
 
     def _carry_out(self, wish: Wish, sent_at: float | None) -> Result:
@@ -293,9 +295,9 @@ class Replica:
         return (fed["term"], fed["number"]), frozenset(fed["resources"])
 
     def _is_fed_only(self, resource: str) -> bool:
-        """Whether the resource stands there as fed, whatever it weighs.
+        """True if the resource was only fed, whatever its weight.
 
-        One that an operator added as well stands as he said.
+        A resource that an operator added as well is as the operator set it.
         """
         entry = self._store.get(self.keys.resource(resource))
         if entry is None:
@@ -303,7 +305,7 @@ class Replica:
         return replace(values.load_resource(resource, entry), weight=1.0) == _as_fed(resource)
 
     def _remove_resources(self, resources: Iterable[str]) -> int:
-        """Remove what operators added; what runs as well stays, as fed (SH-19)."""
+        """Remove resources that operators added; running ones remain as fed (SH-19)."""
         names = tuple(resources)
         running = self._fed()[1].intersection(names)
         back = [name for name in sorted(running) if not self._is_fed_only(name)]
@@ -316,7 +318,8 @@ class Replica:
         return gone + len(back)
 
     def _feed(self, fed: Fed) -> None:
-        """Make the fed part of the resources what runs; what operators added stays as it is (SH-19)."""
+        """Replace the fed resources by the running applications; those that operators added are not changed
+        (SH-19)."""
         last_epoch, before = self._fed()
         if last_epoch is not None and fed.epoch <= last_epoch:
             return
@@ -342,7 +345,7 @@ class Replica:
         self._base = max(self._base, revision - offset)
 
     def dump(self) -> Mapping[str, Any]:
-        """All of it, for a snapshot."""
+        """Return the whole state, for a snapshot."""
         return {
             "birth_ms": self._birth_ms,
             "base": self._base,
@@ -356,7 +359,7 @@ class Replica:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Be what ``dump`` said. Nobody is told of changes.
+        """Restore the state that ``dump`` returned, without notifying anyone of changes.
 
         Raises:
             InternalError: it is not what a replica dumped.
@@ -385,4 +388,4 @@ def _fed_value(resource: str) -> bytes:
 
 
 def _no_progress(_done: int) -> None:
-    """A record takes effect at once."""
+    """Ignore progress: a record takes effect at once."""

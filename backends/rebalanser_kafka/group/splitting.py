@@ -1,8 +1,8 @@
-"""Commands about very many resources, as several that take effect one after the other.
+"""Commands about a great many resources, split into several that take effect one after the other.
 
-Everybody who follows the log carries every command out, and heartbeats wait meanwhile: so none may take long.
-The contract lets such a command take effect in parts; what comes of a part that fails after others took
-effect is not known of the whole.
+Every follower of the log executes every command, and heartbeats wait meanwhile, so no command may take long.
+The contract lets such a command take effect in parts. If a part fails after others took effect, the outcome
+of the whole is unknown.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ItemT = TypeVar("ItemT")
 
 
 def portions(items: Sequence[ItemT], size: int = RESOURCES_PER_COMMAND) -> Iterator[Sequence[ItemT]]:
-    """The items, ``size`` at a time."""
+    """Yield the items, ``size`` at a time."""
     for at in range(0, len(items), size):
         yield items[at : at + size]
 
 
 def divided(command: Divisible) -> list[Divisible]:
-    """The command itself if it is small, else the commands that together do the same."""
+    """Return the command itself if it is small, else commands that together do the same."""
     match command:
         case RemoveBarriers(barriers=barriers):
             parts = portions(sorted(barriers))
@@ -50,7 +50,7 @@ def divided(command: Divisible) -> list[Divisible]:
 
 
 def in_turn(command: Divisible, perform: Callable[[Command], Outcome]) -> Outcome:
-    """Carry out a command in as many parts as it takes; what came of it."""
+    """Execute a command in as many parts as it needs; return the outcome."""
     first, *others = divided(command)
     whole = perform(first)
     for part in others:

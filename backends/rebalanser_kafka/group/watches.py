@@ -1,4 +1,4 @@
-"""Who is to be told of which changes of the replica, and what has changed lately."""
+"""Watches of the replica's changes, and the latest changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rebalanser.registry.store import ChangeHistory
 from rebalanser.registry.translation import Translation
 
 MAX_HISTORY: Final = 10_000
-"""Changes that are remembered for watches that begin in the past."""
+"""Maximum changes kept for watches that begin in the past."""
 
 Telling: TypeAlias = tuple[Listener, Sequence[Noticed]]
 
@@ -27,7 +27,7 @@ class _Watch:
 
 
 class Watches:
-    """The watched topics of one connection. Nobody is called from here: the caller does the telling."""
+    """The watched topics of one connection. It calls no listener: its caller does that."""
 
     def __init__(self, translation: Translation) -> None:
         self._translation = translation
@@ -35,7 +35,7 @@ class Watches:
         self._watches: dict[tuple[NodeId, Topic], _Watch] = {}
 
     def replace(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> list[Telling]:
-        """Watch exactly these topics of ``node``; what a new one is to be told of the past."""
+        """Watch exactly these topics of ``node``; return the notices of past changes for new ones."""
         before = self._watches
         self._watches = {}
         tellings: list[Telling] = []
@@ -54,7 +54,7 @@ class Watches:
             yield from self._tellings(watch, changes)
 
     def changed(self, commits: Iterable[tuple[Changed, ...]]) -> list[Telling]:
-        """These commits were made; who is to be told what."""
+        """Return the notices that these commits cause."""
         tellings: list[Telling] = []
         for changes in commits:
             self._history.append(changes)
@@ -63,7 +63,7 @@ class Watches:
         return tellings
 
     def lost(self, revision: int) -> list[Telling]:
-        """Changes up to this revision may be missing: everybody is to look again."""
+        """Return notices to read again, for all: changes up to this revision may be missing."""
         self._history.forget(revision + 1)
         return [
             telling

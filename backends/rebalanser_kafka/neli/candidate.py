@@ -1,4 +1,4 @@
-"""A candidate: the thread that polls the consumer, tells the member what happens and does what it says."""
+"""A candidate: the thread that polls the consumer, gives the member events and carries out its effects."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ from rebalanser_kafka.neli.heartbeats import Heartbeats
 from rebalanser_kafka.neli.topic import NO_CONSUMER_GROUPS
 
 LOOK_S: Final = 0.05
-"""How soon the polling thread sees what other threads have told it."""
+"""Seconds until the polling thread sees notices from other threads."""
 LEAST_WAIT_S: Final = 0.001
 CLOSE_S: Final = 10.0
-"""How long leaving the group may take; the coordinator finds out by the session timeout otherwise."""
+"""Maximum seconds to leave the group; after that the coordinator waits for the session timeout."""
 LEAVE_S: Final = 1.0
-"""How long after the handlers' limit a stop goes on without those that still have not returned."""
+"""Seconds after the handlers' limit at which a stop continues without those that have not returned."""
 
 _PASSING: Final = frozenset(
     {
@@ -74,7 +74,7 @@ _PASSING: Final = frozenset(
         KafkaError._UNKNOWN_TOPIC,
     }
 )
-"""Said of a topic that exists, too, by a broker that has just started."""
+"""Errors that a broker which has just started reports even about a topic that exists."""
 _INSTANCE_TAKEN: Final = tuple(
     KafkaError(code).str() for code in (KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID)
 )
@@ -83,8 +83,8 @@ _log = logging.getLogger("rebalanser.neli")
 
 
 class KafkaCandidate(Candidate):
-    """Takes part from its making on. Threads: one polls; each call of handlers has one; one asks for the
-    partition count. The member is theirs under a lock that is never held during I/O."""
+    """Takes part from its creation on. Threads: one polls; each call of handlers has one; one requests the
+    partition count. They share the member under a lock that is never held during I/O."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class KafkaCandidate(Candidate):
         on_call: OnCall,
         on_fact: OnFact,
     ) -> None:
-        """``partitions`` is the topic's count, asked for after ``counted_at`` (seconds of the clock)."""
+        """``partitions`` is the topic's count, requested after ``counted_at`` (seconds of the clock)."""
         settings = candidacy.settings
         self._connection = connection
         self._group = candidacy.group
@@ -179,12 +179,12 @@ class KafkaCandidate(Candidate):
         return ended
 
     def assigned(self, last: dict[Partition, LastCommit | None]) -> None:
-        """Told by the consumer, inside the assign callback."""
+        """Called by the consumer inside the assign callback."""
         self._assigned |= last.keys()
         self._tell(Assigned(last))
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """Told by the consumer, inside the revoke callback, which waits for work that is under way (NE-9)."""
+        """Called by the consumer inside the revoke callback, which waits for work in progress (NE-9)."""
         self._held_back = set(partitions)
         self._in_callback = True
         try:
@@ -196,22 +196,20 @@ class KafkaCandidate(Candidate):
             self._assigned -= partitions
 
     def lost(self, partitions: frozenset[Partition]) -> None:
-        """Told by the consumer, inside the lost callback."""
+        """Called by the consumer inside the lost callback."""
         self._assigned -= partitions
         self._tell(Lost(partitions))
 
     def read(self, record: HeartbeatRead) -> None:
-        """Told by the consumer."""
         self._tell(record)
 
     def answered(self, answer: CommitAnswered) -> None:
-        """Told by the consumer."""
         self._tell(answer)
 
     def failed(self, error: KafkaError) -> None:
-        """Told by the consumer, and of heartbeats that were denied.
+        """Called by the consumer with errors, and for heartbeats that were denied.
 
-        What passes is waited out: leadership ends by the evidence's age.
+        Errors that pass are waited out: leadership ends by the evidence's age.
         """
         what = f"taking part in group {self._group}"
         failure = self._fatal(error, what) or judge(error, Act.READ, what)
@@ -224,7 +222,7 @@ class KafkaCandidate(Candidate):
             self._inbox.put(Stop())
 
     def _fatal(self, error: KafkaError, what: str) -> RebalanserError | None:
-        """The error that a consumer can't go on after, of which the client keeps the words and not the
+        """Return the error after which a consumer cannot continue; the client keeps its text, not its
         code."""
         if not error.fatal() and error.code() != KafkaError._FATAL:
             return None
@@ -253,7 +251,7 @@ class KafkaCandidate(Candidate):
             self._close()
 
     def _turn(self) -> None:
-        """Poll once, tell everything, and let the member see to what is due."""
+        """Poll once, give the member all events, and let it do the work that is due."""
         if self._failure is None:
             self._consumer.poll(self._wait_s(LOOK_S))
             self._tell(Polled())
@@ -270,7 +268,8 @@ class KafkaCandidate(Candidate):
         return max(LEAST_WAIT_S, min(longest_s, due - self._clock.now()))
 
     def _hear_others(self, timeout_s: float) -> None:
-        """Take in what other threads have told, waiting at most so long for the first; then what is due."""
+        """Take in notices of other threads, waiting at most ``timeout_s`` seconds for the first; then do due
+        work."""
         try:
             event = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             while True:
@@ -325,10 +324,11 @@ class KafkaCandidate(Candidate):
         self._ending = True
 
     def _close(self) -> None:
-        """Whatever was held is lost to the member first, so that nothing is led while the client leaves."""
+        """Report all held roles to the member as lost first, so that nothing is led while the client
+        leaves."""
         try:
             self._tell(Lost(frozenset(self._assigned)))
-            # Leaving waits for the coordinator, for minutes if that alone can't be reached.
+            # Leaving waits for the coordinator, for minutes if only the coordinator is unreachable.
             leaving = threading.Thread(target=self._consumer.close, name="rebalanser-neli-leave", daemon=True)
             leaving.start()
             leaving.join(CLOSE_S)

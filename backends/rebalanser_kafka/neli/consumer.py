@@ -1,4 +1,4 @@
-"""The consumer of a NELI group: one thread polls it, and all that the client tells comes out of its poll."""
+"""The consumer of a NELI group: one thread polls it, and all of the client's reports come from its poll."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rebalanser_kafka.failures import RAISED, error_of
 from rebalanser_kafka.records import to_record
 
 MAX_BATCH: Final = 500
-"""After how many records of one poll a commit may be made."""
+"""Maximum records of one poll before a commit may be made."""
 MAX_COMMITS: Final = 8
-"""How many commits may be unanswered at a time."""
+"""Maximum unanswered commits."""
 MAX_OVERDUE: Final = 1_000
-"""How many commits are remembered that were given up unanswered."""
+"""Maximum commits kept of those given up unanswered."""
 COOPERATIVE: Final = "cooperative-sticky"
 UNIFORM: Final = "uniform"
-"""The broker's assignor that is sticky, for KIP-848."""
+"""The broker's sticky assignor for KIP-848."""
 
 _NO_MEMBER: Final = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH}
@@ -36,16 +36,16 @@ _log = logging.getLogger("rebalanser.neli")
 
 
 class Listener(Protocol):
-    """Who is told what a poll brings, during the poll and in its thread."""
+    """Receives the events of a poll, during the poll and in its thread."""
 
     def assigned(self, last: dict[Partition, LastCommit | None]) -> None:
         """Partitions are read from now on."""
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """Partitions are given up when this returns."""
+        """Partitions are revoked once this returns."""
 
     def lost(self, partitions: frozenset[Partition]) -> None:
-        """Partitions are gone."""
+        """Partitions are lost."""
 
     def read(self, record: HeartbeatRead) -> None:
         """A record was read."""
@@ -54,11 +54,11 @@ class Listener(Protocol):
         """A commit was answered."""
 
     def failed(self, error: KafkaError) -> None:
-        """The client told an error that belongs to no commit."""
+        """The client reported an error that belongs to no commit."""
 
 
 def group_config(candidacy: Candidacy) -> dict[str, str | int | bool]:
-    """librdkafka's settings of the consumer, the connection's not included."""
+    """Return librdkafka's settings of the consumer, without the connection's."""
     settings = candidacy.settings
     wait_ms = max(10, min(250, int(settings.base_interval_s * 250)))
     config: dict[str, str | int | bool] = {
@@ -69,7 +69,7 @@ def group_config(candidacy: Candidacy) -> dict[str, str | int | bool]:
         "enable.auto.offset.store": False,
         "auto.offset.reset": "latest",
         "isolation.level": "read_uncommitted",
-        # A new partition is fetched when the fetch that is under way has been answered.
+        # A new partition is fetched only after the answer to the fetch in flight.
         "fetch.wait.max.ms": wait_ms,
         "fetch.error.backoff.ms": wait_ms,
         "fetch.queue.backoff.ms": wait_ms,
@@ -82,7 +82,7 @@ def group_config(candidacy: Candidacy) -> dict[str, str | int | bool]:
 
 
 def _silence_s(settings: NeliSettings) -> float:
-    """A broker that is silent for so long must be given up in time for the next one to be asked."""
+    """Return the seconds after which a silent broker is given up, in time to ask the next one."""
     return min(60.0, max(2.0, settings.session_timeout_s))
 
 
@@ -97,7 +97,7 @@ def _protocol_config(settings: NeliSettings) -> dict[str, str | int | bool]:
 
 
 class GroupConsumer:
-    """Reads what the group's coordinator assigns. One thread at a time."""
+    """Reads the partitions that the group's coordinator assigns. One thread at a time."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class GroupConsumer:
         listener: Listener,
         clock: Clock,
     ) -> None:
-        """Nothing is sent yet. ``clock`` is the one that commits are dated by."""
+        """Nothing is sent yet. Commits are dated by ``clock``."""
         self._topic = candidacy.topic
         self._listener = listener
         self._clock = clock
@@ -116,7 +116,7 @@ class GroupConsumer:
         self._incremental = settings.protocol is GroupProtocol.CONSUMER or settings.assignor == COOPERATIVE
         self._unanswered: dict[_CommitKey, Commit] = {}
         self._overdue: OrderedDict[_CommitKey, None] = OrderedDict()
-        # librdkafka answers each after a coordinator was waited for and asked; twice that is not in time.
+        # librdkafka answers each after waiting for a coordinator and asking it; twice that is not in time.
         self._answer_s = 4 * _silence_s(settings)
         config = {**group_config(candidacy), "client.id": process}
         self._consumer = Consumer(
@@ -124,14 +124,14 @@ class GroupConsumer:
         )
 
     def join(self) -> None:
-        """Take part in the group, from the next poll on."""
+        """Join the group with the next poll."""
         self._consumer.subscribe(
             [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
 
     def poll(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` seconds for something, and tell the listener all that is there, in the
-        order in which the client has it. Raises what the listener raises."""
+        """Wait at most ``timeout_s`` seconds for an event, and pass all pending events to the listener, in
+        the client's order. Raises what the listener raises."""
         self._give_up_overdue()
         for _ in range(MAX_BATCH):
             try:
@@ -145,14 +145,14 @@ class GroupConsumer:
             timeout_s = 0.0
 
     def commit(self, commit: Commit, *, wait: bool) -> CommitAnswered | None:
-        """Send a commit. Its answer comes out of a later poll, or with ``wait`` is waited for, as inside a
-        callback; an answer is also what kept it from being sent."""
+        """Send a commit. Its answer comes from a later poll, or with ``wait`` is awaited, as inside a
+        callback; an error that prevents sending is an answer, too."""
         offsets = [
             TopicPartition(self._topic, partition, part.offset, part.note.encode())
             for partition, part in commit.offsets.items()
         ]
         key = _key(offsets)
-        # Equal commits can't be told apart by their answers; nor may they pile up while nobody answers.
+        # Answers do not distinguish equal commits; nor may commits pile up while no answer comes.
         known = key in self._unanswered or key in self._overdue
         if not wait and (known or len(self._unanswered) >= MAX_COMMITS):
             return _refused(commit, "earlier commits are not answered yet")
@@ -167,7 +167,7 @@ class GroupConsumer:
         return None
 
     def close(self) -> None:
-        """Leave the group and let go of the connections."""
+        """Leave the group and close the connections."""
         self._consumer.close()
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -219,10 +219,10 @@ class GroupConsumer:
             consumer.unassign()
 
     def _give_up_overdue(self) -> None:
-        """An answer that never comes must not keep others from being sent.
+        """Give up commits whose answers are overdue, so that others can be sent.
 
-        The commit is remembered: if its answer did come, it would pass for that of an equal one that was
-        sent later, and make the evidence younger than it is. Offsets grow, so old ones need not be kept.
+        The commit is remembered: a late answer would pass for that of an equal commit that was sent later,
+        and make the evidence younger than it is. Offsets grow, so old ones need not be kept.
         """
         limit = self._clock.now() - self._answer_s
         for key in [key for key, commit in self._unanswered.items() if commit.sent_at < limit]:
@@ -272,7 +272,8 @@ def _refused(commit: Commit, reason: str) -> CommitAnswered:
 
 
 def _answer(commit: Commit, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> CommitAnswered:
-    """An answer to the whole, or to each of its partitions; one that is not named was not accepted."""
+    """Return the answer to the whole commit, or to each of its partitions; one that is not named was not
+    accepted."""
     if error is not None:
         fenced = error.code() in _NO_MEMBER
         return CommitAnswered(commit, dict.fromkeys(commit.offsets, error.str()), fenced)

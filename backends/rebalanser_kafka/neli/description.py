@@ -1,4 +1,4 @@
-"""A NELI group as an outsider sees it, by what any client of the cluster may ask."""
+"""A NELI group seen from outside, from data that any client of the cluster may read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 def describe_group(connection: Connection, candidacy: Candidacy, timeout_s: float) -> GroupDescription:
-    """Ask the coordinator for members and commits, and the topic for its newest records.
+    """Request members and commits from the coordinator, and the newest records from the topic.
 
     Raises:
         RegistryRefused: there is no such topic, or no such group.

@@ -1,4 +1,4 @@
-"""A Kafka cluster as NELI sees it."""
+"""NELI groups of a Kafka cluster."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logging.getLogger("rebalanser.neli")
 
 
 class KafkaElections(Elections):
-    """NELI groups of one Kafka cluster; keeps nothing open but the candidates that it made."""
+    """NELI groups of one Kafka cluster; keeps nothing open but the candidates that it created."""
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
-        """``timeout_s`` bounds each preparation of a topic or group, and each description."""
+        """``timeout_s`` limits each preparation of a topic or group, and each description."""
         self._connection = connection
         self._timeout_s = timeout_s
 
@@ -47,10 +47,11 @@ class KafkaElections(Elections):
 
 
 def open_elections(url: RegistryUrl, timeout_s: float) -> KafkaElections:
-    """The cluster at ``kafka://HOST:PORT,…``, which has answered once within ``timeout_s`` seconds.
+    """Connect to the cluster at ``kafka://HOST:PORT,…``; wait at most ``timeout_s`` seconds for a first
+    answer.
 
     Raises:
-        InvalidUrl: the URL names more than a cluster's brokers, or an option that can't be used.
+        InvalidUrl: the URL names more than a cluster's brokers, or an option is invalid.
         RegistryUnavailable: no broker answered; the message says what was tried.
         AccessDenied: a broker answered and refused the account.
     """

@@ -1,4 +1,4 @@
-"""The heartbeats that a process publishes, and the partition count that it asks for."""
+"""Heartbeats of a process, and its requests for the partition count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rebalanser_kafka.failures import RAISED, error_of, is_denied
 from rebalanser_kafka.records import settle
 
 MAX_WAITING: Final = 10_000
-"""How many heartbeats may wait for a broker; more are left out."""
+"""Maximum heartbeats that wait for a broker; more are dropped."""
 _QUESTION_S: Final = 2.0
 _LEAST_DELIVERY_S: Final = 1.0
 
@@ -25,10 +25,10 @@ _log = logging.getLogger("rebalanser.neli")
 
 
 class Heartbeats:
-    """Publishes empty records, each to a partition that is named (NE-2). One thread at a time.
+    """Publishes empty records, each to a given partition (NE-2). One thread at a time.
 
     They need no idempotence: one that comes twice, or late, renews nothing. One that is not delivered within
-    the deadline could renew nothing any more and is given up.
+    the deadline is given up, as it could renew nothing any more.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Heartbeats:
         on_count: Callable[[PartitionCount], None],
         on_denied: Callable[[KafkaError], None],
     ) -> None:
-        """``on_denied`` is told, within ``publish``, that this user may not write to the topic."""
+        """``on_denied`` is called, within ``publish``, if this user may not write to the topic."""
         self._topic = topic
         self._on_count = on_count
         self._on_denied = on_denied
@@ -67,7 +67,7 @@ class Heartbeats:
         self._thread.start()
 
     def publish(self, heartbeats: Mapping[Partition, Stamp]) -> None:
-        """Hand over one record for each of these partitions; without a broker they are left out."""
+        """Send one record to each of these partitions; without a broker they are dropped."""
         try:
             for partition, stamp in heartbeats.items():
                 self._producer.produce(
@@ -89,7 +89,7 @@ class Heartbeats:
             )
 
     def ask(self, question: AskPartitionCount) -> None:
-        """Ask for the partition count, unless the question before waits for its answer."""
+        """Request the partition count, unless a request is pending."""
         try:
             self._questions.put_nowait(question)
         except queue.Full:
@@ -98,7 +98,7 @@ class Heartbeats:
             )
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up all pending requests."""
         self._questions.put(None)
         self._thread.join()
         settle(self._producer)

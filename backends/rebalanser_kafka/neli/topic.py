@@ -1,4 +1,4 @@
-"""The topic of heartbeats, and the group's own settings, as the mode needs them."""
+"""The topic of heartbeats and the group's own settings, as the mode requires them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMESTAMPS: Final = "message.timestamp.type"
 GROUP_SESSION: Final = "consumer.session.timeout.ms"
 GROUP_HEARTBEAT: Final = "consumer.heartbeat.interval.ms"
 RETENTION_MS: Final = 3_600_000
-"""More than anybody reads: reading goes on where the last leader committed."""
+"""Longer than any reader needs: reading begins where the last leader committed."""
 
 NO_CONSUMER_GROUPS: Final = (
     "this broker has no KIP-848 consumer groups (Kafka 4.0 or later, switched on); "
@@ -41,7 +41,7 @@ _log = logging.getLogger("rebalanser.neli")
 
 
 def topic_spec(candidacy: Candidacy) -> TopicSpec:
-    """The topic as it is made, and what of it an existing one must have (NE-2, NE-7)."""
+    """Return the topic's settings for its creation, and those that an existing one must have (NE-2, NE-7)."""
     exclusive = candidacy.settings.mode is Mode.EXCLUSIVE
     settings = {
         "cleanup.policy": "delete",
@@ -55,11 +55,11 @@ def topic_spec(candidacy: Candidacy) -> TopicSpec:
 
 
 def prepare_topic(connection: Connection, candidacy: Candidacy, timeout_s: float) -> None:
-    """Make the topic if it is missing; warn of what is unwise about an existing one.
+    """Create the topic if it is missing; warn of unwise settings of an existing one.
 
     Raises:
-        InvalidSettings: the mode's promises could not be kept on it; with what to do.
-        AccessDenied: it is missing and this user may not make it.
+        InvalidSettings: the mode's promises could not be kept on it; the message says what to do.
+        AccessDenied: it is missing and this user may not create it.
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
     """
     for difference in ensure_topics(connection, [topic_spec(candidacy)], timeout_s):
@@ -74,13 +74,14 @@ def prepare_topic(connection: Connection, candidacy: Candidacy, timeout_s: float
 
 
 def prepare_group(connection: Connection, candidacy: Candidacy, timeout_s: float) -> None:
-    """See to it that a KIP-848 group has the session timeout that the settings say: it is the broker's.
+    """Give a KIP-848 group the session timeout of the settings: it is a setting of the broker.
 
-    Heartbeats may be more frequent than the settings say; that they are less frequent is warned about.
+    Heartbeats may be more frequent than in the settings; less frequent ones cause a warning.
 
     Raises:
-        InvalidSettings: the group has another one, and it was set on purpose or may not be set by this user.
-        UnsupportedBroker: groups of this broker have no settings, so it has no KIP-848.
+        InvalidSettings: the group has another timeout, which was set on purpose or which this user may not
+            change.
+        UnsupportedBroker: groups of this broker have no settings, so it does not support KIP-848.
         RegistryUnavailable: no answer within ``timeout_s`` seconds.
     """
     settings, group = candidacy.settings, candidacy.group
@@ -128,7 +129,7 @@ def _wanted(settings: NeliSettings) -> dict[str, str]:
 
 
 def _group_settings(admin: AdminClient, group: str, timeout_s: float) -> dict[str, tuple[str, bool]]:
-    """Each setting's value, and whether it was set for this very group."""
+    """Return each setting's value, and True if it was set for this very group."""
     resource = ConfigResource(ResourceType.GROUP, group)
     try:
         (future,) = admin.describe_configs([resource], request_timeout=timeout_s).values()
@@ -143,7 +144,7 @@ def _group_settings(admin: AdminClient, group: str, timeout_s: float) -> dict[st
 
 
 def _set(admin: AdminClient, group: str, settings: Mapping[str, str], timeout_s: float) -> dict[str, str]:
-    """Set these; what the broker did not let this user set."""
+    """Set these settings; return an error if the broker did not allow it."""
     if not settings:
         return {}
     entries = [
