@@ -98,7 +98,7 @@ def check_size(record: NewRecord, limit_bytes: int) -> None:
 
 
 class Delivery:
-    """Takes librdkafka's report about one record, and tells ``on_done`` once."""
+    """Receives librdkafka's report about one record, and calls ``on_done`` once."""
 
     __slots__ = ("_act", "_limit_bytes", "_on_done", "_record", "_told")
 
@@ -113,7 +113,7 @@ class Delivery:
         self._tell(self._refusal(error) if error is not None else self._offset(message))
 
     def give_up(self) -> None:
-        """There will be no report any more."""
+        """Give up the record: no report will come any more."""
         self._tell(OutcomeUnknown(f"the append to {self._record.topic} was given up; it may have been done"))
 
     def _tell(self, answer: int | RebalanserError) -> None:
@@ -138,7 +138,7 @@ class Delivery:
 
 
 def produce(producer: Producer, record: NewRecord, delivery: Delivery) -> None:
-    """Hand one record to librdkafka; what is raised here was not sent."""
+    """Hand one record to librdkafka; if this raises, the record was not sent."""
     try:
         producer.produce(
             record.topic,
@@ -157,8 +157,8 @@ def produce(producer: Producer, record: NewRecord, delivery: Delivery) -> None:
 
 
 def settle(producer: Producer, timeout_s: float = 0.0) -> None:
-    """Wait at most ``timeout_s`` seconds for what is under way, then have every other record reported as
-    given up, so that no ``on_done`` is left out."""
+    """Wait at most ``timeout_s`` seconds for records in flight; then report each other record as given up, so
+    that every ``on_done`` is called."""
     for wait_s in (timeout_s, _PURGE_S, _PURGE_S):
         with suppress(*RAISED):  # a fatal error comes once, and instead of the rest of the reports
             producer.flush(wait_s)

@@ -45,7 +45,7 @@ class FileNotifier(ABC):
 
 
 class PollingNotifier(FileNotifier):
-    """Wakes up every 10 ms, as it hears nothing from other processes. It needs no descriptor."""
+    """Wakes up every 10 ms, as it gets no notices from other processes. It needs no descriptor."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()

@@ -80,7 +80,7 @@ def forget(store: Store, up_to: int) -> None:
 
 
 def with_room(store: Store, write: Callable[[], T], deadline: Deadline) -> T:
-    """Carry out a write; if the disk is full, empty the log first, and then trim the history.
+    """Execute a write; if the disk is full, empty the log first, and then trim the history.
 
     Raises:
         QuotaExceeded: that does not make enough room either.

@@ -103,7 +103,7 @@ class SqliteRegistry(Registry):
         return replace(CAPABILITIES, unsafe_reasons=self._store.unsafe_reasons)
 
     def execute(self, request: Request, timeout_s: float) -> Reply:
-        """Carry out one request; see ``rebalanser.registry.contract.Registry.execute``.
+        """Execute one request; see ``rebalanser.registry.contract.Registry.execute``.
 
         Raises:
             RegistryUnavailable: other processes kept the file locked until the time limit, or the registry

@@ -411,7 +411,7 @@ class Store:
     def abandon_write(self) -> None:
         """Roll back a write transaction that this thread has begun, unless it has ended.
 
-        Who is interrupted on the way into ``end_write``, or into this, calls this.
+        A thread that is interrupted on the way into ``end_write``, or into this, calls this.
         """
         if self._is_writing:
             try:
@@ -458,8 +458,8 @@ class Store:
     def pages_before(self) -> int:
         """Return the number of pages before this transaction has changed anything.
 
-        It is that after the last one of this connection while the disk has room: if others have added pages
-        meanwhile, this transaction counts as one that does.
+        While the disk has room it is the number after the last transaction of this connection: if others have
+        added pages meanwhile, this transaction counts as one that does.
         """
         return self._pages_before or self.pages()
 

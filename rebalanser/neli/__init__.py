@@ -1,4 +1,4 @@
-"""Who leads which role: ``Neli`` and ``AsyncNeli``, and the contract of the log beneath them."""
+"""Leader election for roles: ``Neli`` and ``AsyncNeli``, and the contract of the log beneath them."""
 
 from rebalanser.core.neli.roles import Role, hash_slot
 from rebalanser.core.neli.settings import Mode, NeliSettings

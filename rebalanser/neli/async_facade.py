@@ -19,8 +19,8 @@ class AsyncNeli(AsyncTwin[Neli]):
 
     It takes what ``Neli`` takes. ``is_leader``, ``token`` and ``roles_held`` need no await: they do no I/O.
 
-    Handlers may be coroutine functions or plain ones. Leadership does not depend on the loop: one that is
-    blocked loses none, and one that is blocked while a role is asked back holds up its successor.
+    Handlers may be coroutine functions or plain ones. Leadership does not depend on the loop: a blocked loop
+    loses no role, but delays the successor of a role that is asked back.
     """
 
     @with_parameters_of(Neli.__init__)
@@ -39,21 +39,21 @@ class AsyncNeli(AsyncTwin[Neli]):
 
     @property
     def settings(self) -> NeliSettings:
-        """The mode and the times."""
+        """The mode and the durations."""
         return self._sync.settings
 
     def on_induced(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when this process begins to lead a role; see ``Neli.on_induced``."""
+        """Register a handler for the start of a leadership; see ``Neli.on_induced``."""
         self._sync.on_induced(self._in_loop(handler))
         return handler
 
     def on_lapsed(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when a role is handed over, in order; see ``Neli.on_lapsed``."""
+        """Register a handler for an orderly handover; see ``Neli.on_lapsed``."""
         self._sync.on_lapsed(self._in_loop(handler))
         return handler
 
     def on_fenced(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when leadership ended out of order; see ``Neli.on_fenced``."""
+        """Register a handler for a leadership that ended out of order; see ``Neli.on_fenced``."""
         self._sync.on_fenced(self._in_loop(handler))
         return handler
 

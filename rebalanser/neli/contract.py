@@ -18,69 +18,70 @@ from rebalanser.registry.urls import RegistryUrl, check_topic_name, load_opener,
 
 ENTRY_POINT_GROUP = "rebalanser.neli"
 PARTITIONS = 12
-"""How many partitions a topic is made with where nobody says."""
+"""Default number of partitions of a topic that is created."""
 
 Call: TypeAlias = CallInduced | CallLapsed | CallFenced
-"""What handlers are told."""
+"""Reason of a call of the handlers."""
 OnCall: TypeAlias = Callable[[Call], None]
-"""Calls the handlers of one partition's roles and returns when they have; in a thread of its own."""
+"""Calls the handlers of one partition's roles, in a thread of its own; returns after they have."""
 OnFact: TypeAlias = Callable[[Fact], None]
-"""Told what happens, in the thread that polls: must not block."""
+"""Called with each fact in the polling thread: must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidacy:
-    """For what one process stands, and how."""
+    """Topic, group, roles and settings of one process's candidacy."""
 
     topic: str
     group: str
     roles: Roles = ()
     settings: NeliSettings = field(default_factory=NeliSettings)
     partitions: int = PARTITIONS
-    """With how many partitions the topic is made if it is missing."""
+    """Number of partitions of the topic, if it is created."""
     instance: str | None = None
-    """A name that the group's coordinator knows this process by across restarts (``group.instance.id``)."""
+    """Name that identifies this process to the group's coordinator across restarts
+    (``group.instance.id``)."""
 
     def __post_init__(self) -> None:
-        """Check the name of the topic.
+        """Check the topic's name.
 
         Raises:
-            InvalidName: it names none.
+            InvalidName: it is invalid.
         """
         check_topic_name(self.topic)
 
 
 class Candidate(ABC):
-    """One process's part in a group, from its making on. Every method may be called from any thread."""
+    """One process's part in a group, from its creation on. Every method may be called from any thread."""
 
     @property
     @abstractmethod
     def process(self) -> str:
-        """The id of this incarnation, never used again."""
+        """Id of this incarnation, which is never used again."""
 
     @abstractmethod
     def leads(self, role: Role) -> bool:
-        """Whether this process leads ``role`` now: worked out when asked, without I/O (NE-4)."""
+        """True if this process leads ``role`` now: computed at the call, without I/O (NE-4)."""
 
     @abstractmethod
     def token(self, role: Role) -> int | None:
-        """The fencing token of a role that is led now; else None (NE-15)."""
+        """Return the fencing token of a role that is led now; else None (NE-15)."""
 
     @abstractmethod
     def held(self) -> dict[Role, int]:
-        """The roles led now, each with its fencing token."""
+        """Return the roles led now, each with its fencing token."""
 
     @abstractmethod
     def why_not(self, role: Role) -> str | None:
-        """Why this process does not lead ``role`` now, in a sentence; None if it does."""
+        """Return the reason why this process does not lead ``role`` now, as a sentence; None if it does."""
 
     @abstractmethod
     def wait_leader(self, role: Role, timeout_s: float) -> bool:
-        """Wait until this process leads ``role``, or has ended; whether it leads."""
+        """Wait until this process leads ``role`` or has ended; True if it leads."""
 
     @abstractmethod
     def set_roles(self, roles: Roles) -> None:
-        """Name other roles; takes effect soon."""
+        """Replace the roles; takes effect soon."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -88,44 +89,44 @@ class Candidate(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; whether it has.
+        """Wait until it has ended; True if it has.
 
         Raises:
-            RebalanserError: what ended it, if that was not ``stop``.
+            RebalanserError: the error that ended it, unless ``stop`` did.
         """
 
 
 class Elections(ABC):
-    """One Kafka cluster, or what may stand in its place, as NELI sees it."""
+    """NELI groups of one Kafka cluster, or of a substitute for it."""
 
     @abstractmethod
     def stand(self, candidacy: Candidacy, on_call: OnCall, on_fact: OnFact) -> Candidate:
         """Take part in a group from now on.
 
         Raises:
-            FixConfiguration: the topic, the group or the settings have to be changed by a person.
+            FixConfiguration: a person has to change the topic, the group or the settings.
             RegistryUnavailable: no broker answered in time.
         """
 
     @abstractmethod
     def describe(self, candidacy: Candidacy) -> GroupDescription:
-        """Who has which role's partition, as the group's coordinator and the topic say now.
+        """Return the assignment of the roles' partitions, from the group's coordinator and the topic.
 
         Raises:
             RegistryUnavailable: no broker answered in time.
-            RegistryRefused: there is no such topic or group, or it may not be looked at.
+            RegistryRefused: there is no such topic or group, or this user may not describe it.
         """
 
 
 OpenElections: TypeAlias = Callable[[RegistryUrl, float], Elections]
-"""``open(url, timeout_s)``: a cluster that has answered once within ``timeout_s`` seconds."""
+"""``open(url, timeout_s)``: connects to a cluster, which must answer once within ``timeout_s`` seconds."""
 
 
 def open_elections(address: str, timeout_s: float) -> Elections:
     """Connect to ``HOST:PORT,…`` or a ``kafka://`` URL with security settings.
 
     Raises:
-        InvalidUrl: the address is none.
+        InvalidUrl: the address is invalid.
         UnknownScheme: no backend has this scheme.
         MissingExtra: the backend's packages are not installed.
         RegistryUnavailable: no answer within ``timeout_s`` seconds; the message says what was tried.

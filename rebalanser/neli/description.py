@@ -1,4 +1,4 @@
-"""A NELI group as an outsider sees it: who was assigned which role's partition, and what is known of it."""
+"""A NELI group seen from outside: the assignment of the roles' partitions, and their last commits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 
 class MemberDescription(BaseModel):
-    """A process as the group's coordinator knows it."""
+    """A process from the view of the group's coordinator."""
 
     model_config = ConfigDict(frozen=True)
 
     member: str
-    """The coordinator's id of it."""
+    """The coordinator's id of the process."""
     client: str
-    """What it calls itself: host, process and a random part."""
+    """The process's own name for itself: host, process and a random part."""
     host: str
 
 
@@ -25,26 +25,26 @@ class PartitionDescription(BaseModel):
     partition: int
     roles: list[str | int]
     member: MemberDescription | None
-    """Who is assigned it now. Whether that process leads, only it can know (NE-4)."""
+    """The member to which it is assigned now. Only that process knows if it leads (NE-4)."""
     committed_offset: int | None
-    """Up to where the leader's heartbeats were read back; tokens are not above it."""
+    """Offset up to which the leader's heartbeats were read back; tokens are not above it."""
     claim: str | None
-    """What the last commit says: ``held`` or ``released``."""
+    """State in the last commit: ``held`` or ``released``."""
     committed_by: str | None
     """The process that made the last commit."""
     last_heartbeat_at: AwareDatetime | None
-    """When the newest record of the partition was written, by whichever group."""
+    """Time at which the newest record of the partition was written, by any group."""
 
 
 class GroupDescription(BaseModel):
-    """A group at one instant. What an outsider reads is old when it is shown."""
+    """A group at one instant, which is past when it is shown."""
 
     model_config = ConfigDict(frozen=True)
 
     topic: str
     group: str
     state: str
-    """The coordinator's word for the group, such as ``stable`` or ``empty``."""
+    """The coordinator's state of the group, such as ``stable`` or ``empty``."""
     protocol: str
     as_of: AwareDatetime
     partitions: list[PartitionDescription]

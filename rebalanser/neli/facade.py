@@ -1,4 +1,4 @@
-"""``Neli``: what a host application uses to know which roles it leads."""
+"""``Neli``: gives a host application the roles that it leads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NAMES: Final[dict[_CallKind, str]] = {
 
 
 class Neli:
-    """One process's part in a NELI group: at any moment it knows which roles it leads.
+    """One process's part in a NELI group: it knows at any moment which roles it leads.
 
     ``topic`` and ``group`` name the group, ``roles`` the roles that this process knows of, by name, by
     number, or as a mapping of names to numbers; processes may know different ones. ``kafka`` is
@@ -113,22 +113,24 @@ class Neli:
         return self._candidacy.settings
 
     def on_induced(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when this process begins to lead a role."""
+        """Register a handler that is called when this process begins to lead a role."""
         return self._register(CallInduced, handler)
 
     def on_lapsed(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when a role is handed over, in order: end its work, then return.
+        """Register a handler for an orderly handover of a role: it ends the role's work, then returns.
 
-        Nobody else leads the role until then, for ``lapse_limit_s`` at most; ``is_leader`` says no already.
+        No other process leads the role until then, for ``lapse_limit_s`` at most; ``is_leader`` is False
+        already.
         """
         return self._register(CallLapsed, handler)
 
     def on_fenced(self, handler: HandlerT) -> HandlerT:
-        """Register what to do when leadership ended out of order: another may lead the role already."""
+        """Register a handler for a leadership that ended out of order: another process may lead the role
+        already."""
         return self._register(CallFenced, handler)
 
     def on_fact(self, hook: FactHook) -> FactHook:
-        """Register a hook that is told everything that happens, for metrics, in a thread of its own."""
+        """Register a hook that is called with each fact, for metrics, in a thread of its own."""
         self._hooks.append(hook)
         return hook
 
@@ -143,11 +145,11 @@ class Neli:
         return handler
 
     def start(self) -> None:
-        """Begin to take part, and return once the topic was looked at and the group is being joined.
+        """Begin to take part; return once the topic was checked and the process is joining the group.
 
         Raises:
             InvalidState: it takes part already.
-            FixConfiguration: the topic, the group or the settings have to be changed by a person.
+            FixConfiguration: a person has to change the topic, the group or the settings.
             RegistryUnavailable: no broker answered within ``connect_timeout_s``.
         """
         if self._candidate is not None:
@@ -171,14 +173,14 @@ class Neli:
         self._started.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Hand over everything, leave the group, and wait until that is done, at most ``timeout_s`` seconds.
+        """Hand over all roles, leave the group, and wait at most ``timeout_s`` seconds until that is done.
 
         Stopping twice does nothing.
 
         Raises:
             InvalidState: called from a handler, which would wait for itself.
-            NotSettled: it was not done in time; it goes on.
-            RebalanserError: what had ended it before, such as a second process of one instance.
+            NotSettled: it was not done in time; it continues.
+            RebalanserError: the error that had ended it before, such as a second process of one instance.
         """
         candidate = self._candidate
         if candidate is None:
@@ -207,15 +209,15 @@ class Neli:
 
         Raises:
             InvalidState: not in the main thread, which alone gets signals.
-            RebalanserError: what ``start`` and ``stop`` raise.
+            RebalanserError: an error of ``start`` or ``stop``.
         """
         run_until_stopped(self)
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait until it takes part no longer, at most ``timeout_s`` seconds; whether it has ended.
+        """Wait until it no longer takes part, at most ``timeout_s`` seconds; True if it has ended.
 
         Raises:
-            RebalanserError: what ended it, if that was not a stop.
+            RebalanserError: the error that ended it, unless a stop did.
         """
         candidate = self._candidate
         return candidate is None or candidate.wait(timeout_s)
@@ -230,32 +232,33 @@ class Neli:
         self.stop()
 
     def is_leader(self, role: Role) -> bool:
-        """Whether this process leads ``role`` now, worked out at this moment, without I/O (NE-4).
+        """True if this process leads ``role`` now, computed at the call, without I/O (NE-4).
 
-        Between the answer and the act time passes: give the token along where two must not act (NE-15).
+        Time passes between the answer and the action: pass the token along if two processes must not act
+        (NE-15).
         """
         candidate = self._candidate
         return candidate is not None and candidate.leads(role)
 
     def token(self, role: Role) -> int | None:
-        """The fencing token of a role that is led now, greater than any former leader's; else None."""
+        """Return the fencing token of a role that is led now, greater than any former leader's; else None."""
         candidate = self._candidate
         return None if candidate is None else candidate.token(role)
 
     def roles_held(self) -> dict[Role, int]:
-        """The roles led now, each with its fencing token."""
+        """Return the roles led now, each with its fencing token."""
         candidate = self._candidate
         return {} if candidate is None else candidate.held()
 
     def why_not(self, role: Role) -> str | None:
-        """Why this process does not lead ``role`` now, in a sentence; None if it does."""
+        """Return the reason why this process does not lead ``role`` now, as a sentence; None if it does."""
         candidate = self._candidate
         return "it does not take part" if candidate is None else candidate.why_not(role)
 
     def wait_leader(self, role: Role, timeout_s: float = 30.0) -> bool:
-        """Wait until this process leads ``role``, at most ``timeout_s`` seconds; whether it does.
+        """Wait until this process leads ``role``, at most ``timeout_s`` seconds; True if it does.
 
-        Its handler may be called a moment later, and is not called if the role is given up first.
+        Its handler may be called a moment later, and is not called if the role is lost first.
 
         Raises:
             InvalidState: it does not take part.
@@ -265,7 +268,7 @@ class Neli:
         return self._candidate.wait_leader(role, timeout_s)
 
     def set_roles(self, roles: Roles) -> None:
-        """Name other roles, at any time; those that stay are not interrupted (NE-1).
+        """Replace the roles, at any time; those that remain are not interrupted (NE-1).
 
         Raises:
             InvalidSettings: a role is neither a text nor a whole number.
@@ -275,7 +278,7 @@ class Neli:
             self._candidate.set_roles(self._candidacy.roles)
 
     def _called(self, call: Call) -> None:
-        """Call the handler for each role; all are called, then the first error is raised."""
+        """Call the handler for each role; after all were called, raise the first error."""
         handler = self._handlers.get(type(call))
         if handler is None:
             return
@@ -310,7 +313,7 @@ class Neli:
 
 
 def _with_mode(settings: NeliSettings, mode: Mode | str | None) -> NeliSettings:
-    """The settings with this mode, if one is given; names given as text become members of their enum."""
+    """Return the settings with this mode, if one is given; texts become members of their enums."""
     return replace(
         settings,
         mode=_member_of(Mode, settings.mode if mode is None else mode, "mode"),

@@ -1,4 +1,4 @@
-"""Who is told what happens in a NELI group: the history, the log, and the application's own hooks."""
+"""Passes facts of a NELI group on to the history, the log, and the application's own hooks."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def _level(kind: FactKind) -> int:
 
 
 LEVELS: Final[Mapping[FactKind, int]] = MappingProxyType({kind: _level(kind) for kind in FactKind})
-"""At which level each kind of fact is logged."""
+"""Log level of each kind of fact."""
 
 _log: Final = get_logger("rebalanser.neli")
 
 
 class FactTeller:
-    """Tells facts on, in order: the history at once, the others in a thread of its own.
+    """Passes facts on, in order: to the history at once, to log and hooks in a thread of its own.
 
-    A log that blocks must not hold up the polling; the history never blocks.
+    A log that blocks must not delay the polling; the history never blocks.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FactTeller:
         self._thread.start()
 
     def tell(self, fact: Fact) -> None:
-        """Take a fact in and return at once. What comes faster than it can be told is counted and dropped."""
+        """Take a fact and return at once. Facts beyond the queue's limit are counted and dropped."""
         if self._history is not None:
             self._history.tell(fact)
         try:
@@ -73,7 +73,7 @@ class FactTeller:
             self._dropped += 1
 
     def close(self) -> None:
-        """Wait until what was taken in is told, two seconds at most."""
+        """Wait until all facts are passed on, two seconds at most."""
         with contextlib.suppress(queue.Full):
             self._untold.put(None, timeout=CLOSE_TIMEOUT_S)
             self._thread.join(CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What a process of a NELI group writes into its history: which partitions it led, from when to when."""
+"""The history of a process of a NELI group: the partitions that it led, with start and end."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DIR_VARIABLE: Final = "REBALANSER_HISTORY_DIR"
 MODE_VARIABLE: Final = "REBALANSER_HISTORY_FILE_MODE"
 TOPIC_VARIABLE: Final = "REBALANSER_HISTORY_TOPIC"
 MAX_BYTES: Final = 512 * 1024 * 1024
-"""The most that the history files of one label may take."""
+"""Maximum bytes of the history files of one label."""
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class LeadershipHistory:
-    """Writes the facts of one process of a group; never blocks and never fails it. From any thread.
+    """Writes the facts of one process of a group; never blocks and never fails it. Thread-safe.
 
-    Each record has the time at which what it tells was so: leadership that ended while the process was
-    stopped (SIGSTOP) is written later, with the time at which it ended (NE-4).
+    Each record has the time of its fact. If leadership ended while the process was stopped (SIGSTOP), its
+    record is written later, with the time at which it ended (NE-4).
     """
 
     def __init__(self, candidacy: Candidacy, sink: HistorySink, clock: Clock) -> None:
@@ -46,13 +46,13 @@ class LeadershipHistory:
     def opened(
         cls, candidacy: Candidacy, history_dir: Path | str | None, history_topic: str | None
     ) -> Self | None:
-        """The history in this folder and at this topic, or those in the environment; None where none is.
+        """Return the history in this folder and at this topic, or those in the environment; None without any.
 
         Raises:
-            InvalidUrl: ``history_topic`` is no URL.
+            InvalidUrl: ``history_topic`` is not a URL.
             UnknownScheme: no installed package has topics of that scheme.
             MissingExtra: the package that the topic needs is not installed.
-            InvalidSettings: the mode of files in the environment is none.
+            InvalidSettings: the mode of files in the environment is invalid.
         """
         folder = history_dir or os.environ.get(DIR_VARIABLE) or None
         topic = history_topic or os.environ.get(TOPIC_VARIABLE) or None
@@ -64,7 +64,7 @@ class LeadershipHistory:
         return cls(candidacy, sink, SystemClock())
 
     def begin(self, process: str) -> None:
-        """Begin to write, as ``process``: the candidate's id is known once it takes part."""
+        """Begin to write as ``process``: the candidate's id is known once it takes part."""
         with self._lock:
             self._process = process
             self._journal = Journal(
@@ -78,7 +78,7 @@ class LeadershipHistory:
             self._early.clear()
 
     def tell(self, fact: Fact) -> None:
-        """Write down what happened."""
+        """Write a fact."""
         with self._lock:
             if self._journal is None:
                 self._early.append(fact)
@@ -86,7 +86,7 @@ class LeadershipHistory:
                 self._write(self._journal, fact)
 
     def close(self) -> None:
-        """Bring everything to where it belongs, in two seconds at most."""
+        """Flush and close it, in two seconds at most."""
         self._sink.close(CLOSE_TIMEOUT_S)
 
     def _write(self, journal: Journal, fact: Fact) -> None:
@@ -95,12 +95,13 @@ class LeadershipHistory:
 
 
 def label_of(candidacy: Candidacy) -> str:
-    """What people call the process: its instance, or else its host's name."""
+    """Return the name of the process for people: its instance, or else its host's name."""
     return candidacy.instance or platform.node() or "neli"
 
 
 def event_of(fact: Fact, process: str, overlap_s: float) -> Event:
-    """A fact of ``process`` for its journal; ``overlap_s`` is for how long a successor may overlap (NE-6)."""
+    """Convert a fact of ``process`` to a journal event; ``overlap_s`` is the possible overlap with a
+    successor (NE-6)."""
     begins = fact.kind is FactKind.INDUCED
     return Event(
         kind=fact.kind,

@@ -98,8 +98,8 @@ class Rebase:
 class Snapshot:
     """State of every replica after the record at offset ``as_of``.
 
-    A reader that continues from it needs the records from ``needs_from`` on. They may begin a little before
-    ``as_of``, with the first part of a large value that was not whole.
+    A reader that continues from it needs the records from ``needs_from`` on. That may be a little earlier, at
+    the first part of a large value that was not whole.
     """
 
     as_of: int

@@ -144,7 +144,7 @@ def _group_settings(admin: AdminClient, group: str, timeout_s: float) -> dict[st
 
 
 def _set(admin: AdminClient, group: str, settings: Mapping[str, str], timeout_s: float) -> dict[str, str]:
-    """Set these settings; return an error if the broker did not allow it."""
+    """Set these settings; return those that the broker does not let this user set."""
     if not settings:
         return {}
     entries = [

@@ -8,33 +8,33 @@
              mail.db ──► Reader: snapshots, which wait for nobody
                 └──────► Follower: the one thread of all watches, woken by the notifier
 
-**Tables.** ``skuld_tasks`` has a small row for each task, which its states are written to; what never changes
-and may be large, payloads and lists of dependencies, lies beside it in ``skuld_contents``, updates in
+**Tables.** ``skuld_tasks`` has a small row for each task, which its states are written to. Payloads and lists
+of dependencies never change and may be large: they are in ``skuld_contents``, and updates in
 ``skuld_updates``. All names begin with ``skuld_``, and ``skuld_meta`` has their version
 (``rebalanser_sqlite.tasks.schema``): a group's registry and an application's own tables may be in the same
 file.
 
-**Conditions** are looked at inside the one write transaction of the host, so whatever owners believe, a state
-is put in the place of the very one that was read. Each write that changes something takes the next revision.
+**Conditions** are checked inside the one write transaction of the host: a new state replaces the very state
+that was read, whatever owners believe. Each write that changes something takes the next revision.
 
-**Claims** are taken from a partial index of the ready tasks of each function, in the order of SK-5, so that
-neither complete tasks nor waiting ones cost anything. Whoever claims looks first without a lock, then makes
-ready what a time has come for, and claims, all in one write transaction. The write lock of the file is what
-gives a task to one of many: no process owns anything (SK-13).
+**Claims** use a partial index of the ready tasks of each function, in the order of SK-5, so that neither
+complete nor waiting tasks cost anything. A claim looks first without a lock. Then, in one write transaction,
+it makes tasks ready whose time has come, and claims. The write lock of the file gives a task to one of many
+processes: no process owns anything (SK-13).
 
-**Steps.** What concerns very many tasks is done in several transactions of bounded size: the dependents of a
-task are told of its end by the claims that follow (``Writing.tell_dependents
+**Steps.** Work on a great many tasks takes several transactions of bounded size. The claims that follow the
+end of a task notify its dependents (``Writing.tell_dependents
 <rebalanser_sqlite.tasks.writer.Writing.tell_dependents>``), and a large component is marked and then deleted
-(``rebalanser_sqlite.tasks.collection``). What is left to do is stored with the first of them.
+(``rebalanser_sqlite.tasks.collection``). The first of these transactions stores the remaining work.
 
-**Pages** of dead or cancelled tasks are merged from one range of an index for each status, so that
-no task that is not on the page is looked at; of other statuses a page looks at a bounded number of tasks, and
-may be empty. Counts are kept, and the last changes added to them.
+**Pages** of dead or cancelled tasks are merged from one index range for each status, so that only tasks of
+the page are read. For other statuses a page reads a bounded number of tasks, and may be empty. Counts are
+stored, and the latest changes are added to them.
 
-**Watches** read the tasks enqueued and the changes written since they were told last; one that is very far
-behind is told of a loss. A task that changes twice before a watch looks is told once, as it is then. The
-notifier is that of the registry, with its slow look every 250 ms for a writer that was killed before it
-rang, or that committed on a connection of its own and does not ring (``SqliteEngine.move_in``).
+**Watches** read the tasks and changes since their last report; one that is very far behind reports a loss. A
+task that changes twice between two looks is reported once, as it is then. The notifier is that of the
+registry. A look every 250 ms finds the changes of a writer that was killed before it rang, or that committed
+on a connection of its own and does not ring (``SqliteEngine.move_in``).
 """
 
 from rebalanser_sqlite.tasks.engine import SqliteEngine, open_engine

@@ -1,4 +1,4 @@
-"""The one thread of an engine: tells its watches what changed."""
+"""The one thread of an engine, which reports changes to watches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("rebalanser.sqlite")
 
 @dataclass(eq=False, slots=True)
 class TaskWatch:
-    """A running watch: all changes of ``queue`` up to the revision ``seen`` were told."""
+    """A running watch: all changes of ``queue`` up to the revision ``seen`` were reported."""
 
     queue: str
     seen: int
@@ -39,12 +39,12 @@ class TaskWatch:
     open: bool = True
 
     def close(self) -> None:
-        """Stop telling. What is under way may still be told. Closing twice does nothing."""
+        """Stop the watch. A report under way may still arrive. Closing twice does nothing."""
         self.open = False
         self.forget(self)
 
     def tell(self, told: Sequence[Row] | Lost) -> None:
-        """Hand it to the sink, whose errors must not end the thread that all watches share."""
+        """Pass a report to the sink, whose errors must not end the thread that all watches share."""
         if not self.open:
             return
         try:
@@ -55,14 +55,14 @@ class TaskWatch:
             _log.exception("a sink raised for queue %s", self.queue, extra={"action": "sink_failed"})
 
     def _wanted(self, rows: Sequence[Row]) -> list[Stored]:
-        """The tasks of those rows that are to be told."""
+        """Return the tasks of the rows that the watch wants."""
         wants = self.wants
         return [stored_of(self.queue, row) for row in rows if wants is None or wants(change_of(row))]
 
 
 @dataclass(eq=False, slots=True)
 class CommitWatch:
-    """A running watch that is told only that something was committed after the revision ``seen``."""
+    """A running watch that is only notified of commits after the revision ``seen``."""
 
     wake: Callable[[], None]
     forget: Callable[[CommitWatch], None] = field(repr=False)
@@ -70,12 +70,12 @@ class CommitWatch:
     open: bool = True
 
     def close(self) -> None:
-        """Stop telling. Closing twice does nothing."""
+        """Stop the watch. A notice under way may still arrive. Closing twice does nothing."""
         self.open = False
         self.forget(self)
 
     def tell(self) -> None:
-        """Tell it, whose errors must not end the thread that all watches share."""
+        """Notify the watch, whose errors must not end the thread that all watches share."""
         if not self.open:
             return
         try:
@@ -97,13 +97,13 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
         return watch
 
     def add_commits(self, wake: Callable[[], None]) -> CommitWatch:
-        """Begin a watch of commits, which is told once to begin with."""
+        """Begin a watch of commits, which is notified once at the start."""
         watch = CommitWatch(wake, self._forget)
         self._begin(watch)
         return watch
 
     def _look(self, store: Store) -> float | None:
-        """Tell what is new; how many seconds there is nothing to do, None for any time."""
+        """Report new changes. Return the seconds until there is more to do, None for never."""
         while True:
             with self._lock:
                 watches = list(self._watches)
@@ -129,8 +129,8 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
     def _news(
         snapshot: Snapshot, behind: list[TaskWatch]
     ) -> list[tuple[list[TaskWatch], Sequence[Row] | Lost, int]]:
-        """What each of the watches is to be told next, read once for those at one place, and where it is
-        then."""
+        """Return the next report for each watch, read once for watches at the same position, and the position
+        after it."""
         places: defaultdict[tuple[str, int], list[TaskWatch]] = defaultdict(list)
         for watch in behind:
             places[watch.queue, watch.seen].append(watch)
@@ -145,7 +145,7 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
 
 
 def _statuses(watches: Sequence[TaskWatch]) -> set[Status] | None:
-    """The statuses of the changes that watches want; None for all, and for new tasks."""
+    """Return the statuses of the changes that watches want; None for all, and for new tasks."""
     statuses: set[Status] = set()
     for each in watches:
         if not isinstance(each.wants, StatusFilter):

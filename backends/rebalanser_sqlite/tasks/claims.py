@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from rebalanser_sqlite.tasks.reader import Running
 
 MADE_READY: Final = 500
-"""Maximum number of tasks whose time has come that one transaction makes ready."""
+"""Maximum number of due tasks that one transaction makes ready."""
 MAX_LEFT: Final = 500
-"""Maximum number of ready tasks that one transaction does not claim; meanwhile nobody else can write."""
+"""Maximum number of ready tasks that one transaction leaves unclaimed, as it blocks all other writers."""
 FEW_AHEAD: Final = 4
 """Number of ready tasks that are read after one of a rate limit, as the next one of it may be better."""
 ASIDE_S: Final = 60.0
@@ -72,12 +72,12 @@ _FORGET_MARKS = (
     "DELETE FROM skuld_rates WHERE rowid IN (SELECT rowid FROM skuld_rates INDEXED BY skuld_rates_old "
     "WHERE wall < ? AND NOT (clock = ? AND at_s + debt_s > ?) AND waits_until IS NULL ORDER BY wall LIMIT 2)"
 )
-"""As many a start as needed that not more and more of them are kept: each start adds at most one."""
+"""Deletes old marks with each start, so that their number does not grow: each start adds at most one."""
 _PACE = f"UPDATE skuld_tasks SET ready = {PACED} WHERE number = ?"  # noqa: S608
 _COUNT_HERE = (
     "UPDATE skuld_rates SET debt_s = ?, clock = ?, at_s = ? WHERE queue = ? AND name = ? AND limit_key = ?"
 )
-"""Lets a mark of another boot count on this one's clock, so that it is over whichever process lives on."""
+"""Lets a mark of another boot count on this clock, so that it ends whichever process survives."""
 _WAIT_FOR_RATE = (
     "UPDATE skuld_rates SET waits_clock = ?, waits_until = ? WHERE queue = ? AND name = ? AND limit_key = ?"
 )
@@ -104,13 +104,13 @@ _log = logging.getLogger("rebalanser.sqlite")
 
 
 MAX_SEEN: Final = 10_000
-"""Maximum number of marks of other clocks that are remembered: one that is forgotten counts anew."""
+"""Maximum number of marks of other clocks that are remembered: a forgotten one counts anew."""
 
 
 class Rates:
-    """The rate limits as one engine object reads them, on the clock of this name (SK-23).
+    """Rate limits as seen by one engine object, on the clock of this name (SK-23).
 
-    A mark of another clock counts from when it was first seen here. For one thread at a time.
+    A mark of another clock counts from its first sight here. One thread at a time.
     """
 
     def __init__(self, clock: str) -> None:
@@ -118,7 +118,8 @@ class Rates:
         self._seen: OrderedDict[tuple[int, LimitId], tuple[RateMark, float]] = OrderedDict()
 
     def full_at(self, queue: int, limit: LimitId, mark: RateMark | None, now: float) -> float:
-        """Return when a limit allows its whole burst again; ``mark`` is what is stored ``now``."""
+        """Return the time at which a limit allows its whole burst again; ``mark`` is the stored one as of
+        ``now``."""
         if mark is None or mark.clock == self.clock:
             return full_at(mark, now, self.clock)
         seen, seen_at = self._seen.get((queue, limit), (None, now))
@@ -134,8 +135,8 @@ class Rates:
 class Claims:
     """Carries out one claim request, in a transaction that holds the write lock.
 
-    ``clock`` gives the times of the request's clock. ``over`` are claims that count on other clocks and are
-    over, as seen at ``now``.
+    ``clock`` gives the times of the request's clock. ``over`` are ended claims that count on other clocks, as
+    seen at ``now``.
     """
 
     def __init__(self, request: ClaimQuery, now: float, over: Sequence[Running], rates: Rates) -> None:
@@ -147,15 +148,15 @@ class Claims:
         """True if a claim may have made others ready."""
         self._left = 0
         self.next_room: float | None = None
-        """The first time at which a rate limit has room for a paced task, once it was carried out."""
+        """First time at which a rate limit has room for a paced task; known after ``carry_out``."""
 
     @property
     def may_have_more(self) -> bool:
-        """True if it has left as many tasks as one transaction may."""
+        """True if it has left the maximum number of tasks of one transaction."""
         return self._left >= MAX_LEFT
 
     def carry_out(self, writing: Writing) -> Sequence[tuple[Stored, bytes | None]]:
-        """Make tasks ready whose time has come, then claim the best; nothing while the queue is paused."""
+        """Make due tasks ready, then claim the best; nothing while the queue is paused."""
         self._left = 0
         request, queue = self._request, writing.queue(self._request.queue)
         if writing.is_paused(queue):
@@ -210,7 +211,7 @@ class Claims:
         moves: list[Row] = []
         dead: list[Stored] = []
         left: list[int] = []
-        """Numbers of tasks that are neither ready any more nor claimed."""
+        """Numbers of tasks that are no longer ready, and were not claimed."""
         waited: list[tuple[int, int, str, int]] = []
         for _, number, payload, blocked, *row in best:
             try:
@@ -300,7 +301,7 @@ class Claims:
 def _for_threads(best: Sequence[Row], threads: int) -> Sequence[Row]:
     """Return the tasks before the first one of a rate limit for which no thread is free (SK-23).
 
-    It would count as a start, also if it was given back before it began.
+    Such a task would count as a start, even if it was given back before it began.
     """
     for place, row in enumerate(best):
         if place >= threads and row[-1] is not None:

@@ -1,11 +1,10 @@
-"""Collection of very many tasks in steps, each a transaction of its own (SK-14).
+"""Collection of a great many tasks in steps, each a transaction of its own (SK-14).
 
-All are marked first, then it is decided in one write, then they are deleted. A crash before the decision
-leaves marks without effect; one after it leaves tasks that are deleted by the next collection of very many,
-or by the first write that meets one. Until the decision every write that changes a marked task, or makes
-another depend on it, gives the collection up (``rebalanser_sqlite.tasks.writer.Writing``). There is one
-collection at a time in a file: the next one gives up what another has marked, and finishes what it has
-decided.
+All tasks are marked first, then one write decides, then they are deleted. A crash before the decision leaves
+marks without effect. After a crash behind it, the next large collection deletes the remaining tasks, or the
+first write that meets one does. Until the decision, any write that changes a marked task, or makes another
+depend on it, gives the collection up (``rebalanser_sqlite.tasks.writer.Writing``). A file has one collection
+at a time: the next one gives up an undecided one, and finishes a decided one.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ ItemT = TypeVar("ItemT")
 
 
 def collect(write: Collect, commit: Callable[[Callable[[Writing], Any]], Any]) -> Answer:
-    """Collect closed tasks, all or none; ``commit`` carries out each step in a transaction.
+    """Collect closed tasks, all or none; ``commit`` executes each step in a transaction.
 
     Raises:
-        OutcomeUnknown: it is decided, but not all is deleted yet.
-        RebalanserError: what ``commit`` raises before the decision; no effect.
+        OutcomeUnknown: the collection is decided, but not all tasks are deleted yet.
+        RebalanserError: an error of ``commit`` before the decision; no effect.
     """
     number = None
     while number is None:
@@ -73,7 +72,7 @@ def collect(write: Collect, commit: Callable[[Callable[[Writing], Any]], Any]) -
 
 
 def _begin(writing: Writing, queue: str) -> int | None:
-    """Begin a collection and return its number; None if a step of another one's end was taken instead."""
+    """Begin a collection and return its number; None if a final step of another one was done instead."""
     under_way = _under_way(writing)
     if under_way is not None and under_way[1]:
         _sweep(writing)
@@ -94,7 +93,8 @@ def _under_way(writing: Writing) -> tuple[int, int] | None:
 def _mark(
     writing: Writing, number: int, queue: str, tasks: Sequence[tuple[TaskId, tuple[int, int]]]
 ) -> list[int] | None:
-    """Mark tasks and return their numbers; None if one has changed or is open, or it was given up."""
+    """Mark tasks and return their numbers; None if one has changed or is open, or the collection was given
+    up."""
     if _under_way(writing) != (number, 0):
         return None
     cursor, queue_number = writing.cursor, writing.queue(queue)
@@ -114,14 +114,14 @@ def _others_depend(writing: Writing, queue: str, tasks: Sequence[TaskId], marked
 
 
 def _decide(writing: Writing, number: int, queue: str) -> int | None:
-    """Decide that all that is marked is deleted, and return the revision; None if it was given up."""
+    """Decide that all marked tasks are deleted, and return the revision; None if it was given up."""
     if not writing.cursor.execute(_DECIDE, (number,)).rowcount:
         return None
     return writing.changes(writing.queue(queue))
 
 
 def _sweep(writing: Writing) -> bool:
-    """Delete some tasks of the collection that is decided; True if there may be more."""
+    """Delete some tasks of the decided collection; True if there may be more."""
     found = writing.cursor.execute(_MARKED, (STEP,)).fetchall()
     for number, queue, status in found:
         if queue is None:  # a process of an earlier version has deleted it

@@ -62,13 +62,14 @@ OPEN_TIMEOUT_S = 10.0
 
 
 def open_engine(url: RegistryUrl, timeout_s: float) -> Engine:
-    """Open the tasks in the file of ``sqlite:///relative`` or ``sqlite:////absolute``; make it if it is new.
+    """Open the tasks in the file of ``sqlite:///relative`` or ``sqlite:////absolute``; create it if it is
+    new.
 
     Raises:
-        InvalidUrl: the URL names no file, or an option that is not known.
-        UnusableStore: tasks cannot be there; the message says why and what to do.
+        InvalidUrl: the URL names no file, or has an unknown option.
+        UnusableStore: the place can't have tasks; the message says why and what to do.
         QuotaExceeded: the disk is full.
-        RegistryUnavailable: others kept the file locked for ``timeout_s`` seconds.
+        RegistryUnavailable: other processes kept the file locked for ``timeout_s`` seconds.
     """
     return SqliteEngine(file_of(url), timeout_s, file_mode=file_mode_from(url))
 
@@ -82,9 +83,9 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         file_mode: the mode of the file, if it is made, and of those beside it.
 
     Raises:
-        UnusableStore: tasks cannot be there; the message says why and what to do.
+        UnusableStore: the place can't have tasks; the message says why and what to do.
         QuotaExceeded: the disk is full.
-        RegistryUnavailable: others kept the file locked.
+        RegistryUnavailable: other processes kept the file locked.
     """
 
     def __init__(self, path: Path, timeout_s: float = OPEN_TIMEOUT_S, *, file_mode: int = 0o600) -> None:
@@ -99,10 +100,10 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             self._reader = Reader(self._open(deadline))
             stack.pop_all()
         self._foreign: defaultdict[tuple[str, str], ForeignTerms[int]] = defaultdict(ForeignTerms)
-        """By queue and clock: the claims that are counted on other clocks than that, by task."""
+        """Claims that are counted on other clocks, by queue and clock, then by task."""
         self._foreign_lock = threading.Lock()
         self._nameless_clock = secrets.token_hex(8)
-        """In the place of a clock without a name: for rates, that of this object."""
+        """Name for a clock without one: for rates, that of this object."""
         self._rates: dict[str, Rates] = {}
         self._follower = Follower(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
 
@@ -117,7 +118,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What this engine can do, and why its place may be no safe one."""
+        """Abilities of this engine, with warnings about its place."""
         return self._capabilities
 
     def define(self, queue: str, partitions: int, timeout_s: float) -> int:
@@ -139,8 +140,8 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
 
         Raises:
             OutcomeUnknown: the disk failed during a commit, or after one that took some of the writes.
-            RegistryUnavailable: others kept the file locked until the time was up, or the engine is closed;
-                no effect.
+            RegistryUnavailable: other processes kept the file locked until the time limit, or the engine is
+                closed; no effect.
             RequestTooLarge: a payload, an update or a result is over the limit; no effect.
             QuotaExceeded: the disk is full; no effect.
             UnusableStore: the file was removed, replaced or damaged while in use; no effect.
@@ -164,7 +165,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return answers
 
     def _collect(self, write: Collect, timeout_s: float) -> Answer:
-        """Collect tasks in many transactions, each of which has the whole time."""
+        """Collect tasks in many transactions, each of which has the whole time limit."""
 
         def commit(step: Callable[[Writing], Any]) -> Any:
             return self._committer.submit(Action(step, weight=STEP), Deadline.after(timeout_s))
@@ -172,18 +173,18 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return collect(write, commit)
 
     def move_in(self, connection: sqlite3.Connection, move: Move) -> Answer:
-        """Make a move in the caller's own transaction, so that it commits with what else he writes there, or
+        """Make a move in the caller's own transaction, so that it commits with the caller's other writes, or
         not at all (SK-10).
 
-        ``connection`` is to the same file, in a transaction that was begun, best with ``BEGIN IMMEDIATE``.
-        The move is in it if the answer is ``Applied``; after any other answer, or an error, the transaction
-        is as it was before, and its owner rolls back what went with the move. He also calls ``ring``
-        after his commit; otherwise watches hear of it up to 250 ms later. From now on the connection makes no
-        checkpoints; the commits of this engine do (see ``rebalanser_sqlite``).
+        ``connection`` is to the same file, in a transaction that was begun, preferably with ``BEGIN
+        IMMEDIATE``. The transaction has the move if the answer is ``Applied``. After any other answer, or an
+        error, it is as before, and its owner rolls back the writes that belong to the move. The owner calls
+        ``ring`` after its commit; otherwise watches report it up to 250 ms later. From now on the connection
+        makes no checkpoints; the commits of this engine do (see ``rebalanser_sqlite``).
 
         Raises:
             InvalidState: the connection is to another file, in no transaction, or does not fsync its commits.
-            RegistryUnavailable: another connection holds the write lock; begin again.
+            RegistryUnavailable: another connection holds the write lock; begin the transaction again.
             RequestTooLarge: an update or a result is over the limit.
             QuotaExceeded: the disk is full; SQLite may have rolled the whole transaction back.
         """
@@ -194,18 +195,18 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
             raise failure(error, self._path) from error
 
     def ring(self) -> None:
-        """Wake all watches of the file, in every process: something was committed beside the engine."""
+        """Wake all watches of the file, in every process, after a commit on another connection."""
         self._committer.ring()
 
     def read(
         self, queue: str, ids: Sequence[TaskId], timeout_s: float, *, at_least: int = 0
     ) -> Mapping[TaskId, Stored]:
-        """Read tasks; the result has those that exist."""
+        """Read tasks; the result has only existing ones."""
         with self._reader.snapshot(Deadline.after(timeout_s), at_least) as snapshot:
             return snapshot.tasks(queue, ids)
 
     def payloads(self, queue: str, ids: Sequence[TaskId], timeout_s: float) -> Mapping[TaskId, bytes]:
-        """The payloads of those of the tasks that exist."""
+        """Return the payloads of the existing ones of these tasks."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.payloads(queue, ids)
 
@@ -220,7 +221,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         limit: int = 1000,
         at_least: int = 0,
     ) -> Page:
-        """Tasks in the order of their ids (SK-12); see ``rebalanser.tasks.engine.Engine.page``."""
+        """Return tasks in the order of their ids (SK-12); see ``rebalanser.tasks.engine.Engine.page``."""
         with self._reader.snapshot(Deadline.after(timeout_s), at_least) as snapshot:
             return snapshot.page(queue, partition, statuses, after, limit)
 
@@ -234,69 +235,69 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         first: int = 0,
         limit: int = 1000,
     ) -> Sequence[Update]:
-        """A task's log by claim and number (SK-9)."""
+        """Return a task's log by claim and number (SK-9)."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.updates(queue, task, claim, first, limit)
 
     def count(self, queue: str, timeout_s: float) -> Mapping[Status, int]:
-        """How many tasks of a queue there are in each status: read from a few rows (SK-12)."""
+        """Return the number of tasks of a queue in each status, read from a few rows (SK-12)."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.counts(queue)
 
     def ready_since(self, queue: str, wall: float, timeout_s: float) -> float | None:
-        """Since when the oldest ready task waits, from the index; see the contract."""
+        """Return the time since which the oldest ready task waits, from the index; see the contract."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.ready_since(queue, wall)
 
     def note_worker(self, queue: str, process: str, note: bytes | None, timeout_s: float) -> None:
-        """Keep a process's note of itself; see the contract."""
+        """Store a process's note; see the contract."""
         action = Action(lambda writing: writing.note_worker(queue, process, note))
         self._committer.submit(action, Deadline.after(timeout_s))
 
     def workers(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
-        """The notes of a queue's workers, by process."""
+        """Return the notes of a queue's workers, by process."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.workers(queue)
 
     def queues(self, timeout_s: float) -> Mapping[str, int]:
-        """The queues that there are, with their partitions."""
+        """Return all queues with their partitions."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.queues()
 
     def note(self, queue: str, timeout_s: float) -> QueueNote:
-        """The note of a queue; an empty one of version 0 if none was put yet."""
+        """Return the note of a queue; an empty one of version 0 before the first."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.note(queue)
 
     def put_note(self, queue: str, content: bytes, version: int, timeout_s: float) -> bool:
-        """Put a note in place of the one of ``version``; False if that is not the present one.
+        """Replace the note of ``version``; False if that is not the present one.
 
         Raises:
             OutcomeUnknown: the disk failed during the commit.
-            RegistryUnavailable: others kept the file locked until the time was up; no effect.
+            RegistryUnavailable: other processes kept the file locked until the time limit; no effect.
             QuotaExceeded: the disk is full; no effect.
         """
         action = Action(lambda writing: writing.put_note(queue, content, version), size=len(content))
         return self._committer.submit(action, Deadline.after(timeout_s))
 
     def pauses(self, queue: str, timeout_s: float) -> Mapping[str, bytes]:
-        """The pauses of a queue: its own under an empty name, those of its schedules by name."""
+        """Return the pauses of a queue: its own under an empty name, those of its schedules by name."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.pauses(queue)
 
     def put_pause(self, queue: str, schedule: str, pause: bytes | None, timeout_s: float) -> None:
-        """Put a pause; None deletes it. Claims look for it while they hold the write lock.
+        """Set a pause; None deletes it. Claims read it while they hold the write lock.
 
         Raises:
             OutcomeUnknown: the disk failed during the commit.
-            RegistryUnavailable: others kept the file locked until the time was up; no effect.
+            RegistryUnavailable: other processes kept the file locked until the time limit; no effect.
             QuotaExceeded: the disk is full; no effect.
         """
         action = Action(lambda writing: writing.put_pause(queue, schedule, pause))
         self._committer.submit(action, Deadline.after(timeout_s))
 
     def rates(self, queue: str, limits: Collection[LimitId], timeout_s: float) -> Mapping[LimitId, RateMark]:
-        """The marks of rate limits; see the contract."""
+        """Return the marks of rate limits; see the contract."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.rates(queue, limits)
 
@@ -315,18 +316,18 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return self._follower.add_commits(wake)
 
     def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
-        """Tell ``sink`` every state that changes after ``from_revision``, from the engine's thread."""
+        """Report every state that changes after ``from_revision`` to ``sink``, from the engine's thread."""
         return self._follower.add(queue, from_revision, sink, wants)
 
     def claim(self, request: ClaimQuery, timeout_s: float) -> ClaimAnswer:
         """Claim the best ready tasks; see ``rebalanser.tasks.engine.ClaimsFromIndex.claim``.
 
-        Looks first, without a lock, so that who finds nothing keeps nobody from writing.
+        It looks first without a lock, so that a claim that finds nothing blocks no writer.
 
         Raises:
             OutcomeUnknown: the disk failed during the commit.
-            RegistryUnavailable: others kept the file locked until the time was up, or the engine is closed;
-                no effect.
+            RegistryUnavailable: other processes kept the file locked until the time limit, or the engine is
+                closed; no effect.
             QuotaExceeded: the disk is full; no effect.
             UnusableStore: the file was removed, replaced or damaged while in use; no effect.
             InvalidState: the queue was never defined; no effect.
@@ -337,7 +338,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return answer
 
     def _claim(self, request: ClaimQuery, deadline: Deadline) -> ClaimAnswer | None:
-        """Claim tasks; None if none was, but others may be ready: it left many, or told dependents."""
+        """Claim tasks; None if none was, but others may be ready: it left many, or notified dependents."""
         clock = request.term.clock
         with self._foreign_lock:
             foreign = self._foreign[request.queue, clock]
@@ -389,7 +390,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         return self._rates.setdefault(name, Rates(name))
 
     def ready_names(self, queue: str, timeout_s: float) -> Collection[str]:
-        """The functions of which there are ready tasks."""
+        """Return the functions that have ready tasks."""
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.ready_names(queue)
 

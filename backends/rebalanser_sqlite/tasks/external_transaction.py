@@ -22,11 +22,11 @@ _NO_CHECKPOINTS = "PRAGMA wal_autocheckpoint = 0"
 
 
 def carry_out(connection: sqlite3.Connection, path: Path, move: Move) -> Answer:
-    """Make the move in the transaction that the connection has begun.
+    """Make the move in the open transaction of the connection.
 
     Raises:
         InvalidState: the connection can't take it.
-        sqlite3.Error: as it comes; nothing of the move is left in the transaction.
+        sqlite3.Error: unchanged; nothing of the move is left in the transaction.
     """
     with _plain_cursor(connection) as cursor:
         _check(cursor, path)
@@ -40,7 +40,7 @@ def carry_out(connection: sqlite3.Connection, path: Path, move: Move) -> Answer:
 
 @contextmanager
 def _plain_cursor(connection: sqlite3.Connection) -> Iterator[sqlite3.Cursor]:
-    """A cursor that gives tuples of str and bytes, whatever factories the connection has."""
+    """Return a cursor that gives tuples of str and bytes, whatever factories the connection has."""
     text_factory = connection.text_factory
     connection.text_factory = str
     try:
@@ -68,7 +68,7 @@ def _savepoint(cursor: sqlite3.Cursor) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Where SQLite has rolled back the whole transaction already, there is no savepoint any more.
+        # If SQLite has rolled back the whole transaction, the savepoint is gone, too.
         with suppress(sqlite3.Error):
             cursor.execute("ROLLBACK TO skuld_move")
             cursor.execute("RELEASE skuld_move")

@@ -1,8 +1,8 @@
 """Group commit: concurrent writes of several threads share one transaction and one fsync.
 
-The first thread leads: it waits for the write lock, takes all actions that wait by then, commits them, and
-hands the lead to the first thread that came meanwhile. So a single thread waits for no other, and a hundred
-threads need few commits. A thread whose time is up before its action is taken withdraws it.
+The first thread leads: it waits for the write lock, takes all waiting actions, commits them, and hands the
+lead to the first thread that came meanwhile. So a single thread waits for no other, and a hundred threads
+need few commits. A thread that reaches its deadline before its action is taken withdraws it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Writes that are carried out together: about ``weight`` rows of ``size`` bytes in all."""
+    """Writes that are executed together: about ``weight`` rows of ``size`` bytes in all."""
 
     writes: Sequence[Write]
     weight: int
     size: int
 
     def carry_out(self, writing: Writing) -> list[Answer]:
-        """Carry out all writes, in order."""
+        """Execute all writes, in order."""
         return [writing.carry_out(write) for write in self.writes]
 
     @property
     def large_collection(self) -> Collect | None:
-        """The collection that is this chunk and takes more than one transaction, if it is one."""
+        """The collection of this chunk, if it is one that takes more than one transaction."""
         write = self.writes[0]
         return write if isinstance(write, Collect) and self.weight > CHUNK_WEIGHT else None
 
@@ -148,12 +148,12 @@ class _Job(Generic[T]):
         self.outcomes = [self.action.do(writing)]
 
     def hand_lead_to(self, heir: _Job[Any]) -> None:
-        """Let another job lead instead, and wake its thread; an interrupt comes before or after all of it."""
+        """Let another job lead instead, and wake its thread; an interrupt comes before or after both."""
         heir.leads, self.leads = True, False
         heir._wake.release()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Wake its thread, which has its outcome or this error. Only the first call counts."""
+        """End the job with its outcome or this error, and wake its thread. Only the first call counts."""
         if not self.has_ended:
             self.has_ended, self.error = True, error
             if not self.leads:
@@ -183,12 +183,13 @@ class Committer:
         self._known: Known | None = None
 
     def submit(self, action: Action[T], deadline: Deadline) -> T:
-        """Carry out an action in one transaction, perhaps with other threads' actions; return its outcome.
+        """Execute an action in one transaction, perhaps with other threads' actions; return its outcome.
 
         Raises:
             OutcomeUnknown: the disk failed during the commit.
-            RegistryUnavailable: others kept the file locked until the deadline, or it is closed; no effect.
-            Exception: what the action raised; no effect.
+            RegistryUnavailable: other processes kept the file locked until the deadline, or it is closed; no
+                effect.
+            Exception: the action raised it; no effect.
         """
         job = _Job(action, deadline)
         group: list[_Job[Any]] = []
@@ -227,7 +228,7 @@ class Committer:
             self._store.close()
 
     def _withdraw(self, job: _Job[Any]) -> None:
-        """Withdraw a job whose time is up, unless it is being committed or leads."""
+        """Withdraw a job at its deadline, unless it is being committed or leads."""
         with self._lock:
             if job.leads:
                 return
@@ -239,7 +240,7 @@ class Committer:
         job.woken(-1)
 
     def _leave(self, own: _Job[Any], group: list[_Job[Any]]) -> None:
-        """Withdraw a job that still waits, end the jobs of its group, and hand on the lead.
+        """Withdraw a job that still waits, end the jobs of its group, and pass on the lead.
 
         May be called again if it was interrupted.
         """

@@ -117,15 +117,15 @@ _WAIT_ELSEWHERE = tuple(
     for side in "<>"
 )
 MAX_PRIORITIES = 100
-"""Maximum number of priorities of a function among which the oldest ready task is looked for."""
+"""Maximum number of a function's priorities that are searched for the oldest ready task."""
 _HAS_SETTLED = "SELECT 1 FROM skuld_settled LIMIT 1"
 _NOTE = "SELECT content, version FROM skuld_notes WHERE queue = ?"
 SCAN = 5000
-"""Maximum number of tasks that are looked at for a page of statuses that most tasks are in."""
+"""Maximum number of tasks that are read for a page of statuses that most tasks have."""
 
 
 class Reader:
-    """Answers reads; its methods may be called from any thread. It closes its store in the end."""
+    """Answers reads; its methods may be called from any thread. ``close`` closes its store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -141,11 +141,11 @@ class Reader:
 
     @contextmanager
     def snapshot(self, deadline: Deadline, at_least: int = 0) -> Iterator[Snapshot]:
-        """What is committed now.
+        """Return a snapshot of the committed state.
 
         Raises:
             RegistryUnavailable: other threads were reading until the deadline, or it is closed.
-            UnusableStore: the store has not seen the revision ``at_least``.
+            UnusableStore: the store does not have the revision ``at_least``.
         """
         if not self._lock.acquire(timeout=deadline.left_s):
             raise RegistryUnavailable(
@@ -174,7 +174,7 @@ class Running(NamedTuple):
 
 
 class Snapshot:
-    """What was committed up to ``revision``; lives as long as the transaction it was made in."""
+    """State as of ``revision``, valid as long as the transaction of the snapshot."""
 
     def __init__(self, store: Store) -> None:
         self._connection = store.connection
@@ -195,7 +195,7 @@ class Snapshot:
         return self._latest[2]
 
     def _queue(self, name: str) -> tuple[int, int]:
-        """The queue's number, 0 for none, and its partitions."""
+        """Return the queue's number, 0 for none, and its partitions."""
         found = self._queues.get(name)
         if found is None:
             row = self._connection.execute(_QUEUE, (name,)).fetchone()
@@ -207,7 +207,7 @@ class Snapshot:
         return dict(self._connection.execute(_QUEUES))
 
     def tasks(self, queue: str, ids: Iterable[TaskId]) -> Mapping[TaskId, Stored]:
-        """Read tasks; the result has those that exist."""
+        """Read tasks; the result has only existing ones."""
         number, _ = self._queue(queue)
         rows = (
             (task, self._connection.execute(_TASK, (number, id_bytes(task))).fetchone())
@@ -217,7 +217,7 @@ class Snapshot:
         return {task: stored_of(queue, row) for task, row in rows if row is not None}
 
     def payloads(self, queue: str, ids: Iterable[TaskId]) -> Mapping[TaskId, bytes]:
-        """The payloads of those of the tasks that exist."""
+        """Return the payloads of the existing ones of these tasks."""
         number, _ = self._queue(queue)
         rows = (
             (task, self._connection.execute(_PAYLOAD, (number, id_bytes(task))).fetchone())
@@ -234,7 +234,7 @@ class Snapshot:
         after: TaskId | None,
         limit: int,
     ) -> Page:
-        """Tasks by their ids."""
+        """Return tasks by their ids."""
         number, _ = self._queue(queue)
         start = b"" if after is None else id_bytes(after)
         where = (partition, partition, limit + 1)
@@ -262,7 +262,7 @@ class Snapshot:
     def updates(
         self, queue: str, task: TaskId, claim: int | None, first: int, limit: int
     ) -> Sequence[Update]:
-        """A task's log."""
+        """Return a task's log."""
         if not is_task_id(task):
             return []
         key = (self._queue(queue)[0], id_bytes(task))
@@ -283,7 +283,7 @@ class Snapshot:
         return {STATUSES[status]: tasks for status, tasks in counts.items() if tasks > 0}
 
     def note(self, queue: str) -> QueueNote:
-        """The note of a queue."""
+        """Return the note of a queue."""
         number, _ = self._queue(queue)
         row = self._connection.execute(_NOTE, (number,)).fetchone()
         return QueueNote() if row is None else QueueNote(*row)
@@ -293,16 +293,16 @@ class Snapshot:
         return dict(self._connection.execute(_PAUSES, (self._queue(queue)[0],)))
 
     def pause(self, queue: str) -> bytes | None:
-        """The pause of a queue; None if it is not paused."""
+        """Return the pause of a queue; None if it is not paused."""
         row = self._connection.execute(_PAUSE, (self._queue(queue)[0],)).fetchone()
         return None if row is None else row[0]
 
     def changed(
         self, queue: str, after_revision: int, up_to: int, statuses: Collection[Status] | None = None
     ) -> list[Row]:
-        """The rows of the tasks whose last change has one of these revisions, the earliest first.
+        """Return the rows of the tasks whose last change has one of these revisions, the earliest first.
 
-        With ``statuses`` only tasks that have one of these, and no new ones.
+        With ``statuses`` return only tasks in one of these, and no new ones.
         """
         number, _ = self._queue(queue)
         bounds = (after_revision, up_to, number)
@@ -312,7 +312,7 @@ class Snapshot:
         return sorted(found, key=revision_of)
 
     def ready_names(self, queue: str) -> list[str]:
-        """The functions of which there are ready tasks, one look at the index for each."""
+        """Return the functions that have ready tasks, by one look at the index for each."""
         number, _ = self._queue(queue)
         names: list[str] = []
         while row := self._connection.execute(_NEXT_NAME, (number, names[-1] if names else "")).fetchone():
@@ -320,18 +320,19 @@ class Snapshot:
         return names
 
     def is_ready(self, queue: str, names: Collection[str] | None) -> bool:
-        """True if there are ready tasks of these functions, None being any."""
+        """True if there are ready tasks of these functions; None for any."""
         number, _ = self._queue(queue)
         if names is None:
             return self._connection.execute(_NEXT_NAME, (number, "")).fetchone() is not None
         return any(self._connection.execute(_READY, (number, name)).fetchone() for name in names)
 
     def has_settled(self) -> bool:
-        """True if there are dependents that are not told yet that a task has settled."""
+        """True if dependents of settled tasks have not been notified yet."""
         return self._connection.execute(_HAS_SETTLED).fetchone() is not None
 
     def ready_since(self, queue: str, wall: float) -> float | None:
-        """Since when the oldest ready task waits: one look at an index for each function and priority."""
+        """Return the time since which the oldest ready task waits: one index look-up for each function and
+        priority."""
         number, _ = self._queue(queue)
         due = self.next_due(queue)
         times = [] if due is None or due > wall else [due]
@@ -345,23 +346,24 @@ class Snapshot:
         return min(times, default=None)
 
     def workers(self, queue: str) -> dict[str, bytes]:
-        """The notes of the queue's workers."""
+        """Return the notes of the queue's workers."""
         return dict(self._connection.execute(_WORKERS, (self._queue(queue)[0],)))
 
     def next_due(self, queue: str) -> float | None:
-        """The first time, by the wall clock, at which a task is due that is not ready yet."""
+        """Return the first time, by the wall clock, at which a task that is not ready yet is due."""
         row = self._connection.execute(_NEXT_DUE, (self._queue(queue)[0],)).fetchone()
         return None if row is None else row[0]
 
     def next_end(self, queue: str, clock: str) -> float | None:
-        """The first end of a claim whose time is counted on this clock."""
+        """Return the first end of a claim that is counted on this clock."""
         row = self._connection.execute(_NEXT_END, (self._queue(queue)[0], clock)).fetchone()
         return None if row is None else row[0]
 
     def next_room(self, queue: str, clock: str) -> float | None:
-        """The first time at which a rate limit has room for a task that waits for that; None without one.
+        """Return the first time at which a rate limit has room for a task that waits for it; None if none
+        waits.
 
-        Minus infinity if some were found to wait by another clock: a claim must look at them.
+        It is minus infinity if some tasks wait by another clock: a claim must check them.
         """
         key = (self._queue(queue)[0], clock)
         if any(self._connection.execute(each, key).fetchone() for each in _WAIT_ELSEWHERE):
@@ -370,7 +372,7 @@ class Snapshot:
         return None if row is None else row[0]
 
     def rates(self, queue: str, limits: Collection[LimitId]) -> dict[LimitId, RateMark]:
-        """The marks of rate limits."""
+        """Return the marks of rate limits."""
         number, _ = self._queue(queue)
         found = {limit: self._connection.execute(MARK, (number, *limit)).fetchone() for limit in limits}
         return {limit: RateMark(*row) for limit, row in found.items() if row is not None}
@@ -382,7 +384,7 @@ class Snapshot:
         return {limit: execute(_RUNNING_OF_LIMIT, (number, *limit)).fetchone()[0] for limit in limits}
 
     def foreign_claims(self, queue: str, clock: str) -> list[tuple[Running, ClaimState]]:
-        """The running claims whose time is counted on other clocks; a clock without a name is one."""
+        """Return the running claims that are counted on other clocks; a clock without a name is one."""
         number, _ = self._queue(queue)
         statements = _FOREIGN[:2] if clock else _FOREIGN
         rows = (row for sql in statements for row in self._connection.execute(sql, (number, clock)))

@@ -1,4 +1,4 @@
-"""A task as a row and back."""
+"""Conversion of a task to a row and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS: Final = (
     "result, coalesce(unique_key, limit_key) IS NOT NULL, unique_key, unique_for_s, limit_key, max_running, "
     "rate_limit"
 )
-"""Columns that ``stored_of`` makes a task of; the first is its id."""
+"""Columns for ``stored_of``; the first is the task's id."""
 
 READY: Final = "INDEXED BY skuld_tasks_ready WHERE ready = 1 AND queue = ?"
 RUNNING: Final = f"INDEXED BY skuld_tasks_running WHERE status = {CLAIMED} AND ready IS NULL AND queue = ?"
@@ -37,7 +37,7 @@ NEXT_ROOM: Final = (
     "SELECT waits_until FROM skuld_rates INDEXED BY skuld_rates_waiting "
     "WHERE waits_until IS NOT NULL AND queue = ? AND waits_clock = ? ORDER BY waits_until LIMIT 1"
 )
-"""The first time at which a rate limit has room for a task that waits for that, by one clock."""
+"""The first time at which a rate limit has room for a task that waits for it, by one clock."""
 _REVISION: Final = 8
 _STATUS: Final = 9
 _NO_CLAIM: Final = (None,) * 7
@@ -51,17 +51,17 @@ _CHANGES = "SELECT queue, before, status FROM skuld_changes WHERE revision > ? A
 
 
 def id_bytes(task: TaskId) -> bytes:
-    """An id as it is stored, in half the space and the same order."""
+    """Return an id as it is stored, in half the space and the same order."""
     return bytes.fromhex(task)
 
 
 def ids_bytes(tasks: tuple[TaskId, ...]) -> bytes:
-    """Ids as they are stored, one after the other."""
+    """Return ids as they are stored, one after the other."""
     return bytes.fromhex("".join(tasks))
 
 
 def ids_of(stored: bytes) -> tuple[TaskId, ...]:
-    """The ids that were stored so."""
+    """Return the ids that are stored so."""
     if not stored:
         return ()
     text = stored.hex()
@@ -69,23 +69,23 @@ def ids_of(stored: bytes) -> tuple[TaskId, ...]:
 
 
 def code_of(status: Status) -> int:
-    """A status as it is stored."""
+    """Return a status as it is stored."""
     return _CODES[status]
 
 
 def mask_of(statuses: Iterable[Status]) -> int:
-    """Statuses as a set of bits."""
+    """Return statuses as a set of bits."""
     return sum(1 << _CODES[each] for each in statuses)
 
 
 def latest(connection: sqlite3.Connection | sqlite3.Cursor) -> tuple[int, int, int]:
-    """The latest revision, the one that the counts are as of, and the last whose changes are deleted."""
+    """Return the latest revision, that of the counts, and the last one whose changes are deleted."""
     revision, counted, forgotten = connection.execute(_LATEST).fetchone()
     return revision, counted, forgotten
 
 
 def counts_since(connection: sqlite3.Connection | sqlite3.Cursor, counted: int) -> Counter[tuple[int, int]]:
-    """How many tasks more or fewer than at revision ``counted`` each queue has in each status."""
+    """Return the change in the number of tasks of each queue and status since the revision ``counted``."""
     counts: Counter[tuple[int, int]] = Counter(connection.execute(_NEW, (counted,)).fetchall())
     for queue, before, status in connection.execute(_CHANGES, (counted, counted)):
         counts[queue, before] -= 1
@@ -95,7 +95,7 @@ def counts_since(connection: sqlite3.Connection | sqlite3.Cursor, counted: int) 
 
 
 def place(status: int, due: float, *, blocked: bool) -> tuple[int | None, float | None]:
-    """The columns ``ready`` and ``timer`` of a task; see ``rebalanser_sqlite.tasks.schema``."""
+    """Return the columns ``ready`` and ``timer`` of a task; see ``rebalanser_sqlite.tasks.schema``."""
     if status != WAITING:
         return None, None
     return (None, due) if due > 0 else (None if blocked else 1, None)
@@ -119,7 +119,7 @@ def is_new(state: State) -> bool:
 
 
 def state_row(state: State) -> Row:
-    """The columns from ``status`` to ``result``."""
+    """Return the columns from ``status`` to ``result``."""
     claim = state.claim
     if claim is None:
         claimed: Row = _NO_CLAIM
@@ -133,24 +133,24 @@ def state_row(state: State) -> Row:
 
 
 def _storable(text: str) -> str:
-    """The text of an error, which may name a file whose name is no Unicode: that must not keep it from being
-    written."""
+    """Return the text of an error in a form that can be stored: it may have a file name that is not
+    Unicode."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def revision_of(row: Row) -> int:
-    """The revision of a row of ``COLUMNS``."""
+    """Return the revision of a row of ``COLUMNS``."""
     revision: int = row[_REVISION]
     return revision
 
 
 def change_of(row: Row) -> Change:
-    """What a row of ``COLUMNS`` tells of the task's last change."""
+    """Return the task's last change from a row of ``COLUMNS``."""
     return Change(row[0].hex(), row[1], STATUSES[row[_STATUS]], row[_REVISION])
 
 
 def stored_of(queue: str, row: Row) -> Stored:
-    """The task of a row of ``COLUMNS``."""
+    """Return the task of a row of ``COLUMNS``."""
     task, partition, name, priority, retries, timeout_s, choice, after, revision, *state = row
     status, number, holder, worker, ttl_s, clock, ends_at_s, updates, due, failures, error, *more = state
     result, is_limited, *limits = more

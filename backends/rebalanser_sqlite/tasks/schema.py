@@ -1,11 +1,11 @@
-"""The tables of tasks, their version, and how the tables of an earlier version are turned into them.
+"""The tables of tasks, their version, and the conversion of earlier versions.
 
-**Numbers.** The ``number`` of a task is the revision at which it was enqueued, so the newest revision is the
+**Numbers.** The ``number`` of a task is the revision at which it was enqueued. So the newest revision is the
 greatest number in ``skuld_tasks`` or the greatest revision in ``skuld_changes``: no row is written just to
 count it. Enqueueing a task changes three pages: its row, its id and its place among the ready ones.
 
-**Where a task is.** Every waiting task, and every claimed one whose time is over, is in at most one place,
-which its row's columns tell and a partial index holds; a task that is complete is in none:
+**Places.** Every waiting task, and every claimed one whose time is over, is in at most one place. Its row's
+columns show the place and a partial index holds it; a complete task is in none:
 
 ==========  ============================  ==================================================================
 place       column                        what it is there for
@@ -20,15 +20,16 @@ aside       ``ready`` is 0                timed as well: a claim of it has faile
 ==========  ============================  ==================================================================
 
 **Limits.** Of the tasks of one limit, those that are claimed, ready or paced are *admitted*; the others that
-could be ready are held. Whatever changes one of them admits the best held ones for which there is room, and
-lets a better one take the place of one that is ready. So a claim looks at no held task, and exceeds no limit.
+could be ready are held. Any change of one of them admits the best held ones, as far as there is room, and
+replaces a ready one by a better one. So a claim reads no held task, and exceeds no limit.
 
 **Rates.** Of the tasks of one rate limit at most one that waits is admitted. The claim reads the limit's mark
 in ``skuld_rates`` and writes the next one. If there is no room yet, it paces the task, and notes beside the
-mark (``waits_clock``, ``waits_until``) when a claim must look again. Times are those of the boot's clock.
+mark (``waits_clock``, ``waits_until``) the time for the next claim to check. Times are those of the boot's
+clock.
 
-A ready task that was never claimed may be ``blocked`` too: one that fails with a dependency, or of which a
-dependency was requeued. The claim looks at what it depends on, and the task becomes dead, or waits again.
+A ready task that was never claimed may be ``blocked``, too: one that fails with a dependency, or one whose
+dependency was requeued. The claim checks the dependencies, and the task becomes dead, or waits again.
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ if TYPE_CHECKING:
 
 VERSION: Final = 5
 MIGRATION_S: Final = 3600.0
-"""Maximum seconds that turning the tables of an earlier version into these may take."""
+"""Maximum seconds for converting the tables of an earlier version."""
 INLINE_BYTES: Final = 256
-"""A larger payload lies apart, so that a new state of its task does not write it again."""
+"""Maximum bytes of a payload in its task's row: a larger one is stored apart, so that a new state does not
+write it again."""
 STATUSES: Final = (Status.WAITING, Status.CLAIMED, Status.COMPLETED, Status.DEAD, Status.CANCELLED)
-"""A status is stored as its position here."""
+"""Statuses in the order of their stored codes."""
 WAITING: Final = STATUSES.index(Status.WAITING)
 CLAIMED: Final = STATUSES.index(Status.CLAIMED)
 COMPLETED: Final = STATUSES.index(Status.COMPLETED)
 CHOICES: Final = (AfterFailure.WAIT, AfterFailure.RUN, AfterFailure.FAIL)
-"""A choice is stored as its position here."""
+"""Choices in the order of their stored codes."""
 FAIL: Final = CHOICES.index(AfterFailure.FAIL)
 HELD: Final = 2
 """Value of the column ``ready``: held back by the task's limit."""
@@ -66,7 +68,7 @@ ADMITTED: Final = f"limit_key IS NOT NULL AND (ready = 1 OR status = {CLAIMED} O
 It begins with the condition of version 4: so SQLite can prove that the queries of that need no other index.
 """
 FEW: Final = frozenset({Status.DEAD, Status.CANCELLED})
-"""Statuses with an index by id: the others are those of most tasks."""
+"""Statuses that have an index by id: most tasks have one of the others."""
 SCHEMA: Final = """
 CREATE TABLE skuld_meta (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -158,10 +160,10 @@ CREATE TABLE skuld_outboxes (
     PRIMARY KEY (queue, outbox)
 ) WITHOUT ROWID;
 """
-"""``dependencies`` is how many ids ``skuld_contents.after`` has, of 20 bytes each, so that most need not be
-read; ``skuld_dependents`` has the same the other way round. ``skuld_changes`` has what became of tasks after
-they were enqueued, the latest of it; a deleted one has no status. ``skuld_counts`` is as of the revision
-``counted``: what came after that is added when it is read. The changes up to ``forgotten_to`` are deleted."""
+"""``dependencies`` is the number of ids in ``skuld_contents.after``, of 20 bytes each, so that most need not
+be read; ``skuld_dependents`` has the same pairs in the other direction. ``skuld_changes`` has the latest
+change of each task after it was enqueued; a deleted one has no status. ``skuld_counts`` is as of the revision
+``counted``: later changes are added by each read. The changes up to ``forgotten_to`` are deleted."""
 _NOTES: Final = """
 CREATE TABLE IF NOT EXISTS skuld_notes (
     queue INTEGER PRIMARY KEY,
@@ -181,7 +183,7 @@ CREATE TABLE IF NOT EXISTS skuld_pauses (
     PRIMARY KEY (queue, schedule)
 ) WITHOUT ROWID;
 """
-"""A note of each queue, and of each worker, and what is paused; not all are in tables of versions 2 and 3.
+"""Notes of queues and of workers, and pauses; not all are in tables of versions 2 and 3.
 
 The pause of a queue itself has an empty ``schedule``.
 """
@@ -201,11 +203,12 @@ CREATE TABLE skuld_settled (
     PRIMARY KEY (queue, id)
 ) WITHOUT ROWID;
 """
-"""Work that several transactions do, each a step of it, so that other writers get in between.
+"""Work that takes several transactions, each one step of it, so that other writers get in between.
 
-``skuld_collections`` has the one collection under way and ``skuld_collected`` its tasks: they are deleted as
-soon as it is ``decided`` (``rebalanser_sqlite.tasks.collection``). ``skuld_settled`` has the tasks whose
-dependents are not all told of its end: those up to ``told`` are, those after ``last`` were enqueued later.
+``skuld_collections`` has the present collection and ``skuld_collected`` its tasks, which are deleted once it
+is ``decided`` (``rebalanser_sqlite.tasks.collection``). ``skuld_settled`` has the tasks with dependents that
+have not been notified yet of the end: those up to ``told`` have been, and those after ``last`` were enqueued
+later.
 """
 _RATES: Final = """
 CREATE TABLE skuld_rates (
@@ -280,9 +283,9 @@ _FROM_SECOND = """
 ALTER TABLE skuld_tasks ADD COLUMN after_failure INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE skuld_meta RENAME COLUMN forgotten TO forgotten_to;
 """
-"""A process of version 2 that still runs fails from then on, as it does nothing without ``forgotten``.
+"""A running process of version 2 fails from then on, as it does nothing without ``forgotten``.
 
-Else it would run tasks that must fail, and let others wait for ever.
+Otherwise it would run tasks that must fail, and let others wait for ever.
 """
 _FROM_THIRD = f"""
 ALTER TABLE skuld_tasks ADD COLUMN unique_key TEXT;
@@ -292,14 +295,14 @@ ALTER TABLE skuld_tasks ADD COLUMN max_running INTEGER;
 ALTER TABLE skuld_tasks ADD COLUMN rate_limit TEXT;
 {_LIMITING_INDEXES};
 """
-"""A process of version 3 that still runs goes on: it ignores pauses, and its tasks are not unique."""
+"""A running process of version 3 continues: it ignores pauses, and its tasks are not unique."""
 _FROM_FOURTH = f"""
 ALTER TABLE skuld_tasks ADD COLUMN rate_limit TEXT;
 DROP INDEX skuld_tasks_admitted;
 {_LIMITING_INDEXES[_LIMITING_INDEXES.index("CREATE INDEX skuld_tasks_admitted") :]};
 """
-"""A process of version 4 that still runs goes on: it ignores rates, and a task that it requeues while that is
-collected is deleted.
+"""A running process of version 4 continues: it ignores rates, and a task that it requeues during its
+collection is deleted.
 """
 _FINALLY = f"""
 {_STEPS.strip().rstrip(";")};
@@ -311,16 +314,16 @@ _INTO_PRESENT: Final = {
     3: _NOTES + _FROM_THIRD + _FINALLY,
     4: _NOTES + _FROM_FOURTH + _FINALLY,
 }
-"""Statements that turn the tables of a version into the current ones."""
+"""Statements that convert the tables of a version to the current ones."""
 
 
 def prepare(store: Store, deadline: Deadline) -> None:
-    """Have the tables in the store: made if they are not there, or turned into those of this version.
+    """Create the tables in the store, or convert those of an earlier version.
 
     Raises:
         UnusableStore: they are of a newer version.
         QuotaExceeded: the disk is full.
-        RegistryUnavailable: others kept the file locked.
+        RegistryUnavailable: other processes kept the file locked.
     """
     store.set(_CACHE)
     with store.reading(deadline):
@@ -339,7 +342,7 @@ def prepare(store: Store, deadline: Deadline) -> None:
 
 
 def _version(store: Store) -> int | None:
-    """The version of the tables, None where there are none."""
+    """Return the version of the tables; None if there are none."""
     if store.connection.execute(_IS_THERE).fetchone() is None:
         return None
     version = int(store.connection.execute(_VERSION).fetchone()[0])
@@ -352,10 +355,10 @@ def _version(store: Store) -> int | None:
 
 
 def _turn_first_into_present(connection: sqlite3.Connection) -> None:
-    """Turn the tables of version 1 into these; a process of that version that still runs fails from then on.
+    """Convert the tables of version 1; a running process of that version fails from then on.
 
-    Whatever it does begins with reading ``skuld_meta.revision``, which is gone: else it would write states
-    without their places, and a task that is claimed could be claimed again.
+    All that it does begins with a read of ``skuld_meta.revision``, which is gone. Otherwise it would write
+    states without their places, and a claimed task could be claimed again.
     """
     if connection.execute(_HAS_OUTBOXES).fetchone() is None:
         connection.execute(_OUTBOXES)

@@ -63,7 +63,7 @@ _CHANGES = (
     "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
     "json_extract(value, '$[3]'), json_extract(value, '$[4]') FROM json_each(?)"
 )
-"""One statement for all: between two of them another thread may keep the interpreter."""
+"""One statement for all tasks: between two statements another thread may keep the interpreter."""
 _QUEUE = "SELECT number FROM skuld_queues WHERE name = ?"
 _PARTITIONS = "SELECT partitions FROM skuld_queues WHERE name = ?"
 _DEFINE = "INSERT INTO skuld_queues (name, partitions) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
@@ -95,7 +95,7 @@ _ADD_PLAIN = (
     f"VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, {WAITING}, ?, 0, '', 0, ?, ?, ?) "
     "ON CONFLICT (queue, id) DO NOTHING"
 )
-"""Adds a task without dependencies and limits that was never tried: a third of the values to bind."""
+"""Adds a task without dependencies and limits that was never tried, with a third of the values to bind."""
 _ADD_CONTENT = "INSERT INTO skuld_contents (task, after, payload) VALUES (?, ?, ?)"
 _ADD_DEPENDENT = "INSERT OR IGNORE INTO skuld_dependents (queue, id, task) VALUES (?, ?, ?)"
 _FIND = (
@@ -181,12 +181,12 @@ _FORGET = (
 
 
 def _mask(choices: Iterable[AfterFailure]) -> int:
-    """Choices as a set of bits."""
+    """Return choices as a set of bits."""
     return sum(1 << CHOICES.index(each) for each in choices)
 
 
 def _masks(before: Status | None, status: Status) -> tuple[int, int, int]:
-    """The choices of which a dependency is settled now, is not any more, and has failed."""
+    """Return the choices for which a dependency is settled now, is no longer settled, and has failed."""
     freed = (each for each in CHOICES if settles(status, each) and not settles(before, each))
     blocked = (each for each in CHOICES if settles(before, each) and not settles(status, each))
     failed = (each for each in CHOICES if fails(status, each) and not fails(before, each))
@@ -199,13 +199,13 @@ STEP = 500
 COUNT_EVERY = 128
 """Maximum number of changes that each read of the counts adds up."""
 KEPT_CHANGES = 20_000
-"""Number of changes that are kept; a watch that is farther behind gets a loss."""
+"""Number of changes that are kept; a watch that is farther behind reports a loss."""
 FORGET_STEP = 1_000
 """Number of changes that are deleted at once, so that most transactions delete none."""
 
 
 def _is_plain(write: Enqueue) -> bool:
-    """True if nothing but the task's own row is to be written."""
+    """True if only the task's own row is to be written."""
     head = write.task.head
     return (
         not (head.after or head.unique_key or head.max_running or head.rate_limit)
@@ -252,7 +252,7 @@ class Writing:
         return int(defined)
 
     def note_worker(self, queue: str, process: str, note: bytes | None) -> None:
-        """Keep a process's note of itself; None deletes it.
+        """Store a process's note; None deletes it.
 
         Raises:
             InvalidState: the queue was never defined.
@@ -263,7 +263,7 @@ class Writing:
             self.cursor.execute(_NOTE, (self.queue(queue), process, note))
 
     def carry_out(self, write: Write) -> Answer:
-        """Carry out one write, if its condition holds.
+        """Execute one write, if its condition holds.
 
         Raises:
             InvalidState: its queue was never defined.
@@ -283,7 +283,7 @@ class Writing:
                 return self._collect(write)
 
     def put_note(self, queue: str, content: bytes, version: int) -> bool:
-        """Put the note of a queue, if the present one is of this version; whether that is so."""
+        """Store the note of a queue, if the present one is of this version; True if so."""
         if version:
             self.cursor.execute(_NEXT_NOTE, (content, self.queue(queue), version))
         else:
@@ -291,9 +291,9 @@ class Writing:
         return self.cursor.rowcount > 0
 
     def put_pause(self, queue: str, schedule: str, pause: bytes | None) -> None:
-        """Put the pause of a schedule, or of the queue where the name is empty; None deletes it.
+        """Set the pause of a schedule, or of the queue if the name is empty; None deletes it.
 
-        It takes a revision, so that watches of commits hear of it.
+        It takes a revision, so that watches of commits are notified.
         """
         if pause is None:
             self.cursor.execute(_END_PAUSE, (self.queue(queue), schedule))
@@ -302,11 +302,11 @@ class Writing:
         self.changes(self.queue(queue))
 
     def is_paused(self, queue: int) -> bool:
-        """True if nothing may be claimed in a queue (SK-23)."""
+        """True if no task of a queue may be claimed (SK-23)."""
         return self.cursor.execute(_PAUSE, (queue,)).fetchone() is not None
 
     def finish(self) -> None:
-        """Write what belongs to all writes together; to be committed next."""
+        """Write the rows that all writes share; the caller commits next."""
         if self._changes:
             self.cursor.execute(_CHANGES, (json.dumps(self._changes),))
         if self._revision - self._counted < COUNT_EVERY:
@@ -321,13 +321,13 @@ class Writing:
         self.cursor.execute(_COUNTED, (self._revision, forgotten))
 
     def changes(self, queue: int, task: int = 0, before: int | None = None, status: int | None = None) -> int:
-        """Take the next revision and note what changes by it, for watches and counts."""
+        """Take the next revision and record its changes, for watches and counts."""
         self._revision += 1
         self._changes.append((self._revision, queue, task, before, status))
         return self._revision
 
     def queue(self, name: str) -> int:
-        """The number of a queue.
+        """Return the number of a queue.
 
         Raises:
             InvalidState: it was never defined.
@@ -468,9 +468,9 @@ class Writing:
         return None if row is None or self._is_collected(queue, *row) else STATUSES[row[1]]
 
     def _is_collected(self, queue: int, number: int, status: int) -> bool:
-        """Delete a task on whose deletion a collection has decided; True if so (SK-14).
+        """Delete a task that a collection has decided to delete; True if so (SK-14).
 
-        A collection that has not decided yet is given up: somebody needs one of its tasks.
+        An undecided collection is given up: one of its tasks is needed.
         """
         if STATUSES[status] in OPEN:
             return False
@@ -494,8 +494,8 @@ class Writing:
     def changed_to(self, queue: int, task: TaskId, before: Status | None, status: Status) -> None:
         """Update the dependents of a task whose status has changed; ``before`` is None if it is new.
 
-        If there are many, the first of them, and ``tell_dependents`` later the others. But all are
-        blocked at once: a claim must not find ready what depends on an open task.
+        If there are many, update the first of them here, and the others later in ``tell_dependents``. But all
+        are blocked at once: a claim must not find a task ready that depends on an open one.
         """
         freed, blocked, offered = _MASKS[before, status]
         if not freed | blocked | offered:
@@ -516,7 +516,7 @@ class Writing:
             self._tell_next(*key, freed, offered, 0, self._revision)
 
     def tell_dependents(self) -> None:
-        """Update the next dependents of a settled task of which not all are told yet, if there is one."""
+        """Update the next dependents of a settled task that still has some to notify, if any."""
         settled = self.cursor.execute(_SETTLED_FIRST).fetchone()
         if settled is not None:
             self._tell_next(*settled)
@@ -604,7 +604,7 @@ class Writing:
         return Applied(revision)
 
     def _token(self, queue: int, partition: int) -> int | None:
-        """The token of a partition's owner, None if it has had none yet."""
+        """Return the token of a partition's owner, None if it has had none yet."""
         key = (queue, partition)
         if key not in self._tokens:
             row = self.cursor.execute(_OWNER, key).fetchone()
@@ -642,7 +642,7 @@ class Writing:
         return any(dependent not in numbers for (dependent,) in dependents)
 
     def forget(self, queue: int, number: int, status: int) -> None:
-        """Delete a task with all that belongs to it; ``status`` is its code."""
+        """Delete a task with all its rows; ``status`` is its code."""
         self.changes(queue, number, status)
         row = self.cursor.execute(_AFTER, (number,)).fetchone()
         for dependency in ids_of(b"" if row is None else row[0]):
