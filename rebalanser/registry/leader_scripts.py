@@ -187,7 +187,8 @@ class LeaderScripts(Scripts):
     def _resources_in(
         self, entries: Iterable[KeyValue], unreadable: dict[str, str]
     ) -> dict[Resource, ResourceSpec]:
-        """Return the resources; one with an unreadable value stays a resource, so that work on it goes on."""
+        """Return the resources; one with an unreadable value stays a resource, so that work on it
+        continues."""
 
         def load(entry: KeyValue) -> tuple[Resource, ResourceSpec]:
             name = self.keys.name(entry.key, self.keys.resources)
@@ -270,7 +271,8 @@ class LeaderScripts(Scripts):
         return Range(self.keys.nodes, modified_after=since)
 
     def _acknowledgements(self, update: _Update) -> Range:
-        """The acknowledgements that are not known, or all if one that may be gone could not be read."""
+        """Return the acknowledgements that are not known, or all if one that may be gone could not be
+        read."""
         unreadable = any(key.startswith(self.keys.acks) for key in update.known.unreadable)
         return Range(self.keys.acks, modified_after=0 if unreadable else update.acknowledged_until)
 
@@ -366,13 +368,13 @@ class LeaderScripts(Scripts):
     def _publish(self, command: Publish) -> CommandScript:
         """Write the changed shares under keys of their own, then commit them all by the header.
 
-        Where all fits in one transaction it is one. Else no node acts on a share before the header commits
-        it, and obsolete parts are deleted afterwards, by this leader or a later one. Orphaned parts are
-        deleted first: otherwise leaders that fail, one after another, would fill the registry. The parts that
-        this leader may have left stay, as a publication of unknown outcome may still commit them.
+        If everything fits in one transaction, there is only one. Otherwise no node acts on a share before the
+        header commits it, and obsolete parts are deleted afterwards, by this leader or a later one. Orphaned
+        parts are deleted first: otherwise leaders that fail, one after another, would fill the registry.
+        Parts that this leader may have left stay, as a publication of unknown outcome may still commit them.
 
-        Shares are written only while the allocation is the one that the plan changes: none is ever added of a
-        version that a later header would take for committed.
+        Shares are written only while the allocation is the one that the plan changes: no share is ever added
+        to a version that a later header would take for committed.
         """
         leadership, plan, based_on = command.leadership, command.plan, self._based_on(command.plan.based_on)
         header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.aborted))
@@ -460,7 +462,7 @@ class _Update:
         self.reread_acknowledgements = command.reread_acknowledgements
         self.acknowledged_until = command.acknowledged_until
         self.members_known = True
-        """False if a member is gone that is not known to be."""
+        """False if some member is gone, but not known which."""
         self.shares_known = not command.reread_shares
         self.read: dict[str, int] = {}
         """The keys and prefixes that were read, each at its latest revision."""

@@ -80,7 +80,8 @@ class MemberScripts(Scripts):
     """Scripts of the commands that a node performs for itself."""
 
     def _join(self, command: Join) -> CommandScript:
-        """Grant a lease and create the node key; after a lost answer take over what is found (RB-4)."""
+        """Grant a lease and create the node key; after a lost answer adopt the key and lease that are found
+        (RB-4)."""
         member = command.member
         granted = yield Grant(command.lease_ttl_s)
         if not isinstance(granted.reply, Granted):
@@ -126,7 +127,7 @@ class MemberScripts(Scripts):
     def _heartbeat(self, command: Heartbeat) -> CommandScript:
         """Renew, then prove by a linearizable read that the renewed lease lived afterwards.
 
-        A failure has no effect only if the renewal had none: whatever came after it may have renewed.
+        A failure has no effect only if the renewal had none: after that it may have renewed, whatever failed.
         """
         session, keys = command.session, self.keys
         looks: list[Operation] = [
@@ -210,7 +211,7 @@ class MemberScripts(Scripts):
     def _read_share(self, command: ReadShare) -> CommandScript:
         """Read the share, and delete the node's earlier ones: no late request can act on them any more.
 
-        So shares of other nodes may change while this node goes on adding barriers (RB-14).
+        So shares of other nodes may change while this node keeps adding barriers (RB-14).
         """
         node = command.session.node
         answer = yield Transaction(
@@ -259,7 +260,7 @@ class MemberScripts(Scripts):
         return BarriersRead(mine)
 
     def _add_barriers(self, command: AddBarriers) -> CommandScript:
-        """Add free barriers, in as few transactions as the limits allow; read who holds the rest.
+        """Add free barriers, in as few transactions as the limits allow; read the holders of the rest.
 
         A chunk that fails ends the script. The outcome has the result of the chunks before it, so that every
         attempt makes progress, however often the allocation of others changes.

@@ -74,7 +74,7 @@ def put_if_owned(
     """Write a key of the application into a group's registry, if the resource is still owned with this token.
 
     The barrier guards the write, so that a late write of a former owner has no effect. ``url`` is the
-    registry's URL. ``key`` must not be below the URL's prefix, where the groups are.
+    registry's URL. ``key`` must not be below the URL's prefix, which has the groups.
 
     Returns:
         True if the key was written, False if the resource has another owner or none.
@@ -147,7 +147,7 @@ class RegistryCoordinator(Coordinator):
         )
 
     def perform(self, command: Command) -> Outcome:
-        """Carry out a command and wait for its outcome. Every failure is an outcome, never an exception."""
+        """Execute a command and wait for its outcome. Every failure is an outcome, never an exception."""
         try:
             return self._drive(self._translation.script(command))
         except InternalError:

@@ -215,7 +215,7 @@ class KeyValueStore(ABC, Generic[LeaseT]):
         """Return the lease with this id.
 
         Raises:
-            LeaseNotFound: there is none (any more).
+            LeaseNotFound: the lease does not exist (any more).
         """
         held = self._leases.get(lease)
         if held is None:
@@ -231,7 +231,7 @@ class KeyValueStore(ABC, Generic[LeaseT]):
             self._commit(dict.fromkeys(keys))
 
     def transact(self, transaction: Transaction) -> Outcome:
-        """Carry out a transaction.
+        """Execute a transaction.
 
         Raises:
             LeaseNotFound: the lease of a put does not exist; nothing was changed.

@@ -1,6 +1,6 @@
 """The translation of the protocol's commands and of operator requests into scripts.
 
-``registry.script`` says what a script is.
+``registry.script`` defines scripts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Translation(MemberScripts, LeaderScripts):
     """Translates commands of one group into scripts, and events of watches into notices."""
 
     def script(self, command: Command) -> CommandScript:
-        """Return the script that carries out a command."""
+        """Return the script that executes a command."""
         match command:
             case Join():
                 return self._join(command)
@@ -307,8 +307,8 @@ class Translation(MemberScripts, LeaderScripts):
     ) -> Script[int]:
         """Read these keys, all below a prefix, and write in chunks the changes computed from them.
 
-        Keys that fit in one transaction are read alone, so that a small change costs little in a large group;
-        of more all that is below the prefix is read.
+        Keys that fit in one transaction are read alone, so that a small change costs little in a large group.
+        Otherwise all keys below the prefix are read.
 
         If another operator request takes effect meanwhile, read again and start over (RB-44). Return the sum
         of ``count``.
@@ -360,7 +360,7 @@ class Translation(MemberScripts, LeaderScripts):
         )
 
     def targets(self, topic: Topic) -> tuple[Target, ...]:
-        """Return what to watch for a topic."""
+        """Return the targets to watch for a topic."""
         match topic.kind:
             case TopicKind.ALLOCATION:
                 return (Target(self.keys.shares_of(topic.node), prefix=True),)
@@ -424,7 +424,7 @@ def _all(chunk: Sequence[Put | Delete], _found: Found) -> int:
 
 
 def _size(operation: Put | Delete) -> int:
-    """Bytes that an operation takes; its key is also in the record of what changed."""
+    """Return the bytes that an operation takes; its key is also in the record of changes."""
     return 2 * len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
 
 

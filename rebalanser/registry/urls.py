@@ -45,7 +45,7 @@ def check_topic_name(name: str) -> str:
     """Return the name of a Kafka topic, if it is valid.
 
     Raises:
-        InvalidName: it is not; the message says what is allowed.
+        InvalidName: it is invalid; the message says what is allowed.
     """
     if not _TOPIC.fullmatch(name) or name in {".", ".."} or len(name) > MAX_TOPIC_CHARS:
         raise InvalidName(
@@ -83,7 +83,7 @@ class RegistryUrl:
         """Check that it names at least one host, and a port for each.
 
         Raises:
-            InvalidUrl: it does not.
+            InvalidUrl: a host or a port is missing.
         """
         if not self.hosts:
             raise InvalidUrl(f"{self} names no host; write {self.scheme}://HOST:PORT")

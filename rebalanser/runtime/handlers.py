@@ -174,7 +174,7 @@ class HandlerRunner:
             return [self._loads.pop(resource) for resource in resources]
 
     def ask_to_stop(self, resources: Collection[str]) -> None:
-        """Request workers of these resources to stop; do not enter an OnStart that has any of them."""
+        """Request the workers of these resources to stop; do not enter an OnStart that has any of them."""
         with self._lock:
             self._asked.update(self._arriving.keys() & resources)
             owned = dict(self._owned)

@@ -98,7 +98,7 @@ class AsyncTwin(Generic[ParticipantT]):
     async def start(self) -> None:
         """Begin to take part; raises what ``start`` of the blocking class does.
 
-        ``asyncio.run`` stops at its end what was not stopped, and waits for that as ``stop`` does.
+        ``asyncio.run`` stops it at its end if it was not stopped, and waits for that as ``stop`` does.
         """
         before, self._loop = self._loop, asyncio.get_running_loop()
         starting = begin_in_own_thread(self._sync.start)

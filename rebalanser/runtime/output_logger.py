@@ -33,7 +33,7 @@ from typing import Any, Final
 CHUNK_BYTES: Final = 32_768
 """Maximum length of a line that is kept whole, and of one write."""
 LAST_WORDS_S: Final = 5.0
-"""Seconds to go on reading once the shim is gone, while its jobs are killed."""
+"""Seconds to keep reading once the shim is gone, while its jobs are killed."""
 _MAX_ORDER_BYTES: Final = 65_536
 _FILES_OF_AN_ORDER: Final = 2
 _KILL_ROUNDS: Final = 20

@@ -24,8 +24,8 @@ both send one."""
 LOOK_S: Final = 1.0
 """Seconds after which the main thread wakes at the latest, to handle a signal that another thread has caught.
 
-Handlers run in the main thread only, which such a signal does not wake. That is so after a pause: who sends
-SIGTERM and SIGCONT to a process that is stopped, as systemd does, may hit any thread.
+Handlers run only in the main thread, which such a signal does not wake. This happens after a pause: SIGTERM
+and SIGCONT to a stopped process, as systemd sends them, may hit any thread.
 """
 
 P = ParamSpec("P")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Participant(Protocol):
-    """Something that runs in threads of its own from start to stop, such as a group."""
+    """An object that runs in threads of its own from start to stop, such as a group."""
 
     def start(self) -> None:
         """Start."""

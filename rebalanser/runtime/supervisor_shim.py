@@ -106,7 +106,7 @@ class Job:
     lock_timeout_s: float = 0.0
     """Maximum seconds to wait for the lock."""
     whole_tree: bool = False
-    """True if what has left the process group ends with the command too, if it has kept its environment."""
+    """True if processes outside the group end with the command, too, if they have kept its environment."""
     output: Output | None = None
 
     @classmethod

@@ -30,10 +30,10 @@ def _give_up(_state: RetryCallState) -> None:
 
 
 def _is_of_worker(error: BaseException) -> bool:
-    """Return True if a worker raised it, and False for what is to end its task.
+    """Return True if a worker raised the error, and False if it is meant to end the worker's task.
 
-    ``sys.exit()`` in a thread ends no more than the thread. A coroutine also raises CancelledError if
-    something that it awaits was cancelled, while its own task was not.
+    ``sys.exit()`` in a thread ends only the thread. A coroutine also raises CancelledError if something that
+    it awaits was cancelled, while its own task was not.
     """
     try:
         task = asyncio.current_task()
@@ -143,8 +143,8 @@ class WorkerThreads:
 class WorkerTasks:
     """Like ``WorkerThreads``, with a task of the event loop for each owned resource.
 
-    A task that still runs ``grace_s`` seconds after the stop request is cancelled. If somebody else cancels
-    one, that is reported, and another one follows.
+    A task that still runs ``grace_s`` seconds after the stop request is cancelled. If other code cancels one,
+    that is reported, and another task follows.
     """
 
     def __init__(self, function: Callable[[Owned], Awaitable[None]], grace_s: float) -> None:
@@ -189,7 +189,7 @@ class WorkerTasks:
         task.add_done_callback(partial(self._ended, owned))
 
     def _ended(self, owned: Owned, task: asyncio.Task[None]) -> None:
-        """Begin again after a pause if somebody else cancelled the task; not in a loop that closes."""
+        """Begin again after a pause if other code cancelled the task; not in a loop that closes."""
         if task.cancelled() and owned.still_mine():
             task.get_loop().call_later(RESTART_INITIAL_S, self._begin_again, owned)
 

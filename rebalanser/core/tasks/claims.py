@@ -63,7 +63,7 @@ PauseT = TypeVar("PauseT")
 class Claimed:
     """A task that this process has just claimed, with the claim's number and holder.
 
-    ``sent_at`` is when the claim was requested, in seconds of the clock that leases are counted on (SK-8).
+    ``sent_at`` is the time of the claim's request, in seconds of the clock that leases are counted on (SK-8).
     ``payload`` is None if it was not read while the claim was written.
     """
 
@@ -85,8 +85,8 @@ class Claimant:
 class PendingClaim(PendingMove):
     """The claim of a task at the revision at which it was offered.
 
-    The owner knows of that revision that the task is due, its dependencies are complete and an earlier claim
-    is over. At any other revision the claim is refused, unless that revision is this very claim. With a
+    As of that revision the owner knows that the task is due, its dependencies are complete and an earlier
+    claim is over. At any other revision the claim is refused, unless that revision is this very claim. With a
     ``slot`` the claim is for that slot and its holder (SK-20). A ``failed`` dependency makes the task dead.
     """
 

@@ -50,7 +50,7 @@ class Timers:
             self._clean()
 
     def pop_due(self, now: float) -> list[TaskId]:
-        """The tasks whose time has come, the earliest first; they have no time any more."""
+        """Return the tasks whose time has come, the earliest first, and remove their times."""
         due = []
         while (first := self.next()) is not None and first <= now:
             _, task = heapq.heappop(self._heap)

@@ -57,8 +57,8 @@ class Dependencies:
     """Waiting tasks, and the known statuses of their dependencies.
 
     Dependencies may be in other partitions. A completed task stays complete (SK-10), so it is read once. A
-    dead or cancelled task may be requeued. So news of that is only a reason to read it, and the answer counts
-    only for tasks that waited when the read began, and only if nothing has changed since.
+    dead or cancelled task may be requeued, so news of that is only a reason to read it. The answer then
+    counts only for tasks that waited when the read began, and only if nothing has changed since.
     """
 
     __slots__ = (

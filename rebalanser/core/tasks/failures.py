@@ -51,11 +51,11 @@ SHORTEST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 """Maximum seconds between two tries, and so between the end of an outage and the next step."""
 REPORT_S: Final = 30.0
-"""Seconds between two log lines about one loop that goes on failing."""
+"""Seconds between two log lines about one loop that keeps failing."""
 PERSISTS_S: Final = 60.0
 """Seconds after which bugs of a loop that has done nothing else meanwhile end the process."""
 PERSISTS_ATTEMPTS: Final = 10
-"""Minimum number of such bugs: a loop that has little to do is not given up for two in an hour."""
+"""Minimum number of such bugs: a loop with little to do is not given up for two in an hour."""
 
 
 class ErrorKind(StrEnum):
@@ -121,7 +121,7 @@ class FailedStep:
     is_due: bool
     """True if it is time to report it."""
     gives_up: str
-    """Reason why the process ends; empty if it goes on."""
+    """Reason why the process ends; empty if it continues."""
 
 
 class LoopFailures:

@@ -117,12 +117,12 @@ class Head:
     """All of a task but its payload; nothing of it ever changes (SK-2).
 
     ``name`` is the function that works on the payload. ``after`` are the tasks that must be complete first.
-    ``retries`` is how often it is tried again after a try that failed or was cut off. ``timeout_s`` is how
-    long one try may take, None for any time. ``after_failure`` is what a dead or cancelled one of ``after``
-    means, as long as the task was never claimed. A task with a ``unique_key`` keeps out others of its name
-    with that key while it is open, and for ``unique_for_s`` seconds from when it was enqueued (SK-23).
-    Of the tasks of a name with the same ``limit_key`` at most ``max_running`` are claimed at once, 0 for no
-    limit, and no more often than ``rate_limit`` says (``rate_of``), empty for no limit.
+    ``retries`` is the maximum number of retries, after tries that failed or were cut off. ``timeout_s`` is
+    the maximum seconds of one try, None for no limit. ``after_failure`` is the reaction to a dead or
+    cancelled task of ``after``, as long as the task was never claimed. A task with a ``unique_key`` keeps out
+    others of its name with that key while it is open, and for ``unique_for_s`` seconds after it was enqueued
+    (SK-23). Of the tasks of a name with the same ``limit_key`` at most ``max_running`` are claimed at once, 0
+    for no limit. ``rate_limit`` is their maximum rate (``rate_of``), empty for no limit.
     """
 
     id: TaskId
@@ -175,8 +175,8 @@ class Term:
 class ClaimState:
     """The last claim of a task: the ``number``-th, counted from 0, never reused (SK-6).
 
-    ``holder`` is unique to the attempt that made the claim, ``worker`` a label for people. ``updates`` is how
-    many updates it has written, which is the number of the next one (SK-9).
+    ``holder`` is unique to the attempt that made the claim, ``worker`` a label for people. ``updates`` is the
+    number of its updates, which is the number of the next one (SK-9).
     """
 
     number: int
@@ -190,9 +190,9 @@ class ClaimState:
 class State:
     """State of a task.
 
-    ``claim`` is the last claim, also after it has ended. ``due`` is the wall time (seconds since 1970)
-    before which the task waits, 0 where it may run at once. ``failures`` counts the tries that failed or
-    were cut off since it was enqueued or requeued, ``error`` says how the last one ended.
+    ``claim`` is the last claim, also after it has ended. ``due`` is the wall time (seconds since 1970) before
+    which the task waits, 0 if it may run at once. ``failures`` counts the tries that failed or were cut off
+    since it was enqueued or requeued, and ``error`` is the error of the last one.
     """
 
     status: Status = Status.WAITING
@@ -229,7 +229,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class EnqueueAnswer(StrEnum):
-    """Answer to an enqueue: where the task is stored (SK-4), or that it was there before (SK-23)."""
+    """Answer to an enqueue: the place of the task (SK-4), or that it existed before (SK-23)."""
 
     COMMITTED = "committed"
     """The task is in the engine, for good."""
@@ -240,7 +240,7 @@ class EnqueueAnswer(StrEnum):
 
 
 class Result:
-    """The result of a task, or of a call ``of`` a function that is to be one, in the place of an argument."""
+    """Placeholder, among arguments, of the result of a task, or of a planned call ``of`` a function."""
 
     __slots__ = ("of",)
 
@@ -252,7 +252,7 @@ class Result:
 
 
 class Enqueued(str, Generic[R_co]):
-    """A task's id; ``answer`` says where the task is stored (SK-4), or that it is an earlier one (SK-23).
+    """A task's id; ``answer`` is the place of the task (SK-4), or that it is an earlier one (SK-23).
 
     ``R_co`` is what its function returns, for ``wait``.
     """

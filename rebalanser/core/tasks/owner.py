@@ -109,7 +109,7 @@ class OpenTasks:
         return isinstance(found, Stored) and bool(found.head.rate_limit)
 
     def put(self, stored: Stored) -> None:
-        """Store a task, in place of what was known of it."""
+        """Store a task, replacing its earlier state."""
         self._tasks[stored.head.id] = self._packed(stored)
 
     def pop(self, task: TaskId) -> Stored | None:

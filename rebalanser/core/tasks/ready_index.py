@@ -179,7 +179,7 @@ class RateState:
         return RateStart(head.limit, self._before, RateMark(debt_s, clock, now, wall + debt_s))
 
     def ended(self, revision: int | None) -> None:
-        """The start was written at this revision; None if the mark must be read to know."""
+        """End a start: it was written at this revision, or None if the mark must be read to know."""
         self.pending = None
         if revision is None:
             self._full_at = None

@@ -1,4 +1,5 @@
-"""Retention: which closed tasks may go, and when they were closed (SK-14, SK-22). See ``tasks.retention``."""
+"""Retention: the closed tasks that may be deleted, and the times at which they were closed (SK-14, SK-22).
+See ``tasks.retention``."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ class Components:
 class Collected:
     """Counts of a collection: tasks that were deleted, and those that could have changed meanwhile.
 
-    ``dead`` and ``cancelled`` of the deleted ones were that; the others were complete. ``looked_at`` is how
-    many tasks were read.
+    ``dead`` and ``cancelled`` count the deleted ones with that status; the others were complete.
+    ``looked_at`` is the number of tasks that were read.
     """
 
     tasks: int = 0
@@ -153,7 +154,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """At ``wall`` (seconds since 1970) the store had this revision."""
+    """A revision of the store as of ``wall`` (seconds since 1970)."""
 
     wall: float
     revision: int
@@ -172,8 +173,8 @@ class Marks(tuple[Mark, ...]):
     def with_mark(self, new: Mark, longest_s: float) -> Marks:
         """Return the marks with a new one, and without those that are no longer needed.
 
-        Two neighbours may be apart by a tenth of the age of the later one. A clock or a store that was set
-        back takes the marks along that come later.
+        Two neighbours may be apart by a tenth of the age of the later one. If a clock or a store was set
+        back, later marks are dropped.
         """
         known = [each for each in self if each.wall < new.wall and each.revision <= new.revision]
         if not known or known[-1].revision < new.revision:

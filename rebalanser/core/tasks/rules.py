@@ -1,7 +1,7 @@
 """Rules of task states: a state and a request give the next state, or a refusal.
 
-Pure: no clock, no store, no randomness. The next state is written on the condition that the state is still
-the one that the rule was given; so a rule decides for all hosts at once.
+Pure: no clock, no store, no randomness. The next state is written only if the state is still the one that the
+rule was given, so a rule decides for all hosts at once.
 
 ===========  =====================================  =====================================================
 rule         from                                   to
@@ -109,9 +109,9 @@ def fails(status: Status | None, after_failure: AfterFailure) -> bool:
 def is_duplicate(task: TaskId, other: TaskId, unique_for_s: float, status: Status | None) -> bool:
     """True if a new task is a duplicate of the last one that was enqueued with its unique key (SK-23).
 
-    That is the ``other`` one: it keeps new tasks out while it is open, and for ``unique_for_s`` seconds from
-    when it was enqueued, whatever its ``status``; None if that is not known to be open. Times are those of
-    the ids, so that enqueueing a task again gives the same answer.
+    That is the ``other`` one: it keeps new tasks out while it is open, and for ``unique_for_s`` seconds after
+    it was enqueued, in any ``status``; None if it is not known to be open. Times are those of the ids, so a
+    repeated enqueue of a task gives the same answer.
     """
     return status in OPEN or created_at(task) < created_at(other) + unique_for_s
 
@@ -132,7 +132,7 @@ def claim(
 
     A repeated request of the same ``holder``, whose answer was lost, changes nothing. A claim whose time is
     over counts as a failed try, so that a task whose body kills its process each time becomes dead (SK-15).
-    The rule does not check if the task is due and its dependencies are complete: the owner has done so
+    The owner has checked that the task is due and its dependencies are complete; the rule does not
     (``owner``).
     """
     before = state.claim
@@ -156,7 +156,7 @@ def claim(
 
 
 def renew(state: State, held: ClaimKey, term: Term) -> Decision:
-    """Extend a claim (SK-7): also after its time, while there is no other.
+    """Extend a claim (SK-7), even after its time, while there is no other.
 
     A renewal that comes late, after one that lasts longer, changes nothing.
     """
@@ -169,7 +169,7 @@ def renew(state: State, held: ClaimKey, term: Term) -> Decision:
 
 
 def update(state: State, held: ClaimKey, sequence: int, content: bytes, written: bytes | None) -> Decision:
-    """Add to a claim's log (SK-9); ``written`` is the logged update of this number, None if there is none.
+    """Add to a claim's log (SK-9); ``written`` is the logged update of this number, if any.
 
     A repeated update changes nothing: the given state is returned.
     """
@@ -184,7 +184,8 @@ def update(state: State, held: ClaimKey, sequence: int, content: bytes, written:
 
 
 def complete(state: State, held: ClaimKey, result: bytes | None) -> Decision:
-    """Complete a task for good (SK-10). Again by the same claim changes nothing: the first result stays."""
+    """Complete a task for good (SK-10). A repeated request of the same claim changes nothing: the first
+    result stays."""
     if state.status is Status.COMPLETED and _is_of(state, held):
         return state
     current = _current(state, held)
@@ -194,7 +195,7 @@ def complete(state: State, held: ClaimKey, result: bytes | None) -> Decision:
 
 
 def fail(head: Head, state: State, held: ClaimKey, error: str, due: float | None) -> Decision:
-    """End a try that failed: it is tried again from ``due`` on, or never where that is None (SK-15).
+    """End a failed try: the task is retried from ``due`` on, or never if that is None (SK-15).
 
     A repeated request is refused, as the claim has ended: a failure counts once.
     """

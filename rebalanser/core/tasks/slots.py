@@ -2,8 +2,8 @@
 
 A worker with an idle thread publishes a *slot* in the store: the functions that it knows, the time of a
 claim, and the *holder*, a name that no other claim has. An owner that has a ready task and no room for it in
-its own process claims the task for such a slot. That is one write: it puts the claim, by the slot's holder,
-and the task's id in the slot's place, if the task, the owner's epoch and the slot are as they were. So a slot
+its own process claims the task for such a slot. One write puts the claim, by the slot's holder, and the
+task's id in the place of the slot, if the task, the owner's epoch and the slot are unchanged. So a slot
 serves one claim at most, however many owners try, and none once it is withdrawn.
 
 **The end of such a claim** (SK-8). The owner writes the claim after the worker has sent the slot to the
@@ -124,7 +124,7 @@ class FreeSlots:
         return slot
 
     def put_back(self, slot: FreeSlot) -> None:
-        """Offer a slot again that was not used, unless it is known to be gone."""
+        """Offer an unused slot again, unless it is known to be gone."""
         if self._trying.pop(slot.holder, None) is not None:
             self.learn(slot)
 

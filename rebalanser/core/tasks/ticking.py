@@ -1,4 +1,4 @@
-"""Ticks of schedules: which of them are enqueued, and when (SK-15, SK-23)."""
+"""Ticks of schedules: the ones to enqueue, and their times (SK-15, SK-23)."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class TickPause(Protocol):
 
 
 class Ticking:
-    """Decides which ticks of schedules are enqueued, and when. Pure.
+    """Decides about ticks of schedules: the ones to enqueue, and their times. Pure.
 
-    ``wall`` returns seconds since 1970, ``is_mine(task_id)`` is True of what this process is responsible for,
-    and the task of a tick is kept for ``kept_s`` seconds at least.
+    ``wall`` returns seconds since 1970. ``is_mine(task_id)`` is True if this process is responsible for the
+    task. The task of a tick is kept for ``kept_s`` seconds at least.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Ticking:
         stored: Collection[TaskId] = yield FindTicks(list(ticks))
         if found := [ticks[task] for task in stored]:
             return min(found)
-        # What is collected can't be distinguished from what never was: it is better to run once too often.
+        # A collected task looks like one that never existed: it is better to run once too often.
         return float(first) if self._began - first >= self._kept_s else self._began
 
     def _enqueue_once(self, name: str, task_id: TaskId, delay_s: float) -> TickScript[None]:

@@ -232,7 +232,7 @@ class ReportUnknown:
 class NextTask:
     """Return the seconds until there may be a task to claim; None if unknown.
 
-    ``has_room`` is True if a thread is idle: what is only claimed ahead need not be looked for in time.
+    ``has_room`` is True if a thread is idle: only then tasks to claim ahead must be found in time.
     """
 
     has_room: bool
@@ -545,8 +545,8 @@ class Execution(Generic[ClaimT]):
     def _take_late(self) -> list[Try[ClaimT]]:
         """Take back tries that have waited for too long for a body to end.
 
-        A free thread of a busy host may begin later than that. What it takes is kept, as a claim given back
-        costs a place of the rate limit (SK-23).
+        A free thread of a busy host may begin later than that. Its claim is kept, as a claim given back takes
+        a place of the rate limit (SK-23).
         """
         handed_out_before = self._now() - AHEAD_WAIT_S
         return self._take([each for each in self._behind_bodies() if each.handed_out_at <= handed_out_before])

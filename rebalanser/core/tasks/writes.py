@@ -49,7 +49,7 @@ from rebalanser.core.tasks.store import (
 from rebalanser.errors import InternalError, InvalidTask, OutcomeUnknown, RebalanserError, RegistryUnavailable
 
 Decide: TypeAlias = Callable[[Stored], Decision]
-"""A rule of ``core.tasks.rules`` with all that it needs but the task."""
+"""A rule of ``core.tasks.rules`` with all its arguments but the task."""
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
@@ -545,7 +545,7 @@ class Settlement:
     def script(self, failed: FirstError | None = None) -> Script[None]:
         """Write all pending writes, and read back the unsettled ones, until all are settled.
 
-        If the first request was made already, it goes on after its error.
+        If the first request was made already, the script continues after its error.
 
         Raises:
             OutcomeUnknown: answers were lost until the time was up.
