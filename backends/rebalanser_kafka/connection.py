@@ -30,8 +30,8 @@ from rebalanser_kafka.failures import error_of, is_denied
 USER_VARIABLE: Final = "REBALANSER_KAFKA_USER"
 PASSWORD_VARIABLE: Final = "REBALANSER_KAFKA_PASSWORD"  # noqa: S105 (a name, not a password)
 METADATA_REFRESH_MS: Final = 10_000
-"""Milliseconds between two requests for the brokers. A client that was reported none, while a broker was
-fenced, repeats its request only then."""
+"""Milliseconds between two requests for the brokers. A client repeats its request only then if it got an
+answer without brokers, as while a broker is fenced."""
 MAX_CLUSTER_NAME: Final = 128
 """Maximum characters of a cluster's name: a topic's name has 249, and the group's name follows the
 cluster's."""

@@ -119,7 +119,7 @@ class Coordinator(ABC):
 
     @abstractmethod
     def perform(self, command: Command) -> Outcome:
-        """Carry out a command and wait for its outcome. Every failure is an outcome, never an exception."""
+        """Execute a command and wait for its outcome. Every failure is an outcome, never an exception."""
 
     @abstractmethod
     def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:

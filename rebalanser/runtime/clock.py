@@ -13,7 +13,7 @@ _BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SystemClock:
-    """The host's own clocks: CLOCK_BOOTTIME where there is one, else ``time.monotonic()``."""
+    """The host's own clocks: CLOCK_BOOTTIME if available, else ``time.monotonic()``."""
 
     def now(self) -> float:
         """Seconds since some fixed instant, also while the host is suspended; never goes back."""

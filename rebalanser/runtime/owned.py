@@ -224,9 +224,9 @@ class Owned:
     def release(self, for_s: float | None = None) -> None:
         """Release this resource: for ``for_s`` seconds leaders give it to other nodes only.
 
-        Without a time it stays away until ``Group.accept``. It leaves as in any rebalance: work goes on
-        until ``stop_requested`` is set, OnStop is called, and only then the next owner starts. If every
-        node has released the resource, nobody owns it, and ``status`` says so.
+        Without a time it stays away until ``Group.accept``. It leaves as in any rebalance: work continues
+        until ``stop_requested`` is set, OnStop is called, and only then the next owner starts. If every node
+        has released the resource, it has no owner, and ``status`` says so.
 
         May be called from any thread or coroutine, and never blocks. Of two releases the longer one counts.
         Does nothing once the resource was given up. A release survives the loss of the lease, and ends when

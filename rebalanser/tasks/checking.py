@@ -66,8 +66,8 @@ class Finding:
 class Check:
     """One look at a whole queue; ``timeout_s`` is for each request.
 
-    ``checked`` counts the tasks. ``counts_compared`` is False where the store changed so fast that what it
-    counts could not be compared with what there is.
+    ``checked`` counts the tasks. ``counts_compared`` is False if the store changed too fast for its counts to
+    be compared with the tasks.
     """
 
     engine: Engine
@@ -132,7 +132,7 @@ class Check:
         return []
 
     def _log(self, stored: Stored) -> Iterator[Update]:
-        """The whole log: in one request where it is short, else claim by claim."""
+        """Read the whole log: in one request if it is short, else claim by claim."""
         task, claim = stored.head.id, stored.state.claim
         first = self.engine.updates(self.queue, task, self.timeout_s, limit=LOG_PAGE)
         if len(first) < LOG_PAGE:

@@ -180,7 +180,7 @@ class ChildClaim(Claim):
 _PR_SET_PDEATHSIG: Final = 1
 _TERMINATED: Final = 128 + signal.SIGTERM
 _pipes: list[Connection[Any, Any]] = []
-"""The pipe to the worker, if this is a child. Open until the process ends, as its end reports that."""
+"""Pipes to the worker, if this is a child; open until the process ends, as their end reports that."""
 
 
 def refuse_in_child() -> None:

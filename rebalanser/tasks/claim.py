@@ -41,7 +41,7 @@ def check_content(what: str, content: object, max_bytes: int) -> bytes:
     """Check the content of an update or a result before it is queued; return it as bytes.
 
     Raises:
-        InvalidArgument: it is no bytes.
+        InvalidArgument: it is not bytes.
         RequestTooLarge: it is over the engine's limit.
     """
     if not isinstance(content, bytes | bytearray | memoryview):
@@ -117,7 +117,7 @@ class Claim(ABC):
         """
 
     def log(self, claim: int | None = None) -> Iterator[Update]:
-        """All updates so far, of one claim or of all of them: earlier tries leave their updates behind.
+        """Iterate over all updates so far, of one claim or of all: earlier tries leave their updates behind.
 
         The earliest come first. They are read page by page, while they are taken from the iterator.
 

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "rebalanser.engines"
 
 EngineOpener: TypeAlias = Callable[[RegistryUrl, float], Engine]
-"""``open(url, timeout_s)``: an engine that has answered once within that time, or an error that says what was
-tried: RegistryUnavailable if it did not answer, UnusableStore if no store of tasks can be there."""
+"""``open(url, timeout_s)``: returns an engine that has answered once within that time, or raises an error
+that says what was tried: RegistryUnavailable if it did not answer, UnusableStore if no store of tasks can be
+there."""
 
 
 def load_engine(url: str) -> tuple[RegistryUrl, EngineOpener]:

@@ -673,7 +673,7 @@ def call_place(number: int) -> str:
 
 
 def call_places(calls: int) -> list[str]:
-    """Return the places of so many calls."""
+    """Return the places of a number of calls."""
     return [call_place(number) for number in range(calls)]
 
 

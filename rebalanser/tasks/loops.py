@@ -150,9 +150,8 @@ class ErrorPolicy:
 class Loop:
     """A thread that takes steps, whatever they raise, until one returns False: that was the last.
 
-    A step that has to wait for work does so before it begins with it: when it returns, it has succeeded.
-    Without ``ends_process`` bugs that persist end no process: one that is the host application's, not a
-    worker's.
+    A step that has to wait for work does so before it begins to work: when it returns, it has succeeded.
+    Without ``ends_process`` bugs that persist end no process: that of a host application, not of a worker.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ MAX_NAMES: Final = 200
 OTHER: Final = "(other)"
 """Name under which all further functions are counted."""
 _FOLDED_AT: Final = 64
-"""Number of threads with counts of their own from which on those of ended threads are added up."""
+"""Number of threads with counts of their own above which those of ended threads are added up."""
 
 
 class ClaimOutcome(StrEnum):
@@ -199,7 +199,7 @@ class Measurement:
     oldest_ready_s: float | None
     """Seconds for which the oldest ready task has waited, as far as this process knows; 0 for no such task.
 
-    None where it does not know, such as a producer on etcd, or while the store is away.
+    None if it does not know, as for a producer on etcd, or while the store is away.
     """
 
 

@@ -227,7 +227,7 @@ class OpenQueue(ABC):
         """Return a task as it is now, or at revision ``at_least`` or later (SK-11).
 
         Raises:
-            UnknownTask: there is none of this id.
+            UnknownTask: there is no task of this id.
             InvalidArgument: ``task`` is not text.
             UnusableStore: the store has not seen that revision.
             RegistryUnavailable: the engine did not answer in time.

@@ -28,7 +28,7 @@ from rebalanser.tasks.retention import RetentionRecord, TaskArchive, collect
 from rebalanser.tasks.status import QueueStatus, workers_of
 
 MAX_ROOMS: Final = 500
-"""Maximum number of listed tasks, the first ones, that say what room their limits leave."""
+"""Maximum number of listed tasks, the first ones, that show the room that their limits leave."""
 SEEN: Final = 1000
 """Maximum number of tasks whose functions are compared with a name that may be misspelt."""
 MAX_NEAR: Final = 3
@@ -48,7 +48,7 @@ class Operator(OpenQueue):
         """Return a task's payload as it was enqueued.
 
         Raises:
-            UnknownTask: there is none of this id.
+            UnknownTask: there is no task of this id.
         """
         require_id(task)
         found = self.context.engine.payloads(self.name, [task], self._timeout_s)
@@ -79,8 +79,8 @@ class Operator(OpenQueue):
         as of revision ``at_least`` or later (SK-11).
 
         Raises:
-            InvalidArgument: ``statuses`` names one that there is not; ``older_than_s`` is no number of
-                seconds from 0; or another option is of a wrong type.
+            InvalidArgument: ``statuses`` names an unknown one; ``older_than_s`` is no number of seconds from
+                0; or another option is of a wrong type.
         """
         before = self._enqueued_before(older_than_s)
         if not is_count(page, 1):
@@ -120,7 +120,7 @@ class Operator(OpenQueue):
     ) -> list[Stored]:
         """Read at most ``limit`` of the tasks that ``tasks`` reads: the newest ones, the newest first.
 
-        Reads back from the present, ever farther until there are as many.
+        Reads back from the present, ever farther until there are enough.
 
         Raises:
             InvalidArgument: ``limit`` or ``older_than_s`` is below 0, or as ``tasks``.
@@ -193,9 +193,9 @@ class Operator(OpenQueue):
     def pause(self, reason: str = "", *, schedule: str | None = None, by: str | None = None) -> Pause:
         """Claim no more tasks of the queue, in any process, until ``resume``, also after restarts.
 
-        Once this has returned nothing is claimed (SK-23). Running bodies go on; claims that have not begun
-        are given back, and their tries are not counted. Tasks can still be enqueued. With ``schedule``, the
-        name of a periodic function, only its ticks stop; ticks during the pause are missed.
+        Once this has returned, nothing is claimed (SK-23). Running bodies continue; claims that have not
+        begun are given back, and their tries are not counted. Tasks can still be enqueued. With ``schedule``,
+        the name of a periodic function, only its ticks stop; ticks during the pause are missed.
 
         ``by`` is the author, the label of this process if None. If it is paused already, the present pause is
         returned unchanged.
@@ -212,7 +212,7 @@ class Operator(OpenQueue):
     def resume(self, *, schedule: str | None = None) -> Pause | None:
         """End the pause of the queue, or of a schedule; return it, None if there was none (SK-23).
 
-        Idle workers begin to claim at once. A schedule goes on with its next tick.
+        Idle workers begin to claim at once. A schedule continues with its next tick.
 
         Raises what ``pause`` does, and
 
@@ -304,7 +304,7 @@ class Operator(OpenQueue):
 
         Raises:
             InvalidArgument: as ``tasks``.
-            RetryLater: the engine was away; collecting again goes on.
+            RetryLater: the engine was away; another call continues.
             UnusableFolder: the archive can't be written.
         """
         before, statuses = self._enqueued_before(older_than_s), _known(statuses)

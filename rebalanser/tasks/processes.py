@@ -45,19 +45,19 @@ KILL_GRACE_S: Final = 2.0
 REAP_S: Final = 5.0
 """Maximum seconds to wait for a process after SIGKILL."""
 LOOK_S: Final = 1.0
-"""Seconds between looks whether a process lives; another one may hold its pipe open."""
+"""Seconds between two checks that a process lives; another one may hold its pipe open."""
 _log = get_logger()
 
 
 class ChildProcess:
     """A process that runs one body at a time. To be made in a thread that outlives it.
 
-    The kernel kills it when that thread ends, and so with the worker, whatever ends that (SK-17). It leads a
-    process group of its own, which is killed as a whole, and which no signal of the terminal reaches.
+    The kernel kills it when that thread ends, and so with the worker, however that ends (SK-17). It leads a
+    process group of its own, which is killed as a whole, and which gets no signal of the terminal.
 
     Raises:
         OSError: it can't be started.
-        RuntimeError: its threads can't be; it is ended.
+        RuntimeError: its threads can't be started; it is ended.
     """
 
     def __init__(self, references: Mapping[str, str]) -> None:
@@ -84,7 +84,7 @@ class ChildProcess:
         self._is_reaped = False
         self._claim: WorkerClaim | None = None
         self._outcome: Future[BodyOutcome] = Future()
-        # A process that is paused reads nothing; nobody but this thread is to wait for that.
+        # A paused process reads nothing; only this thread may wait for that.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="rebalanser-tasks-sends")
         try:
             self._sends.submit(self._pipe.send, LoadFunctions(_preparation(references), references))

@@ -115,16 +115,16 @@ class TaskFunction(Generic[P, R]):
     def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
         """Enqueue a call with these arguments; return the task's id once the engine has it for good (SK-3).
 
-        With an outbox it may be on this host's disk only: ``answer`` of what is returned says so (SK-4). It
-        is ``duplicate``, and the id that of an earlier task, if that one keeps this one out: see
-        ``unique_key`` (SK-23).
-        ``options`` says when and how, such as ``send.options(delay_s=5).enqueue("a@example.org")``. An
-        argument may be the ``result`` of a task that is enqueued, or a list of results.
+        With an outbox it may be on this host's disk only: ``answer`` of the result is then ``spooled``
+        (SK-4). The answer is ``duplicate``, and the id that of an earlier task, if that one keeps this one
+        out: see ``unique_key`` (SK-23). ``options`` sets its options, such as
+        ``send.options(delay_s=5).enqueue("a@example.org")``. An argument may be the ``result`` of a task that
+        is enqueued, or a list of results.
 
         Raises:
             InvalidTask: the arguments don't fit the function.
             TaskExists: the id is taken by other content.
-            UnknownTask: it is to come after a task that does not exist.
+            UnknownTask: it depends on a task that does not exist.
             DependencyCycle: it would wait for itself.
             RequestTooLarge: the arguments are over the engine's limit.
             RegistryUnavailable: the engine is away; nothing was enqueued.
@@ -147,9 +147,9 @@ class TaskFunction(Generic[P, R]):
 class Call(PlannedCall[R]):
     """A planned call of a function, for one task, made by ``TaskFunction.call``.
 
-    Give its ``result``, or a list of results, as an argument of another call, or say it by ``then``; and
-    enqueue the last one. All are enqueued together, and each begins once those are complete whose results it
-    gets. The results are read from the store as the body begins.
+    Use its ``result``, or a list of results, as an argument of another call, or use ``then``; and enqueue the
+    last one. All are enqueued together, and each begins once the tasks are complete whose results it gets.
+    The results are read from the store as the body begins.
     """
 
     def then(
@@ -179,7 +179,7 @@ class Call(PlannedCall[R]):
             RegistryUnavailable: the engine is away; nothing was enqueued.
             OutcomeUnknown: all or none may have been enqueued; enqueue it again.
 
-        What else ``TaskFunction.enqueue`` raises is of one of the calls; then none was enqueued.
+        Other errors of ``TaskFunction.enqueue`` are those of one of the calls; then none was enqueued.
         """
         queue = cast("Producer", self.queue)
         queue.enqueue_ordered(sort_by_dependency([self], queue))
@@ -254,13 +254,13 @@ class Producer(OpenQueue):
         an earlier one is open, waiting or running; it may still come within a minute once that is closed. It
         is short for ``unique_for_s=0`` (SK-23).
 
-        It takes no arguments but the claim that have no default. Each tick makes one task, whatever number of
-        workers there are; one that no worker saw within a minute is left out. The first tick of a new
-        schedule is the next one that is due.
+        All its arguments but the claim must have defaults. Each tick makes one task, for any number of
+        workers; one that no worker saw within a minute is left out. The first tick of a new schedule is the
+        next one that is due.
 
         Raises:
-            InvalidTask: the expression or the time zone is none, or an option is unknown, of a wrong type or
-                out of range.
+            InvalidTask: the expression or the time zone is invalid, or an option is unknown, of a wrong type
+                or out of range.
             InvalidHandlers: as ``task``.
         """
         require_expression(expression)
@@ -388,7 +388,7 @@ class Producer(OpenQueue):
         return self._ids.next()
 
     def enqueue_all(self, calls: Sequence[PlannedCall[R]]) -> list[Enqueued[R]]:
-        """Enqueue calls, with all whose results they get, all or none; the ids of the given ones.
+        """Enqueue calls, with all whose results they get, all or none; return the ids of the given ones.
 
         Raises what ``Call.enqueue`` does. The message begins with the position of the call, as
         ``calls[3]``, if the error is one of that call, or of one that it needs.
@@ -448,9 +448,8 @@ class Producer(OpenQueue):
 
         An error of one of them names its place, if there are ``places``.
 
-        The id is that of an earlier task where the task is a duplicate of it (SK-23). One of those that are
-        enqueued together may depend on those before it, and none has a unique key; what is there already
-        stays.
+        The id is that of an earlier task if the task is a duplicate of it (SK-23). A task that is enqueued
+        together with others may depend on those before it, and none has a unique key; existing tasks stay.
 
         Raises what ``TaskFunction.enqueue`` does.
         """
@@ -552,16 +551,17 @@ class Producer(OpenQueue):
         A body that waits for a task of its own queue takes part of the worker's concurrency meanwhile. Once
         all bodies of a worker do that, it logs a warning. So does a call that waits for a paused queue.
 
-        A task that ``enqueue`` answered as ``spooled`` (SK-4) is waited for also before the engine has it.
+        A task that ``enqueue`` answered as ``spooled`` (SK-4) can be waited for before the engine has it.
 
-        It ends within ``timeout_s`` seconds, and one more to read the task, also while the engine is away.
+        The call ends within ``timeout_s`` seconds, and one more to read the task, even while the engine is
+        away.
 
         Raises:
-            TaskFailed: it is dead or cancelled; the message says by which error its last try ended.
+            TaskFailed: it is dead or cancelled; the message has the error of its last try.
             InvalidTask: the result does not fit the function's return type.
-            NotSettled: it is neither within ``timeout_s`` seconds.
+            NotSettled: it is not closed within ``timeout_s`` seconds.
             RegistryUnavailable: the engine did not answer in that time, or in that of one call.
-            UnknownTask: there is none of this id.
+            UnknownTask: there is no task of this id.
             InvalidArgument: ``task`` is not text, or ``timeout_s`` no number of seconds from 0.
         """
         waiting.refuse_wait(task, timeout_s)

@@ -52,30 +52,29 @@ BodyPlace: TypeAlias = Literal["threads", "processes"]
 class Queue(Producer, Operator):
     """A queue of tasks at an engine's URL: ``sqlite:///PATH``, ``etcd://HOST:PORT``, ``memory://NAME``.
 
-    Where no URL is given it is that of ``REBALANSER_REGISTRY``. ``memory://`` without a name is an empty
-    store of this queue alone, which ends with it; ``Queue("memory://")`` is such a queue, named ``tasks``.
-    ``clock`` is one that a test moves, such as ``rebalanser.testing.FakeClock``: see
-    ``run_until_idle``.
+    The default URL is that of ``REBALANSER_REGISTRY``. ``memory://`` without a name is an empty store of this
+    queue alone, which ends with it; ``Queue("memory://")`` is such a queue, named ``tasks``. ``clock`` is one
+    that a test moves, such as ``rebalanser.testing.FakeClock``: see ``run_until_idle``.
 
-    ``claim_ttl_s`` is how long a claim lasts unless it is renewed, which a worker does as long as the body
-    runs; so it is how long a dead worker's task waits, with ``buffer_s`` on top, which has to cover how far
-    two clocks can drift apart in that time (a tenth of it where None). ``partitions`` counts only for a new
-    queue. Where the engine does not hand out claims itself, as SQLite's does, the workers of the queue form a
-    group (``settings``) and own its partitions; ``node`` is a label of this one.
-    ``state_folder`` is where the ids' marks are kept (SK-1). Without ``create`` the queue must exist.
-    ``outbox`` is a folder on this host's disk by way of which everything is enqueued, so that it can be while
-    the engine is away, also when the queue is made (SK-4); see ``rebalanser.tasks.outbox``.
-    ``retention`` says how long a worker of the queue keeps closed tasks, None for ever; give all workers the
-    same (SK-22).
+    ``claim_ttl_s`` is the time for which a claim lasts unless it is renewed; a worker renews it as long as
+    the body runs. A dead worker's task waits for that time and ``buffer_s``, which must cover the drift of
+    two clocks in it; None is a tenth of it. ``partitions`` counts only for a new queue. If the engine does
+    not hand out claims itself, as SQLite's does, the workers of the queue form a group (``settings``) and own
+    its partitions; ``node`` is a label of this one. ``state_folder`` has the ids' marks (SK-1). Without
+    ``create`` the queue must exist. ``outbox`` is a folder on this host's disk through which all tasks are
+    enqueued, so that this works while the engine is away, even for a new queue (SK-4); see
+    ``rebalanser.tasks.outbox``. ``retention`` is the time for which a worker of the queue keeps closed tasks,
+    None for ever; it must be the same for all workers (SK-22).
 
     A forked child opens the engine and the outbox anew at their first use. A worker that was started before
     the fork runs in the parent only.
 
     Raises:
         InvalidName: the queue's name can't be stored.
-        InvalidArgument: a claim is to last for no time, or the buffer is less than none.
-        UnknownQueue: there is none of this name, and none is to be made; the message names those there are.
-        FixConfiguration: the URL or the engine has to be changed by a person.
+        InvalidArgument: the time of a claim is not positive, or the buffer is negative.
+        UnknownQueue: there is no queue of this name, and ``create`` is not set; the message names the
+            existing ones.
+        FixConfiguration: a person has to change the URL or the engine.
         RegistryUnavailable: the engine did not answer within ``timeout_s``, and there is no outbox.
         UnusableFolder: the outbox can't be written.
     """
@@ -134,9 +133,9 @@ class Queue(Producer, Operator):
         self.close()
 
     def measure(self) -> Measurement:
-        """Measure this process: its counts, its failures, and how long the oldest ready task has waited.
+        """Measure this process: its counts, its failures, and the age of the oldest ready task.
 
-        On SQLite it reads the store for the latter. Raises nothing.
+        On SQLite it reads the store for that age. Raises nothing.
         """
         oldest_ready_s: float | None = None
         try:
@@ -202,7 +201,7 @@ class Queue(Producer, Operator):
         Raises:
             InvalidArgument: ``advance_s`` is no number of seconds from 0.
             InvalidState: the queue is started, or paused while tasks are ready; its engine is neither
-                ``memory://`` nor ``sqlite://``; or there is time to pass and the queue has no clock that can
+                ``memory://`` nor ``sqlite://``; or ``advance_s`` is given and the queue has no clock that can
                 be moved.
         """
         return self.run_inline(ThreadCaller(), advance_s)
@@ -464,8 +463,8 @@ class Queues:
     """Several queues of one registry that one process works on, the tasks of earlier ones first.
 
     All bodies share one concurrency. A task of a later queue begins only while no earlier one has a ready
-    task, whatever the priorities are: a queue that always has ready tasks starves those after it. To keep a
-    part of the hosts for a later queue, run another worker for that alone.
+    task, of any priority: a queue that always has ready tasks starves those after it. To reserve some hosts
+    for a later queue, run another worker for that queue alone.
 
     Raises:
         InvalidArgument: there is no queue, one comes twice, or they are at different URLs.

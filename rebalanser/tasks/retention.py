@@ -1,25 +1,24 @@
 """Retention: closed tasks, with all that they are connected to, are deleted in time (SK-14, SK-22).
 
-No task says when it was closed. Its revision does: a state that is no newer than a revision was written no
-later than that revision was read. So a worker notes from time to time which revision the store has, as a
-*mark*, and a task counts as closed at the first mark that is not older than its state. That is never too
-early, and late by a tenth of the time at most, or by as long as no worker ran. A closed task costs nothing
-for that, and tasks that were closed before the first mark, as by an earlier version, count as closed then.
+A task does not store when it was closed, but its revision shows it: a state was written before any later
+revision of the store was read. So a worker notes from time to time the store's revision, as a *mark*, and a
+task counts as closed at the first mark that is not older than its state. That is never too early. It is late
+by a tenth of the time at most, or by the time without a worker. A closed task costs nothing for that. Tasks
+that were closed before the first mark, as by an earlier version, count as closed then.
 
-Marks are in the note of the queue, with the name of the worker that sweeps now: one at a time. A worker that
-dies is followed by another after ``LEASE_S``. Two at a time, whose clocks differ, do no harm: the store
-deletes nothing that has changed.
+Marks are in the note of the queue, with the name of the worker that sweeps now: one at a time. If a worker
+dies, another one follows after ``LEASE_S``. Two at a time, whose clocks differ, do no harm: the store deletes
+nothing that has changed.
 
-A sweep reads the tasks that were enqueued longer ago than the shortest time, in the order of their ids, so
-those that were to go, and those that stay: open ones, those that are kept longer, and what belongs to these.
-It takes small steps and rests longer than it works.
+A sweep reads the tasks that were enqueued longer ago than the shortest time, in the order of their ids. It
+finds the tasks to delete, and those that stay: open ones, those that are kept longer, and all that are
+connected to these. It takes small steps and rests longer than it works.
 
-**Collection** deletes what is closed with all that it is connected to by dependencies. The tasks of a queue
-are read page by page, once for their dependencies and once for their states. Those that
-neither wait for others nor are waited for are collected as they are met; of the others the connections are
-kept in mind until the end, so that the memory it takes grows with the number of dependencies, not of tasks.
-The store has the last word: it refuses to delete a task whose state has changed since, or that one more task
-has come to wait for.
+**Collection** deletes closed tasks with all that they are connected to by dependencies. The tasks of a queue
+are read page by page, once for their dependencies and once for their states. Tasks without dependencies and
+dependents are collected as they are met. The connections of the others are kept in memory until the end, so
+that the memory grows with the number of dependencies, not of tasks. The store decides: it refuses to delete a
+task whose state has changed since, or on which another task depends by now.
 """
 
 from __future__ import annotations
@@ -72,13 +71,14 @@ def collect(
     archive: TaskArchive | None = None,
     at_once: int = TASKS_AT_ONCE,
 ) -> Iterator[Collected]:
-    """Collect the closed tasks that may go; what was done, after each step that reads or deletes ``at_once``.
+    """Collect the closed tasks that may go; yield the counts after each step, which reads or deletes
+    ``at_once`` tasks.
 
-    ``tasks`` reads tasks of the queue, each time anew: all of which one could depend on another that may go.
-    With an ``archive`` each is written there first.
+    ``tasks`` reads tasks of the queue, each time anew: all that could depend on one another and may go. With
+    an ``archive`` each is written there first.
 
     Raises:
-        RetryLater: the engine was away; what was collected stays so, and collecting again goes on.
+        RetryLater: the engine was away; collected tasks stay so, and another call continues.
     """
     connected: set[TaskId] = set()
     for page in _pages(tasks(), at_once):
@@ -280,16 +280,17 @@ class Sweeper:
         self._loop.start()
 
     def stop(self) -> None:
-        """End after the step under way, and wait for that if it is short; another worker goes on."""
+        """End after the present step, and wait for that if it is short; another worker continues."""
         self._ending.set()
         self._loop.end_soon()
         self._loop.join(STOP_TIMEOUT_S)
 
     def sweep(self) -> float:
-        """Delete what may go, unless another worker does or has just done so; seconds until the next look.
+        """Delete tasks whose time is over, unless another worker does or has just done so; return the seconds
+        until the next look.
 
         Raises:
-            RegistryUnavailable: the engine is away; what was deleted stays so.
+            RegistryUnavailable: the engine is away; deleted tasks stay so.
         """
         context, clock = self._context, self._context.clock
         record = self._record()
@@ -317,7 +318,7 @@ class Sweeper:
         return next_s
 
     def _delete(self, marks: Marks) -> Collected:
-        """Delete in small steps, and rest after each; ends early where another worker has taken over."""
+        """Delete in small steps, and rest after each; end early if another worker has taken over."""
         clock, done, kept_at = self._context.clock, Collected(), self._context.clock.now()
         steps = self._steps(marks)
         while not self._ending.is_set():
@@ -357,7 +358,7 @@ class Sweeper:
     def _put(self, change: Callable[[RetentionRecord], RetentionRecord]) -> bool:
         """Put the record, changed, as that of this sweeper; False if another one sweeps.
 
-        A store that is full takes no note, and has to be emptied all the same.
+        A full store takes no note, and has to be emptied nevertheless.
         """
         context = self._context
         note = context.engine.note(context.queue, context.timeout_s)

@@ -163,7 +163,7 @@ class Spool:
     Raises:
         UnusableFolder: the file can't be made or written, or is no database.
         UnusableStore: it is of a newer version.
-        RegistryUnavailable: others kept it locked.
+        RegistryUnavailable: other processes kept it locked.
     """
 
     def __init__(self, path: Path, name: SpoolName | None, timeout_s: float) -> None:

@@ -20,9 +20,9 @@ from rebalanser.tasks.execution.outcomes import split_error
 from rebalanser.tasks.functions import TaskBody, plain_value, require_id
 
 CLOSED: Final = frozenset({Status.COMPLETED, Status.DEAD, Status.CANCELLED})
-"""Statuses in which a task stays by itself."""
+"""Statuses that a task does not leave by itself."""
 SLACK_S: Final = 1.0
-"""Seconds beyond its timeout in which a wait may still read its task, and why that waits."""
+"""Seconds beyond its timeout in which a wait may still read its task, and the reason for its wait."""
 REPORT_S: Final = 30.0
 """Seconds between two log lines about the bodies of a worker that all wait."""
 _log = get_logger()

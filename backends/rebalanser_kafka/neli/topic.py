@@ -27,7 +27,7 @@ TIMESTAMPS: Final = "message.timestamp.type"
 GROUP_SESSION: Final = "consumer.session.timeout.ms"
 GROUP_HEARTBEAT: Final = "consumer.heartbeat.interval.ms"
 RETENTION_MS: Final = 3_600_000
-"""Longer than any reader needs: reading begins where the last leader committed."""
+"""Retention in milliseconds, longer than any reader needs: reading begins where the last leader committed."""
 
 NO_CONSUMER_GROUPS: Final = (
     "this broker has no KIP-848 consumer groups (Kafka 4.0 or later, switched on); "

@@ -174,7 +174,7 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and its lag group, whether or not its last batch was taken. May be called twice."""
+        """End the thread and its lag group, even if its last batch was not taken. May be called twice."""
         self._closing.set()
         if self._lag is not None:
             self._lag.close()

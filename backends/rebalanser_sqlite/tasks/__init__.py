@@ -8,7 +8,7 @@
              mail.db ──► Reader: snapshots, which wait for nobody
                 └──────► Follower: the one thread of all watches, woken by the notifier
 
-**Tables.** ``skuld_tasks`` has a small row for each task, which its states are written to. Payloads and lists
+**Tables.** ``skuld_tasks`` has a small row for each task, to which its states are written. Payloads and lists
 of dependencies never change and may be large: they are in ``skuld_contents``, and updates in
 ``skuld_updates``. All names begin with ``skuld_``, and ``skuld_meta`` has their version
 (``rebalanser_sqlite.tasks.schema``): a group's registry and an application's own tables may be in the same

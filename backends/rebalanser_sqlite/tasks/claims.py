@@ -72,7 +72,8 @@ _FORGET_MARKS = (
     "DELETE FROM skuld_rates WHERE rowid IN (SELECT rowid FROM skuld_rates INDEXED BY skuld_rates_old "
     "WHERE wall < ? AND NOT (clock = ? AND at_s + debt_s > ?) AND waits_until IS NULL ORDER BY wall LIMIT 2)"
 )
-"""Deletes old marks with each start, so that their number does not grow: each start adds at most one."""
+"""Deletes at most two old marks with each start, so that their number does not grow: each start adds at most
+one."""
 _PACE = f"UPDATE skuld_tasks SET ready = {PACED} WHERE number = ?"  # noqa: S608
 _COUNT_HERE = (
     "UPDATE skuld_rates SET debt_s = ?, clock = ?, at_s = ? WHERE queue = ? AND name = ? AND limit_key = ?"

@@ -456,7 +456,7 @@ def backoff_s(options: TaskOptions, failures: int) -> float:
 
 
 def unread_before(error: str) -> int:
-    """Return how many times in a row a task could not be read, by its last error."""
+    """Return the number of times in a row that a task could not be read, by its last error."""
     found = _UNREAD.search(error)
     if found is None:
         return 0

@@ -33,7 +33,7 @@ _BEFORE_AN_ERROR: Final = re.compile(
     r"|^During handling of the above exception, another exception occurred:\n",
     re.MULTILINE,
 )
-"""The line before an error's frames; where it has none, the line between it and the error it comes from."""
+"""Line before an error's frames; if it has none, the line between it and its cause or context."""
 _MARGIN: Final = re.compile(r" {0,2}\| ")
 """Margin of the lines of an exception group."""
 _NOT_THE_USERS: Final = tuple(

@@ -98,7 +98,7 @@ class BearerToken:
 
 
 class HostCheck:
-    """Refuses requests that name another host (403), where there is no token.
+    """Refuses requests that name another host (403), if there is no token.
 
     A browser sends a page's requests to any server on its user's machine, under a name of the page's choice
     if its owner lets that name resolve to a loopback address; or to the right name, with the page's origin.
