@@ -73,7 +73,8 @@ class LogReader:
         committed_only: bool = True,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
-        """Nothing is sent yet. ``latest`` is the end at the time the first poll reaches a broker.
+        """Create the reader; nothing is sent yet. ``latest`` is the end at the time the first poll reaches a
+        broker.
 
         About ``read_ahead_bytes`` are fetched at a time, and as much waits for ``poll``.
         """

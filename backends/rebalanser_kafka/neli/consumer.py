@@ -107,7 +107,7 @@ class GroupConsumer:
         listener: Listener,
         clock: Clock,
     ) -> None:
-        """Nothing is sent yet. Commits are dated by ``clock``."""
+        """Create the consumer; nothing is sent yet. ``clock`` gives the times of commits."""
         self._topic = candidacy.topic
         self._listener = listener
         self._clock = clock

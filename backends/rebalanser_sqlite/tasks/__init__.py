@@ -2,10 +2,10 @@
 
 .. code-block:: text
 
-    apply ──► Committer: who comes first leads, and commits what others brought meanwhile with his own
+    apply ──► Committer: the first thread leads, and commits the writes of others with its own
                 │ one transaction, one fsync, then the notifier
                 ▼
-             mail.db ──► Reader: snapshots, which wait for nobody
+             mail.db ──► Reader: snapshots, which wait for no writer
                 └──────► Follower: the one thread of all watches, woken by the notifier
 
 **Tables.** ``skuld_tasks`` has a small row for each task, to which its states are written. Payloads and lists
@@ -22,10 +22,10 @@ complete nor waiting tasks cost anything. A claim looks first without a lock. Th
 it makes tasks ready whose time has come, and claims. The write lock of the file gives a task to one of many
 processes: no process owns anything (SK-13).
 
-**Steps.** Work on a great many tasks takes several transactions of bounded size. The claims that follow the
-end of a task notify its dependents (``Writing.tell_dependents
-<rebalanser_sqlite.tasks.writer.Writing.tell_dependents>``), and a large component is marked and then deleted
-(``rebalanser_sqlite.tasks.collection``). The first of these transactions stores the remaining work.
+**Steps.** Work on a great many tasks takes several transactions of bounded size, and the first of these
+stores the remaining work. A large component is marked and then deleted
+(``rebalanser_sqlite.tasks.collection``). The claims that follow the end of a task notify its dependents
+(``Writing.tell_dependents <rebalanser_sqlite.tasks.writer.Writing.tell_dependents>``).
 
 **Pages** of dead or cancelled tasks are merged from one index range for each status, so that only tasks of
 the page are read. For other statuses a page reads a bounded number of tasks, and may be empty. Counts are

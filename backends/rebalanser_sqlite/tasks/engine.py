@@ -176,11 +176,11 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         """Make a move in the caller's own transaction, so that it commits with the caller's other writes, or
         not at all (SK-10).
 
-        ``connection`` is to the same file, in a transaction that was begun, preferably with ``BEGIN
-        IMMEDIATE``. The transaction has the move if the answer is ``Applied``. After any other answer, or an
-        error, it is as before, and its owner rolls back the writes that belong to the move. The owner calls
-        ``ring`` after its commit; otherwise watches report it up to 250 ms later. From now on the connection
-        makes no checkpoints; the commits of this engine do (see ``rebalanser_sqlite``).
+        ``connection`` is to the same file, in a transaction that was begun, preferably with
+        ``BEGIN IMMEDIATE``. The transaction has the move if the answer is ``Applied``. After any other
+        answer, or an error, it is as before, and its owner rolls back the writes that belong to the move. The
+        owner calls ``ring`` after its commit; otherwise watches report it up to 250 ms later. From now on the
+        connection makes no checkpoints; the commits of this engine do (see ``rebalanser_sqlite``).
 
         Raises:
             InvalidState: the connection is to another file, in no transaction, or does not fsync its commits.

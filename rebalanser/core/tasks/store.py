@@ -94,7 +94,7 @@ class EnqueueAll:
     """
 
     enqueues: tuple[Enqueue, ...]
-    """At least one."""
+    """Enqueues in order, at least one."""
 
     def __post_init__(self) -> None:
         if any(each.task.head.unique_key for each in self.enqueues):
