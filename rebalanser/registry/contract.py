@@ -114,8 +114,8 @@ class Range:
     A ``limit`` above 0 is the maximum number of keys. So a long range can be read in pages, each ``after``
     the last key of the previous page.
 
-    With ``modified_after`` the result has only keys that were last put after this revision. Deleted keys are
-    never in a result. A ``Stat`` beside the range shows whether there were any.
+    With ``modified_after`` the result has only those of the keys that were last put after this revision.
+    Deleted keys are never in a result. A ``Stat`` beside the range tells whether there were any.
     """
 
     prefix: str
@@ -311,11 +311,10 @@ class Capabilities:
 
 @runtime_checkable
 class Settles(Protocol):
-    """A store in this process that knows when its watches have reported all changes."""
+    """A store in this process, which knows when its watches have told everything."""
 
     def settle(self) -> None:
-        """Wait until the watches of this connection have reported all changes so far. Not to be called by a
-        sink."""
+        """Wait until the watches of this connection have told all changes so far. Not called by a sink."""
 
 
 class Registry(ABC):
@@ -328,16 +327,16 @@ class Registry(ABC):
 
     @abstractmethod
     def execute(self, request: Request, timeout_s: float) -> Reply:
-        """Execute one request within ``timeout_s`` seconds, and return its answer.
+        """Carry out one request within ``timeout_s`` seconds, and return its answer.
 
-        A long range may take longer while the registry keeps answering, so that a large group remains
+        A long range may take longer as long as the registry goes on answering, so that a large group stays
         readable.
 
         Raises:
-            RegistryUnavailable: no effect; retry.
+            RegistryUnavailable: no effect, may be tried again.
             OutcomeUnknown: the time ran out, or the connection broke, after the request was sent.
             LeaseNotFound: the lease of a keep-alive or of a put does not exist.
-            RegistryRefused: no effect; a retry will not help.
+            RegistryRefused: no effect, trying again will not help.
         """
 
     @abstractmethod

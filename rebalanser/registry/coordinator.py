@@ -1,17 +1,19 @@
 """The contract of a coordinator, the protocol's access to a group in any kind of store.
 
-A coordinator executes the commands of ``rebalanser.core.group.messages`` and reports changes.
-``RegistryCoordinator`` turns any registry into one; a log such as Kafka can implement it directly.
+A coordinator carries out the commands of ``rebalanser.core.group.messages`` and reports changes.
+``RegistryCoordinator`` turns any registry into one; a log such
+as Kafka can implement it directly.
 
 **Atomicity.** Each command takes effect at one point. One that concerns many resources may take effect in
 parts, each at one point; its outcome reports each part. ``Publish`` commits all shares of a version at one
 point.
 
 **Guards.** A command that carries a session takes effect only while that session lives; otherwise its outcome
-is ``SessionLost``. A command that carries a leadership takes effect only while its term is the latest;
-otherwise its outcome is ``Deposed``. A barrier is added only while no node holds it and the node's share is
-the named one, and is removed only by the session that added it. A share is the named one until the node has
-read a later one, or until no share names the resource any more.
+is ``SessionLost``. A command that carries a leadership takes effect only
+while its term is the latest; otherwise its outcome is ``Deposed``. A
+barrier is added only while nobody holds it and the node's share is the named one, and is removed only by the
+session that added it. A share is the named one until the node has read a later one, or until no share names
+the resource any more.
 
 **Operator requests.** They take effect in the order in which they were made, or not at all (RB-44). Each
 names the revision of the last one that took effect, and is refused if another came first. The client then
@@ -72,7 +74,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class HoldingsRead:
-    """Barriers and members that were read, by resource and by node; None for an absent one."""
+    """Barriers and members that were read, by resource and by node; None stands for one that is not there."""
 
     revision: int
     """The store's revision before any of it was read, or at it."""
@@ -119,7 +121,7 @@ class Coordinator(ABC):
 
     @abstractmethod
     def perform(self, command: Command) -> Outcome:
-        """Execute a command and wait for its outcome. Every failure is an outcome, never an exception."""
+        """Carry out a command and wait for its outcome. Every failure is an outcome, never an exception."""
 
     @abstractmethod
     def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:

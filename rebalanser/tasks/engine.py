@@ -1,9 +1,9 @@
 """The contract of an engine: a store of tasks. Its writes and their answers are in ``core.tasks.store``.
 
-**Atomicity.** Each ``Write`` is all or nothing and linearizable by itself. A batch is one call for speed, not
-one transaction: a refused write of it does not affect the others. Writes of one batch take effect in their
-order. An answered write is durable as the engine's capabilities say: fsynced, and on a quorum if there is
-one.
+**Atomicity.** Each ``Write`` is all or nothing and linearizable, by itself: a batch is one call
+for speed, not one transaction, and a write of it that is refused leaves the others alone. Writes of one
+batch take effect in their order. A write that is answered is durable as the engine's capabilities say:
+fsynced, on a quorum where there is one.
 
 **Order.** A write that changes something gets a revision, greater than that of every earlier write
 of the engine; writes answered by one commit may share one. Revisions never go back, not even after a
@@ -17,10 +17,10 @@ never, and not all alike; any other error that none did or will.
 answer from a store that has not seen that revision, such as one put back from a backup: it raises
 ``UnusableStore``.
 
-**Outboxes** (SK-4) forward the spooled tasks of a producer, entry by entry. Of each outbox an engine keeps a
-*tally* for each queue: the number of the last entry taken, 0 before the first. The very write that makes the
-entry's task counts the tally up, and no other does. So an entry is taken once, however often it is sent, and
-whatever has happened to its task since: collections keep the tallies.
+**Outboxes** (SK-4) forward what a producer has spooled, entry by entry. Of each outbox an engine keeps a
+*tally* for each queue: the number of the last entry taken, 0 before the first. The tally is counted up by
+the very write that makes the entry's task, and by no other, so that an entry is taken once, however often it
+is sent, and whatever happened to its task since: collections keep the tallies.
 
 **Watches** report changed states in the order of revisions, each at least once, or ``Lost``, which means
 "read again". A state that was replaced before it was reported may be left out; its successor is reported. A
@@ -85,8 +85,8 @@ Sink: TypeAlias = Callable[[Sequence[Stored] | Lost], None]
 class Engine(ABC):
     """A store of tasks. All methods may be called from any thread; times are in seconds.
 
-    Every method raises ``RegistryUnavailable`` if the store is unreachable (no effect), and ``UnusableStore``
-    if it is of a newer version or not a store of tasks.
+    Every method raises ``RegistryUnavailable`` if the store could not be reached (no
+    effect), ``UnusableStore`` if it is of a newer version or not a store of tasks.
     """
 
     @property
@@ -304,18 +304,19 @@ class MovesInTransactions(ABC):
 class ClaimsFromIndex(ABC):
     """An engine that hands out claims itself, so that its tasks need no owners of partitions.
 
-    One claim is one write, as a ``Move`` is, decided by ``rebalanser.core.tasks.rules.claim``. A task can be
-    claimed from the commit on that makes it ready: the one that enqueues it, or that completes or settles the
-    last task that it depends on (``rebalanser.core.tasks.rules.settles``). Time makes tasks ready that are
-    due, and claimed ones whose claim is over. That is at its end, if its time was counted on the clock of the
-    request; otherwise ``ttl_s`` after this engine object first saw the term. In both cases ``buffer_s`` is
-    added. Waiting tasks take no memory.
+    One claim is one write, as a ``Move`` is, decided by ``rebalanser.core.tasks.rules.claim``. A task can
+    be claimed from the commit on that makes it ready: by which it is enqueued, or the last task that it
+    depends on becomes complete, or is settled otherwise (``rebalanser.core.tasks.rules.settles``). Time makes
+    ready what is due, and what is claimed and over: where the claim's time was counted on the clock of the
+    request, at its end; else ``ttl_s`` after this engine object first saw the term. In both cases
+    ``buffer_s`` comes on top. Nothing is held in memory of a task that waits.
 
     Of the tasks of a name with one ``limit_key`` at most ``max_running`` are claimed at once; a claim that is
-    over counts until its task is claimed anew. Claims of a ``rate_limit``, repeated ones too, are made as
-    ``Rate`` says. Its mark is written by the same transaction, and read as ``full_at`` says, from the time
-    when this engine object, or another of its clock, first saw it. The best tasks come first, and one that is
-    held back delays no other (SK-23).
+    over counts until its task is claimed anew. Claims of a ``rate_limit`` are made as
+    ``Rate`` says, those made again too. Its mark is written by the same
+    transaction, and read as ``full_at`` says, from when this engine object, or
+    another of its clock, first saw it. The best ones come first, and what is held back keeps no other task
+    waiting (SK-23).
     """
 
     @abstractmethod

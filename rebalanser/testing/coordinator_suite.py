@@ -840,7 +840,7 @@ class CoordinatorConformance:
         assert mine == outcome.added
 
     def test_a_held_barrier_blocks(self, coordinator: Coordinator) -> None:
-        """Holds: "What was added, and who holds the rest"."""
+        """Holds: "Barriers added, and holders of the others"."""
         first, second = join(coordinator), join(coordinator)
         publish(coordinator, first, elect(coordinator, first), {first.node: [], second.node: []})
         theirs = add(coordinator, first, ["a"]).added

@@ -2215,7 +2215,7 @@ class EngineSuite:
     def test_a_watch_of_commits_hears_of_other_connections(
         self, connect: Connect, harness: EngineHarness
     ) -> None:
-        """Holds: "Call wake, from a thread of the engine's, soon after each commit, whoever makes it"."""
+        """Holds: "Call wake, from a thread of the engine's, soon after each commit of any process"."""
         woken = threading.Event()
         closed = index_of(connect()).watch_commits(lambda: pytest.fail("it was closed"))
         closed.close()

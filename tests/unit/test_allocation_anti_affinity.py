@@ -11,9 +11,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rebalanser.core.allocation.apart import Apart
 
 from rebalanser.core.allocation import Capacity, Placement, RememberedSearch, Requests, place
+from rebalanser.core.allocation.anti_affinity import ReplicaPlacement
 
 NO_TAGS: frozenset[str] = frozenset()
 
@@ -277,7 +277,7 @@ def test_a_surplus_costs_as_much_as_its_number_and_not_its_square() -> None:
         _Hashed.times = 0
         names = [f"a#{number}" for number in range(replicas)]
         workers = _Hashed(f"w{number}" for number in range(10))
-        placed = Apart(dict.fromkeys(names, workers), dict.fromkeys(names, "a"), {}, Counter())
+        placed = ReplicaPlacement(dict.fromkeys(names, workers), dict.fromkeys(names, "a"), {}, Counter())
         assert len(placed.unplaced()) == replicas - 10
         times.append(_Hashed.times / replicas)
     assert times[0] == times[1]

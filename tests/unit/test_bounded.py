@@ -27,7 +27,7 @@ BOUNDED_OTHERWISE = {
         1,
         "a batch of each of two topics, and an answer to each request for files or a process",
     ),
-    "rebalanser/core/allocation/apart.py": (2, "each worker or replica of one search once"),
+    "rebalanser/core/allocation/anti_affinity.py": (2, "each worker or replica of one search once"),
     "rebalanser/core/shiva/runs.py": (1, "restarts within the window, of which so many are allowed"),
     "backends/rebalanser_sqlite/tasks/group_commit.py": (1, "a job of each thread that waits for its answer"),
     "rebalanser/cli/audit_stream.py": (

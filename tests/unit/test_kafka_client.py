@@ -161,11 +161,11 @@ class TestSecurity:
 
     def test_who_was_refused_is_said(self) -> None:
         refused, other = AccessDenied("no right"), RegistryUnavailable("no answer")
-        named = Connection.from_url("kafka://ann:s3cr3t@h:1/c").with_asker(refused)
+        named = Connection.from_url("kafka://ann:s3cr3t@h:1/c").with_user(refused)
         assert (type(named), str(named)) == (AccessDenied, "no right (the user is 'ann')")
         nobody = Connection.from_url("kafka://h:1/c")
-        assert nobody.with_asker(other) is other
-        with pytest.raises(AccessDenied, match=r"no right \(no user is given\)"), nobody.naming_the_asker():
+        assert nobody.with_user(other) is other
+        with pytest.raises(AccessDenied, match=r"no right \(no user is given\)"), nobody.naming_user():
             raise refused
 
     def test_what_librdkafka_calls_critical_is_a_detail(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -201,9 +201,11 @@ class KafkaCandidate(Candidate):
         self._tell(Lost(partitions))
 
     def read(self, record: HeartbeatRead) -> None:
+        """Take a record from the consumer."""
         self._tell(record)
 
     def answered(self, answer: CommitAnswered) -> None:
+        """Take the answer to a commit from the consumer."""
         self._tell(answer)
 
     def failed(self, error: KafkaError) -> None:

@@ -1,4 +1,4 @@
-"""Writes to a store of tasks, their answers, and the reports of its watches (``tasks.engine``)."""
+"""Writes to a store of tasks, their answers, and what it reports (``tasks.engine``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def enqueued(enqueue: Enqueue, answer: Answer) -> Enqueued[Any]:
 
     Raises:
         TaskExists: the id is taken by other content.
-        UnknownTask: it depends on a task that does not exist.
+        UnknownTask: it is to come after a task that does not exist.
     """
     head = enqueue.task.head
     match answer:
@@ -66,16 +66,17 @@ class Forwarded:
 class Enqueue:
     """Add a task with its first state (SK-3).
 
-    Answers: ``Applied``; ``Exists`` if the id is taken by any task; ``Duplicate`` if an earlier task with its
-    unique key keeps it out; ``Unknown`` if a task of the queue that it depends on does not exist at that
-    moment, unless ``waits_for_unknown``. The earlier task is the last one of its queue and name that was
-    enqueued with that key and is not deleted. It keeps new tasks out while it is open, and for its
-    ``unique_for_s`` seconds by the times of the ids (``is_duplicate``).
+    Answered ``Applied``; ``Exists`` where the id is taken, whatever it is taken by;
+    ``Duplicate`` if it has a unique key and is a duplicate of the last task of its queue and its name
+    that was enqueued with that key and is not deleted, which keeps new tasks out while it is open, and for
+    its ``unique_for_s`` seconds by the times of the ids (``is_duplicate``); or
+    ``Unknown`` if a task of the queue that it depends on does not exist at that moment, unless
+    ``waits_for_unknown``.
 
-    With ``forwarded`` it is added only if that is the entry after the outbox's tally, which then counts it
-    (SK-4). The answer is ``Taken`` if it was counted before, and ``Conflict`` if one before it was not. An
-    entry that is answered ``Exists``, ``Duplicate`` or ``Unknown`` is not counted: ``Skip`` it, once its
-    refusal is stored durably.
+    With ``forwarded`` only if that is the entry after the outbox's tally, which then counts it (SK-4). If it
+    was counted before, it is answered ``Taken``; if one before it was not, ``Conflict``. An entry
+    that is answered ``Exists``, ``Duplicate`` or ``Unknown`` is not counted: ``Skip`` it,
+    once its refusal is noted where it cannot be lost.
     """
 
     task: Task
@@ -89,12 +90,12 @@ class Enqueue:
 class EnqueueAll:
     """Add tasks of one queue, all or none, as if each was enqueued after those before it.
 
-    Each has another id, none has a unique key, and none is forwarded. The answer is ``Applied``, or the
-    refusal of the first that can't be added: ``Exists`` or ``Unknown``.
+    Each has another id, none has a unique key, and none is forwarded. Answered ``Applied``; or what
+    refuses the first that can't be added: ``Exists`` or ``Unknown``.
     """
 
     enqueues: tuple[Enqueue, ...]
-    """Enqueues in order, at least one."""
+    """At least one."""
 
     def __post_init__(self) -> None:
         if any(each.task.head.unique_key for each in self.enqueues):
@@ -103,10 +104,10 @@ class EnqueueAll:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Count an entry of an outbox without a task (SK-4).
+    """Count an entry of an outbox and make no task of it (SK-4).
 
-    The answer is ``Applied`` also if it was skipped before; ``Taken`` if it was counted otherwise, or one
-    after it was; ``Conflict`` if one before it was not.
+    ``Applied`` also if it was skipped before; ``Taken`` if it was counted otherwise, or one after
+    it was; ``Conflict`` if one before it was not.
     """
 
     queue: str
@@ -127,13 +128,13 @@ class RateStart:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Replace the state of ``revision`` of a task by the next one; add an update, if there is one.
+    """Put a task's next state in place of the one of ``revision``, with an update where there is one.
 
-    With an ``epoch`` it is a claim: it takes effect only if that is still the partition's (SK-13), and the
-    queue is not paused (SK-23). With a ``slot`` it takes effect only if that is still free, and the same
-    write uses it (SK-20). With a ``start`` it takes effect only if the mark of its rate limit is still the
-    one before it, which it replaces. Answers: ``Applied``; ``SlotGone`` if the slot is no longer free,
-    whatever else holds; ``Paused`` if the queue is paused; ``RateMoved`` if the mark is another one; or
+    With an ``epoch`` only if that is still the partition's (SK-13), and the queue is not paused (SK-23): then
+    it is a claim. With a ``slot`` only if that is still free: it is used by the same write (SK-20). With a
+    ``start`` only if the mark of its rate limit is still the one before it, which it replaces. Answered
+    ``Applied``, ``SlotGone`` where the slot is not free any more, whatever else holds,
+    ``Paused`` where the queue is paused, ``RateMoved`` where the mark is another, or
     ``Conflict``.
     """
 
@@ -156,7 +157,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Set ``epoch`` as the partition's, unless it has had that one or a greater one (SK-13).
+    """Make ``epoch`` the partition's, unless it has had that one or a greater one (SK-13).
 
     Taking over again with the same token is ``Applied``; an older token is a ``Conflict``.
     """
@@ -167,11 +168,11 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Delete these tasks, with their states and logs, if every state still has its revision (SK-14).
+    """Delete these tasks, with their states and logs, if every state is still that of its revision (SK-14).
 
-    All or none are deleted, and only if no other task depends on one of them: a task enqueued since they were
-    read would otherwise wait for a deleted one. The answer is ``Applied`` or ``Conflict``; ``Conflict`` also
-    if one of a great many is open. Until the answer, reads may return some of a great many as they were.
+    And only if no task beside them depends on one of them: a task enqueued since they were read would else
+    wait for one that is gone. All or none of them. Answered ``Applied`` or ``Conflict``; that also
+    if one of very many is open. Reads may see some of very many as they were until it is answered.
     """
 
     queue: str
@@ -273,7 +274,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class QueueNote:
-    """The note of a queue, at most 64 KiB, which its workers share; ``version`` grows with each write."""
+    """The note of a queue, at most 64 KiB that its workers share; ``version`` grows with each one put."""
 
     content: bytes = b""
     version: int = 0
@@ -298,7 +299,7 @@ class Change:
 
 
 ChangeFilter: TypeAlias = Callable[[Change], bool]
-"""Called from the same thread, in the same order; True if the sink wants the task of a change."""
+"""Called from the same thread, in the same order; True if the sink is to get the task of a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +342,8 @@ class ClaimAnswer:
     """The claims that were made, each with the payload, or None if that must be read.
 
     ``next_due`` is the first time (seconds since 1970) at which another task is due, ``next_over`` the first
-    one (seconds of the request's ``clock``) at which a claim may be over; None if only a commit can bring a
-    task to claim. Both may be too early.
+    one (seconds of the request's ``clock``) at which a claim may be over; None where only a commit can bring
+    something to claim. Both may be too early.
     """
 
     claimed: Sequence[tuple[Stored, bytes | None]]
