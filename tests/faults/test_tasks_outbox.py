@@ -32,7 +32,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from rebalanser.errors import UnusableFolder
-from rebalanser.tasks.engine import Enqueue
+from rebalanser.core.tasks.store import Enqueue
 from rebalanser.core.tasks.model import Head, Task
 from rebalanser.tasks.spool import Spool, SpoolName
 def task(number):
