@@ -36,7 +36,7 @@ FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
 from rebalanser.errors import RegistryUnavailable
-from rebalanser.tasks.engine import *
+from rebalanser.core.tasks.store import *
 from rebalanser.core.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
@@ -62,7 +62,7 @@ CLAIMER = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from rebalanser.tasks.engine import *
+from rebalanser.core.tasks.store import *
 from rebalanser.core.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
@@ -86,7 +86,7 @@ print(json.dumps(won), flush=True)
 SILENT = """
 import sys
 from pathlib import Path
-from rebalanser.tasks.engine import *
+from rebalanser.core.tasks.store import *
 from rebalanser.core.tasks.model import *
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import store
