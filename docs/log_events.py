@@ -146,7 +146,7 @@ def events() -> dict[str, dict[str, Event]]:
 
 
 def notes() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """What is written by hand of each event: ``meaning``, ``remedy`` and further ``fields``."""
+    """The hand-written part of each event: ``meaning``, ``remedy`` and further ``fields``."""
     return tomllib.loads(NOTES.read_text())
 
 

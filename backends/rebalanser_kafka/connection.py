@@ -230,7 +230,7 @@ class _FirstReach:
         self._deadline = self._began + timeout_s
 
     def ask(self) -> BrokerInfo:
-        """Return the brokers' answer, or raise the reason that there is none."""
+        """Return the brokers' answer, or raise the error that prevented it."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_NotYet),
             stop=lambda _state: time.monotonic() >= self._deadline,

@@ -237,7 +237,10 @@ _ERRORS: Final = {each.__name__: each for each in (DependencyCycle, RequestTooLa
 
 
 def engine_name(url: RegistryUrl) -> str:
-    """Name an engine by its URL: without credentials, a file by its absolute path."""
+    """Name an engine by its URL: without credentials, a file by its absolute path.
+
+    Spools on disk are found by this name, so its form never changes.
+    """
     if url.hosts:
         hosts = ",".join(sorted(f"{host}:{port}" for host, port in url.hosts))
         return f"{url.scheme}://{hosts}/{url.root}"
