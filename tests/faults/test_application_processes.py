@@ -682,14 +682,13 @@ def test_a_process_gets_what_its_manifest_says_and_no_secret_of_the_worker(
 ) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "secret")
     limits = Limits(open_files=77, memory_bytes=256 * 1024 * 1024)
-    made = Manifest(
-        command=("sh", "-c", "env; pwd; ulimit -n; ulimit -d"), environment={"GREETING": "hi"}, limits=limits
-    )
+    script = "env; pwd; ulimit -n; ulimit -d; echo end"
+    made = Manifest(command=("sh", "-c", script), environment={"GREETING": "hi"}, limits=limits)
     bench.start(1, made)
     bench.started(1)
     bench.exited(1)
-    wait_until(lambda: len(bench.output()) > 10, "its output")
-    *environment, folder, files, data_kib = bench.output()
+    wait_until(lambda: bench.output()[-1:] == ["end"], lambda: f"all of its output: {bench.output()}")
+    *environment, folder, files, data_kib, _end = bench.output()
     assert (folder, files, data_kib) == (str(bench.folder), "77", str(256 * 1024))
     told = dict(line.split("=", 1) for line in environment)
     assert "KAFKA_PASSWORD" not in told

@@ -65,10 +65,12 @@ settings = Settings(lease_ttl_s=2.0)
 short = Retention(completed_s=0.5, dead_s=None, cancelled_s=None)
 queue = Queue("work", url, settings=settings, retention=short, state_folder=folder)
 spooling = Queue("work", url, settings=settings, outbox=folder / "outbox", state_folder=folder)
-ran, ticks = set(), threading.Semaphore(0)
+ran, ticks, may_run = set(), threading.Semaphore(0), threading.Event()
+may_run.set()
 
 
 def add(claim: Claim, number: int) -> int:
+    may_run.wait()
     ran.add(number)
     return number
 
@@ -100,10 +102,14 @@ for each in (direct, spooled):
     assert all(each.one_more() for _ in range(30))
 wait_until(lambda: len(ran) > 20)
 assert ticks.acquire(timeout=60)
+may_run.clear()
+for each in (direct, spooled):
+    assert all(each.one_more() for _ in range(30))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
 for each in (direct, spooled):
     wait_until(lambda: not each.one_more())
+may_run.set()
 wait_until(lambda: {"claims", "ticks"} <= {each.loop for each in queue.troubles})
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 for each in (direct, spooled):
