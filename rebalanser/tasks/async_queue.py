@@ -45,6 +45,7 @@ from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
 from rebalanser.runtime.participant import run_in_loop_until_stopped
 from rebalanser.tasks import waiting
 from rebalanser.tasks.async_claim import AsyncClaim, LoopCaller, Threads
+from rebalanser.tasks.calls import PlannedCall, call_places, given_calls, sort_by_dependency
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.context import too_slow
 from rebalanser.tasks.execution.worker import SharedConcurrency
@@ -54,7 +55,6 @@ from rebalanser.tasks.functions import (
     GivenOptions,
     GivenTaskOptions,
     TaskBody,
-    call_places,
     chosen_options,
     is_coroutine_function,
     periodic_options,
@@ -70,7 +70,6 @@ from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.open_queue import IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.periodic import Schedule
 from rebalanser.tasks.queue import Queue, refuse_mixed, require_concurrency, require_grace
-from rebalanser.tasks.results import PlannedCall, given_calls, sort_by_dependency
 
 PAGE = 1000
 Tasks: TypeAlias = Iterable[Stored] | AsyncIterable[Stored]

@@ -64,7 +64,6 @@ MAX_KEY: Final = 512
 """Maximum length of a key."""
 MAX_RUNNING: Final = 1000
 """Maximum of a limit: a store may read as many claims to find out if there is room."""
-PAIR: Final = 'positional arguments and named ones, such as (("a",), {"copies": 2})'
 MAX_SHOWN: Final = 80
 """Maximum length of a value in a message."""
 _HEX = frozenset("0123456789abcdef")
@@ -108,14 +107,14 @@ def problems_of(error: ValidationError, known: Iterable[str] = (), outer: str = 
         elif kind == "model_type" and not place:
             problem = "it must be a JSON object with a field for each argument"
         elif place or kind != "value_error":
-            shown = _shown(each["input"])
+            shown = shown_value(each["input"])
             if shown[0] != "'" or shown not in problem:
                 problem += f" (got {shown})"
         problems.append(f"{place}: {problem}" if place else problem)
     return "; ".join(problems)
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """Return a value for a message; the name of its type if it is long or no single value."""
     shown = redact(repr(value)) if value is None or isinstance(value, int | float | str) else ""
     return shown if 0 < len(shown) <= MAX_SHOWN else type(value).__name__
@@ -252,7 +251,7 @@ def periodic_options(given: GivenTaskOptions, *, overlap: bool) -> GivenTaskOpti
         InvalidTask: an option is unknown, of a wrong type or out of range.
     """
     if not isinstance(overlap, bool):
-        raise InvalidTask(f"overlap is {_shown(overlap)}: give True or False")
+        raise InvalidTask(f"overlap is {shown_value(overlap)}: give True or False")
     task_options(given, SCHEDULE_OPTIONS)
     return given if overlap else {"unique_for_s": 0.0, **given}
 
@@ -644,37 +643,9 @@ def require_claim(name: str, claim: object) -> None:
     """
     if isinstance(claim, int | float | str | bytes | list | tuple | dict):
         raise InvalidArgument(
-            f"{name}({_shown(claim)}) has no claim: a direct call gets one first, in a test "
+            f"{name}({shown_value(claim)}) has no claim: a direct call gets one first, in a test "
             f"rebalanser.testing.FakeClaim(); to have a worker call it, use {name}.enqueue(...)"
         )
-
-
-def pairs_of(name: str, calls: Iterable[object]) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
-    """Iterate over calls of the function ``name``, each as positional arguments and named ones.
-
-    Raises:
-        InvalidArgument: one is something else.
-    """
-    if not isinstance(calls, Iterable):
-        raise InvalidArgument(f"{name}: calls are {_shown(calls)}: give a list of {PAIR}")
-    for number, call in enumerate(calls):
-        match call:
-            case (Sequence() as arguments, Mapping() as named) if not isinstance(
-                arguments, str | bytes
-            ) and all(isinstance(key, str) for key in named):
-                yield arguments, named
-            case _:
-                raise InvalidArgument(f"{name}: {call_place(number)} is {call!r:.{MAX_SHOWN}}: give {PAIR}")
-
-
-def call_place(number: int) -> str:
-    """Return the place of one of several calls, as errors name it."""
-    return f"calls[{number}]"
-
-
-def call_places(calls: int) -> list[str]:
-    """Return the places of a number of calls."""
-    return [call_place(number) for number in range(calls)]
 
 
 def require_function(function: object, kind: type[object]) -> None:
@@ -684,7 +655,7 @@ def require_function(function: object, kind: type[object]) -> None:
         InvalidArgument: it is not of this ``kind``.
     """
     if not isinstance(function, kind):
-        shown = name_of(function) if callable(function) else _shown(function)
+        shown = name_of(function) if callable(function) else shown_value(function)
         raise InvalidArgument(
             f"then() takes a function that @tasks.task has registered, as {kind.__name__}, not {shown}"
         )
@@ -703,7 +674,7 @@ def task_name(function: Callable[..., Any], name: str | None) -> str:
             "periodic takes the options of task too"
         )
     if name is not None and not isinstance(name, str):
-        raise InvalidHandlers(f"the name of a task is text, not {_shown(name)}")
+        raise InvalidHandlers(f"the name of a task is text, not {shown_value(name)}")
     own = name or getattr(function, "__name__", None)
     if not isinstance(own, str):
         raise InvalidHandlers(

@@ -25,6 +25,15 @@ from rebalanser.registry.keys import check_name
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks import pauses, waiting
 from rebalanser.tasks.batcher import await_all, result_of
+from rebalanser.tasks.calls import (
+    PlannedCall,
+    call_place,
+    call_places,
+    given_calls,
+    pairs_of,
+    refuse_too_many,
+    sort_by_dependency,
+)
 from rebalanser.tasks.claim import Claim
 from rebalanser.tasks.execution.bodies import Middleware
 from rebalanser.tasks.functions import (
@@ -35,11 +44,8 @@ from rebalanser.tasks.functions import (
     GivenTaskOptions,
     TaskBody,
     TaskOptions,
-    call_place,
-    call_places,
     chosen_options,
     dependencies,
-    pairs_of,
     periodic_options,
     register_body,
     require_claim,
@@ -52,7 +58,6 @@ from rebalanser.tasks.functions import (
 from rebalanser.tasks.open_queue import OpenQueue
 from rebalanser.tasks.pauses import Pauses
 from rebalanser.tasks.periodic import Schedule
-from rebalanser.tasks.results import PlannedCall, given_calls, refuse_too_many, sort_by_dependency
 from rebalanser.tasks.spool import UNPLACED
 
 MAX_WARNED: Final = 100

@@ -11,11 +11,10 @@ each result is stored once, with the task that returned it, and a worker reads i
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -24,7 +23,6 @@ from rebalanser.core.tasks.model import (
     ID_DIGITS,
     MAX_RESULTS_BYTES,
     AfterFailure,
-    Enqueued,
     Head,
     Result,
     Status,
@@ -33,136 +31,31 @@ from rebalanser.core.tasks.model import (
 )
 from rebalanser.errors import InvalidTask
 
-if TYPE_CHECKING:
-    from rebalanser.tasks.functions import EnqueueOptions, TaskBody
-
 KEY: Final = "$results"
 """Key in a payload of the parameters that get results, each with a task or several."""
-MAX_TOGETHER: Final = 100
-"""Maximum number of tasks in one all-or-none enqueue."""
 _READ_AT_ONCE: Final = 50
 _MARK: Final = to_json(KEY)
 _MAX_DEPTH: Final = 20
 
 Source: TypeAlias = TaskId | tuple[TaskId, ...]
 """Task whose result is an argument, or the tasks of a list of results."""
-R_co = TypeVar("R_co", covariant=True)
 _Id: TypeAlias = Annotated[TaskId, Field(pattern=f"^[0-9a-f]{{{ID_DIGITS}}}$")]
 _SOURCES: Final = TypeAdapter(dict[str, _Id | tuple[_Id, ...]])
-_assigning = threading.Lock()
 
 
-class PlannedCall(Generic[R_co]):
-    """A call of a function that becomes one task, also if it is enqueued again.
-
-    ``queue`` is that of the function, ``R_co`` is its return type.
-    """
-
-    def __init__(
-        self,
-        queue: object,
-        body: TaskBody,
-        options: EnqueueOptions,
-        arguments: tuple[Any, ...],
-        named: Mapping[str, Any],
-    ) -> None:
-        self.queue = queue
-        self.body = body
-        self.arguments = arguments
-        self.named = named
-        self.enqueued: Enqueued[Any] | None = None
-        """Answer to its enqueue; None before that."""
-        self._options = options
+@runtime_checkable
+class PlannedTask(Protocol):
+    """A call whose task may have no id yet."""
 
     @property
     def id(self) -> TaskId | None:
-        """Id of the task; None before the call is enqueued, unless given as an option."""
-        return self._options.task_id
+        """Id of the task; None before it is known."""
+        ...
 
     @property
-    def result(self) -> R_co:
-        """Placeholder of the function's result, as an argument of another call, alone or in a list.
-
-        Type checkers see the result's type. A call that gets it waits for this one.
-        """
-        return cast("R_co", Result(self))
-
-    def options(self, new_id: Callable[[], TaskId]) -> EnqueueOptions:
-        """Return the options to enqueue it with. The id is made at the first call and kept."""
-        with _assigning:
-            if self._options.task_id is None:
-                self._options = self._options.model_copy(update={"task_id": new_id()})
-            return self._options
-
-    def needs(self) -> Iterator[PlannedCall[Any]]:
-        """Iterate over the calls whose results it gets."""
-        for value in chain(self.arguments, self.named.values()):
-            for each in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(each, Result) and isinstance(each.of, PlannedCall):
-                    yield each.of
-
-    def __repr__(self) -> str:
-        return f"<call of {self.body.name!r}, {self.id or 'without an id'}>"
-
-
-def given_calls(calls: Iterable[PlannedCall[R_co]]) -> tuple[PlannedCall[R_co], ...]:
-    """Return the calls that are to be enqueued together.
-
-    Raises:
-        InvalidTask: it is no list of calls.
-    """
-    given: object = calls
-    if isinstance(given, PlannedCall | str | bytes) or not isinstance(given, Iterable):
-        raise InvalidTask(
-            f"enqueue_all takes a list of calls, such as [send.call(…), send.call(…)], not {given!r}; "
-            "a single call has enqueue()"
-        )
-    return tuple(calls)
-
-
-def sort_by_dependency(calls: Iterable[PlannedCall[Any]], queue: object) -> dict[PlannedCall[Any], int]:
-    """Sort calls, and the calls that they need, by dependency; skip those that are enqueued.
-
-    Each has the position of the first of ``calls`` that it is, or that needs it.
-
-    Raises:
-        InvalidTask: there are more than ``MAX_TOGETHER``, or some are no calls, or of another queue.
-    """
-    ordered: dict[PlannedCall[Any], int] = {}
-    seen: set[PlannedCall[Any]] = set()
-
-    def visit(call: PlannedCall[Any], number: int) -> None:
-        given: object = call
-        if not isinstance(given, PlannedCall):
-            raise InvalidTask(
-                f"calls[{number}] is {given!r}: give a call that is not enqueued yet, such as send.call(…)"
-            )
-        if call.enqueued is not None or call in seen:
-            return
-        if call.queue is not queue:
-            raise InvalidTask(f"calls[{number}]: {call!r} is of {call.queue!r}, not of {queue!r}")
-        seen.add(call)
-        refuse_too_many(len(seen))
-        for needed in call.needs():
-            visit(needed, number)
-        ordered[call] = number
-
-    for number, call in enumerate(calls):
-        visit(call, number)
-    return ordered
-
-
-def refuse_too_many(tasks: int) -> None:
-    """Refuse an enqueue of too many tasks together.
-
-    Raises:
-        InvalidTask: there are more than ``MAX_TOGETHER``.
-    """
-    if tasks > MAX_TOGETHER:
-        raise InvalidTask(
-            f"more than {MAX_TOGETHER} tasks can't be enqueued together; enqueue some of them before, and "
-            "pass the `.result` of each returned id to the others"
-        )
+    def name(self) -> str:
+        """Name of the function."""
+        ...
 
 
 def source_of(value: object) -> Source | None:
@@ -181,11 +74,11 @@ def source_of(value: object) -> Source | None:
 
 
 def _task_of(result: Result) -> TaskId:
-    if not isinstance(result.of, PlannedCall):
+    if not isinstance(result.of, PlannedTask):
         return str(result.of)
     if result.of.id is None:
         raise InvalidTask(
-            f"an argument is the result of a call of {result.of.body.name!r} that is not enqueued: enqueue "
+            f"an argument is the result of a call of {result.of.name!r} that is not enqueued: enqueue "
             "both together, with call(...).enqueue()"
         )
     return result.of.id

@@ -21,9 +21,9 @@ from rebalanser.errors import (
     UnknownTask,
 )
 from rebalanser.tasks import Claim, GiveUp, Queue, Status
+from rebalanser.tasks.calls import MAX_TOGETHER
 from rebalanser.tasks.checking import Check
 from rebalanser.tasks.functions import EnqueueOptions
-from rebalanser.tasks.results import MAX_TOGETHER
 from rebalanser.testing.waiting import PATIENCE_S
 
 QUICK = Settings(min_rebalance_interval_s=0.0, rejoin_initial_s=0.01)
