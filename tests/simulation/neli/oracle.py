@@ -7,14 +7,14 @@ asked, and compares that with the coordinator's memory of who had a partition un
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rebalanser.core.neli.settings import GroupProtocol, Mode
 from simulation.kernel.reports import Violation
-
-if TYPE_CHECKING:
-    from simulation.neli.process import Process
-    from simulation.neli.world import World
+from simulation.kernel.scheduler import Scheduler
+from simulation.neli.coordinator import Coordinator
+from simulation.neli.log import Topic
+from simulation.neli.process import Process
+from simulation.neli.scenario import Scenario
 
 _EPSILON_S = 1e-3
 
@@ -23,7 +23,12 @@ _EPSILON_S = 1e-3
 class Oracle:
     """Judges after every event of a process."""
 
-    world: World
+    scenario: Scenario
+    scheduler: Scheduler
+    topic: Topic
+    coordinator: Coordinator
+    processes: list[Process]
+    """Those of the world, which adds to them."""
     inductions: int = 0
     leader_changes: int = 0
     releases: int = 0
@@ -67,7 +72,7 @@ class Oracle:
         key = (process.name, token)
         highest = self._highest.get(partition, -1)
         known = key in tokens
-        exclusive = self.world.scenario.settings.mode is not Mode.NON_EXCLUSIVE
+        exclusive = self.scenario.settings.mode is not Mode.NON_EXCLUSIVE
         if (not known and token <= highest) or (exclusive and token < highest):
             raise Violation(
                 "NE-15", f"{process.name} leads partition {partition} with token {token} after {highest}"
@@ -76,21 +81,21 @@ class Oracle:
         self._highest[partition] = max(highest, token)
 
     def _has_evidence(self, process: Process, partition: int) -> None:
-        settings, now = process.settings, self.world.now
+        settings, now = process.settings, self.scheduler.now
         longest_s = settings.limit_s / (1 - settings.clock_drift_ratio) + _EPSILON_S
-        if not self.world.had_since(process, partition, now - longest_s):
+        if not self._had_since(process, partition, now - longest_s):
             raise Violation(
                 "NE-10", f"{process.name} leads partition {partition} long after it was another's or nobody's"
             )
         if settings.mode is Mode.FAST:
-            last = self.world.topic.last_of_process(process.name, partition)
+            last = self.topic.last_of_process(process.name, partition)
             if last < now - longest_s:
                 raise Violation(
                     "NE-9",
                     f"{process.name} leads partition {partition}, its last heartbeat came at {last:.3f}",
                 )
         if settings.mode is Mode.EXCLUSIVE:
-            last = self.world.topic.appended_at(partition, process.positions[partition] - 1)
+            last = self.topic.appended_at(partition, process.positions[partition] - 1)
             if last < now - longest_s - 2 * settings.clock_error_s:
                 raise Violation(
                     "NE-7", f"{process.name} leads partition {partition} by a record of {last:.3f}"
@@ -100,7 +105,7 @@ class Oracle:
         """What ``process`` leads together with others, which only ``non-exclusive`` allows, for a while."""
         together = set()
         held = process.member.held(process.now)
-        for other in self.world.processes:
+        for other in self.processes:
             if other is process or not other.alive:
                 continue
             for role in other.member.held(other.now).keys() & held.keys():
@@ -109,11 +114,11 @@ class Oracle:
                 self._two_lead(process, other, (first, second, int(role)))
             for partition, (limit, client) in other.lapsing.items():
                 if (
-                    self.world.scenario.settings.mode is not Mode.NON_EXCLUSIVE
+                    self.scenario.settings.mode is not Mode.NON_EXCLUSIVE
                     and partition in self._leading[process.name]
                     and other.now < limit
                     and not other.is_paused
-                    and client in self.world.coordinator.members
+                    and client in self.coordinator.members
                 ):
                     raise Violation(
                         "NE-9",
@@ -123,7 +128,7 @@ class Oracle:
         return together
 
     def _two_lead(self, process: Process, other: Process, key: tuple[str, str, int]) -> None:
-        settings, now = self.world.scenario.settings, self.world.now
+        settings, now = self.scenario.settings, self.scheduler.now
         both = f"{process.name} and {other.name} both lead role {key[2]}"
         if settings.mode is not Mode.NON_EXCLUSIVE:
             raise Violation("NE-4", f"{both} at {now:.4f}")
@@ -136,7 +141,29 @@ class Oracle:
         self.longest_overlap_s = max(self.longest_overlap_s, lasted_s)
         longest_s = settings.limit_s / (1 - settings.clock_drift_ratio) + _EPSILON_S
         renews = settings.protocol is GroupProtocol.CLASSIC
-        if renews and not self.world.was_expelled_early(process, other):
+        if renews and not self._was_expelled_early(process, other):
             longest_s -= settings.session_timeout_s
         if lasted_s > longest_s:
             raise Violation("NE-6", f"{both} since {since:.4f}, longer than {longest_s:.3f} s")
+
+    def _had_since(self, process: Process, partition: int, since: float) -> bool:
+        """Whether a process was the owner of a partition, by the broker's book, at or after ``since``."""
+        ownership = self.coordinator.ownership
+        prefix = f"{process.name}/"
+        if ownership.owner.get(partition, "").startswith(prefix):
+            return True
+        ends = (
+            until
+            for (who, what), until in ownership.until.items()
+            if what == partition and who.startswith(prefix)
+        )
+        return max(ends, default=float("-inf")) >= since
+
+    def _was_expelled_early(self, *processes: Process) -> bool:
+        """Whether one of them was put out of the group by something else than the end of its session."""
+        why = self.coordinator.ownership.expelled
+        return any(
+            reason and who.partition("/")[0] == process.name
+            for process in processes
+            for who, reason in why.items()
+        )

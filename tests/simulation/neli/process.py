@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Protocol
 
 from rebalanser.core.neli.member import Member
 from rebalanser.core.neli.messages import (
@@ -16,11 +17,14 @@ from rebalanser.core.neli.messages import (
     CallLapsed,
     Commit,
     CommitAnswered,
+    Committing,
     Effect,
     Event,
+    Fact,
     Fail,
     HandlerReturned,
     HeartbeatRead,
+    LastCommit,
     Leave,
     LetGo,
     Lost,
@@ -32,12 +36,12 @@ from rebalanser.core.neli.messages import (
     Stop,
     Wakeup,
 )
+from rebalanser.core.neli.records import Stamp
 from rebalanser.core.neli.settings import GroupProtocol, NeliSettings
+from simulation.kernel.scheduler import Scheduler
 from simulation.neli.coordinator import NONE, Answer, Partitions, Verdict
-from simulation.neli.scenario import Fault
-
-if TYPE_CHECKING:
-    from simulation.neli.world import World
+from simulation.neli.log import Record, Topic
+from simulation.neli.scenario import Fault, Scenario
 
 _RECORDS_PER_POLL = 12
 _FOREVER = float("inf")
@@ -51,11 +55,89 @@ class _Callback:
     partitions: Partitions
 
 
+class Judge(Protocol):
+    """Judges processes by what they would answer."""
+
+    def look(self, process: Process) -> None:
+        """Judge a process after an event."""
+
+    def left_in_order(self, process: Process) -> None:
+        """Judge a process that leaves."""
+
+
+class Surroundings(Protocol):
+    """The world of a process: true time, the broker and the network to it."""
+
+    scenario: Scenario
+    random: Random
+    scheduler: Scheduler
+    topic: Topic
+
+    @property
+    def now(self) -> float:
+        """True time, in seconds."""
+        ...
+
+    @property
+    def oracle(self) -> Judge:
+        """Judge of what the process does."""
+        ...
+
+    def report(self, process: Process, fact: Fact) -> None:
+        """Take in a fact."""
+
+    def is_log_cut(self, process: Process) -> bool:
+        """True if the process can't reach the partitions' leader."""
+        ...
+
+    def readable(self, partition: int, offset: int, limit: int) -> list[Record]:
+        """Fetch records."""
+        ...
+
+    def last_commit(self, process: Process, partition: int) -> LastCommit | None:
+        """Read a committed offset; None without an answer."""
+        ...
+
+    def produce(self, process: Process, heartbeats: dict[int, Stamp]) -> None:
+        """Send records to the log."""
+
+    def ask_count(self, process: Process, reply: Callable[[int], None]) -> None:
+        """Ask for the number of partitions."""
+
+    def commit(
+        self,
+        process: Process,
+        client: str,
+        epoch: int,
+        offsets: Mapping[int, Committing],
+        reply: Callable[[Verdict | None], None],
+    ) -> None:
+        """Commit offsets."""
+
+    def say_alive(
+        self,
+        process: Process,
+        client: str,
+        epoch: int,
+        owned: Partitions,
+        reply: Callable[[Answer | None], None],
+    ) -> None:
+        """Send a heartbeat to the coordinator."""
+
+    def join(
+        self, process: Process, client: str, owned: Partitions, reply: Callable[[Answer | None], None]
+    ) -> None:
+        """Join the group, or a rebalance."""
+
+    def leave(self, process: Process, client: str) -> None:
+        """Leave the group."""
+
+
 class Process:
     """One incarnation of a process, from its start to its end."""
 
     def __init__(
-        self, world: World, name: str, settings: NeliSettings, rate: float, wall_error_s: float
+        self, world: Surroundings, name: str, settings: NeliSettings, rate: float, wall_error_s: float
     ) -> None:
         self.world = world
         self.name = name

@@ -44,8 +44,8 @@ class World:
         self.coordinator: Coordinator = make(
             scenario.partitions, settings.session_timeout_s, settings.max_poll_interval_s
         )
-        self.oracle = Oracle(self)
         self.processes: list[Process] = []
+        self.oracle = Oracle(scenario, self.scheduler, self.topic, self.coordinator, self.processes)
         self.hits: Counter[Fault] = Counter()
         self.facts: Counter[FactKind] = Counter()
         self.broker_down_until = 0.0
@@ -126,31 +126,9 @@ class World:
             self.late_until = max(self.late_until, process.resumes_at, process.stuck_until)
             process.heal()
 
-    def had_since(self, process: Process, partition: int, since: float) -> bool:
-        """Whether a process was the owner of a partition, by the broker's book, at or after ``since``."""
-        ownership = self.coordinator.ownership
-        prefix = f"{process.name}/"
-        if ownership.owner.get(partition, "").startswith(prefix):
-            return True
-        ends = (
-            until
-            for (who, what), until in ownership.until.items()
-            if what == partition and who.startswith(prefix)
-        )
-        return max(ends, default=float("-inf")) >= since
-
     def is_member(self, process: Process) -> bool:
         """Whether the coordinator takes the process for a member, under the id that it has itself."""
         return process.client in self.coordinator.members
-
-    def was_expelled_early(self, *processes: Process) -> bool:
-        """Whether one of them was put out of the group by something else than the end of its session."""
-        why = self.coordinator.ownership.expelled
-        return any(
-            reason and who.partition("/")[0] == process.name
-            for process in processes
-            for who, reason in why.items()
-        )
 
     def is_log_cut(self, process: Process) -> bool:
         """Whether a process can't reach the partitions' leader now."""
