@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import Claimed
@@ -29,22 +29,19 @@ from rebalanser.core.tasks.dispensing import (
     ReportClaims,
     TryClaiming,
 )
-from rebalanser.core.tasks.model import Stored, Term
+from rebalanser.core.tasks.model import Stored
 from rebalanser.core.tasks.rules import Decision
 from rebalanser.core.tasks.worker import FetchPayloads
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import InvalidTask, RetryLater
 from rebalanser.tasks.http.dispenser import ClaimsFuture, LongPoll
 from simulation.kernel.reports import Violation
-from simulation.tasks.executing import ClaimingProcess, Signal, judge_time, source_of
-from simulation.tasks.network import once
-from simulation.tasks.process import Host, Process, Resume, Script, Wish
-from simulation.tasks.scenario import TTL_S
-from simulation.tasks.working import NAMES, PLAIN, Working
-from simulation.tasks.writing import Writer, driven
-
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
+from simulation.tasks.claiming import ClaimingProcess, Signal, judge_time
+from simulation.tasks.executing import source_of
+from simulation.tasks.network import Resume, Wish, once
+from simulation.tasks.process import Host, Script, Surroundings
+from simulation.tasks.working import NAMES, PLAIN, Working, WorkingProcess
+from simulation.tasks.writing import driven
 
 PATIENCE_S: Final = 0.8
 """Seconds beyond the long poll's time for which a client waits for an answer."""
@@ -70,7 +67,7 @@ class Connection:
 class ServerProcess(ClaimingProcess):
     """A server: one thread that claims for clients, in FIFO order."""
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
+    def __init__(self, world: Surroundings, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._dispensing: Dispensing[ClaimsFuture] = Dispensing(lambda: self.now, Future)
         self._pause_s: float | None = 0.0
@@ -262,26 +259,15 @@ class ServerProcess(ClaimingProcess):
         self.writer.submit_all([PendingMove(claimed.stored, rule, lasting=True)], claimed.held)
 
 
-class HttpClient(Process):
+class HttpClient(WorkingProcess):
     """A worker in another language: it polls servers for claims, and sometimes hangs up."""
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
-        super().__init__(world, name, host)
-        self.is_stubborn = world.random.random() < 0.2
-        self.is_careless = False
-        self.writer = Writer(self)
-        self._at_work = 0
+    def __init__(self, world: Surroundings, name: str, host: Host, servers: list[ServerProcess]) -> None:
+        super().__init__(world, name, host, stubborn_ratio=0.2)
+        self._servers = servers
+        """Those of the world, which replaces them."""
         self._hangs_up: Callable[[], None] | None = None
         self.spawn(self._run())
-
-    @property
-    def is_at_work(self) -> bool:
-        """True if a body runs."""
-        return self._at_work > 0
-
-    def term(self) -> Term:
-        """Return the term of a claim made now."""
-        return Term(TTL_S, self.host.clock, self.now + TTL_S)
 
     def kill(self) -> None:
         """End the process, and its connection."""
@@ -293,10 +279,10 @@ class HttpClient(Process):
         random = self.world.random
         while True:
             yield self.sleep(random.uniform(0.0, 0.2))
-            if not self.world.servers:
+            if not self._servers:
                 continue
             asked_at = self.now
-            server = random.choice(self.world.servers)
+            server = random.choice(self._servers)
             dispensed: Sequence[DispensedClaim] = yield self._ask(server)
             for each in dispensed[1:]:
                 self.spawn(self._work(each, asked_at))

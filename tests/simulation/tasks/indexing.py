@@ -6,7 +6,6 @@ Each process has its own engine object, which notes when it first saw claims and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import ClaimBest, IndexRequest, IndexRequests, ReadQueuePause
@@ -17,14 +16,12 @@ from rebalanser.core.tasks.slots import Rooms
 from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from simulation.kernel.reports import Violation
+from simulation.tasks.claiming import ClaimingProcess
+from simulation.tasks.engine import SimulatedEngine
 from simulation.tasks.owning import QUEUE
 from simulation.tasks.process import Script
 from simulation.tasks.scenario import BUFFER_S
 from simulation.tasks.writing import driven
-
-if TYPE_CHECKING:
-    from simulation.tasks.engine import SimulatedEngine
-    from simulation.tasks.executing import ClaimingProcess
 
 
 class IndexedEngine:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from random import Random
+from typing import Any, Final, Protocol, TypeAlias
 
 from rebalanser.core.tasks.model import TaskId
 from rebalanser.core.tasks.rules import ClaimKey
@@ -18,13 +20,13 @@ from rebalanser.errors import (
     RequestTooLarge,
     UnusableStore,
 )
-from simulation.kernel.trace import text
-from simulation.tasks.process import Process, Resume, Wish
-from simulation.tasks.scenario import OF_REQUESTS, Fault
+from simulation.kernel.trace import Trace, text
+from simulation.tasks.engine import SimulatedEngine
+from simulation.tasks.scenario import OF_REQUESTS, Fault, Scenario
 
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
-
+Resume: TypeAlias = Callable[[Any], None]
+Wish: TypeAlias = Callable[[Resume], None]
+"""What a process waits for: a function that gets the function that resumes the process."""
 TIMEOUT_S: Final = 0.4
 _LATEST_S: Final = 2.5
 
@@ -72,10 +74,46 @@ REFUSALS: Final = {
 """The engine's answer to writes while it takes none."""
 
 
+class Sender(Protocol):
+    """A process that sends requests."""
+
+    name: str
+
+    @property
+    def is_cut(self) -> bool:
+        """True if it can't reach the engine."""
+        ...
+
+
+class Ends(Protocol):
+    """The world at both ends of the network: time, chance and the engine."""
+
+    scenario: Scenario
+    random: Random
+    trace: Trace
+    engine: SimulatedEngine
+    hits: Counter[Fault]
+
+    @property
+    def now(self) -> float:
+        """True time, in seconds."""
+        ...
+
+    def say(self, where: str, sentence: str) -> None:
+        """Write a line of the trace."""
+
+    def after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call a function later."""
+
+    def delay(self) -> float:
+        """Return the delay of a message, in seconds."""
+        ...
+
+
 class Network:
     """The network between processes, and to the engine."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Ends) -> None:
         self.world = world
         self.fault_ratio = world.scenario.request_fault_ratio
         self.engine_away_until = 0.0
@@ -83,7 +121,7 @@ class Network:
         self.refusal = AWAY
         self._kinds = [fault for fault in OF_REQUESTS if fault in world.scenario.faults]
 
-    def write(self, process: Process, write: Write) -> Wish:
+    def write(self, process: Sender, write: Write) -> Wish:
         """Send a write to the engine; resume with its answer, or an ``Unanswered``."""
 
         def serve() -> Any:
@@ -93,7 +131,7 @@ class Network:
         return self.request(process, serve)
 
     def apply(
-        self, process: Process, writes: Sequence[Write], authors: Sequence[ClaimKey | None] | None = None
+        self, process: Sender, writes: Sequence[Write], authors: Sequence[ClaimKey | None] | None = None
     ) -> Wish:
         """Send writes to the engine, in order; resume with their answers, or an ``Unanswered``.
 
@@ -103,7 +141,7 @@ class Network:
         return self.request(process, lambda: self._applied(process, writes, authors or [None] * len(writes)))
 
     def _applied(
-        self, process: Process, writes: Sequence[Write], authors: Sequence[ClaimKey | None]
+        self, process: Sender, writes: Sequence[Write], authors: Sequence[ClaimKey | None]
     ) -> list[Any] | Unanswered:
         world = self.world
         if world.now < self.refuses_until:
@@ -120,7 +158,7 @@ class Network:
                 world.say("engine", f"{text(write)} of {process.name}: {text(answers[-1])}")
         return answers
 
-    def claim(self, process: Process, serve: Callable[[Callable[[Callable[[], Any]], Any]], Any]) -> Wish:
+    def claim(self, process: Sender, serve: Callable[[Callable[[Callable[[], Any]], Any]], Any]) -> Wish:
         """Claim from the engine's index; ``serve`` gets a function that writes all claims or none."""
 
         def write(carry_out: Callable[[], Any]) -> Any:
@@ -138,11 +176,11 @@ class Network:
         """Refuse writes until then, for this reason."""
         self.refusal, self.refuses_until = REFUSALS[fault], until
 
-    def read(self, process: Process, ids: list[TaskId]) -> Wish:
+    def read(self, process: Sender, ids: list[TaskId]) -> Wish:
         """Read tasks; resume with a mapping, LOST or AWAY."""
         return self.request(process, lambda: self.world.engine.read(ids))
 
-    def request(self, process: Process, serve: Callable[[], Any]) -> Wish:
+    def request(self, process: Sender, serve: Callable[[], Any]) -> Wish:
         """Run ``serve`` at the engine."""
 
         def guarded() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.model import Status, Stored, TaskId
@@ -16,14 +16,11 @@ from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.pauses import Pause
 from simulation.tasks.network import Unanswered
 from simulation.tasks.owning import QUEUE
-from simulation.tasks.process import Host, Process, Script
+from simulation.tasks.process import Host, Process, Script, Surroundings
 from simulation.tasks.producing import EPOCH_S
 from simulation.tasks.scenario import RETENTION
 from simulation.tasks.working import PLAIN
 from simulation.tasks.writing import Writer
-
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
 
 _PAGE = 8
 
@@ -31,7 +28,7 @@ _PAGE = 8
 class Operator(Process):
     """An operator with a command line."""
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
+    def __init__(self, world: Surroundings, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._writer = Writer(self)
 
@@ -89,7 +86,7 @@ class Operator(Process):
 class Collector(Process):
     """A worker's retention: deletes closed tasks once their time has passed, connected ones together."""
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
+    def __init__(self, world: Surroundings, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._marks = Marks()
         self.spawn(self._run())

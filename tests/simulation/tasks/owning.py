@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rebalanser.core.tasks.claims import (
     Claimed,
@@ -33,13 +33,10 @@ from rebalanser.core.tasks.writes import (
 )
 from rebalanser.errors import InternalError, RebalanserError
 from rebalanser.tasks.pauses import Pause
-from simulation.tasks.network import Unanswered
-from simulation.tasks.process import Host, Process, Resume, Script
+from simulation.tasks.network import Resume, Unanswered
+from simulation.tasks.process import Host, Process, Script, Surroundings
 from simulation.tasks.scenario import BUFFER_S, TTL_S
 from simulation.tasks.writing import Writer, driven
-
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
 
 QUEUE = "q"
 _PAGE = 6
@@ -83,7 +80,7 @@ class Tenancy:
 class OwnerProcess(Process):
     """A process that owns partitions: it claims for workers that request it, and for free slots."""
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
+    def __init__(self, world: Surroundings, name: str, host: Host) -> None:
         super().__init__(world, name, host)
         self._holders = 0
         self._offering = SlotDecisions(name, name, TTL_S, self.clock.now, self._term, self._new_holder)

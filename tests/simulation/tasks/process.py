@@ -1,20 +1,65 @@
 """Hosts with their clocks, and processes that are stopped, cut off and killed.
 
-A process is a generator that yields *wishes*: functions that get the function that resumes it.
+A process is a generator that yields *wishes* (``tasks.network``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
+from rebalanser.core.tasks.model import TaskId
+from simulation.kernel.scheduler import Scheduler
+from simulation.tasks.network import Ends, Network, Resume, Wish
+from simulation.tasks.oracle import Oracle
 
-Resume: TypeAlias = Callable[[Any], None]
-Wish: TypeAlias = Callable[[Resume], None]
 Script: TypeAlias = Generator[Wish, Any, Any]
+
+
+class Surroundings(Ends, Protocol):
+    """The world of a process: time, chance, the engine, and the network to it."""
+
+    scheduler: Scheduler
+    oracle: Oracle
+    network: Network
+    ids: list[TaskId]
+    """Ids that producers have made, in their order."""
+    is_ticking: bool
+    """True if owners enqueue the ticks of a schedule."""
+    is_without_overlap: bool
+    """True if a tick is left out while the task of an earlier one is open."""
+    left_out: set[TaskId]
+    """Tasks of such ticks."""
+
+    @property
+    def has_pauses(self) -> bool:
+        """True if an operator may pause the queue."""
+        ...
+
+    @property
+    def is_quiet(self) -> bool:
+        """True once all faults and their effects are over."""
+        ...
+
+    def read_pause(self, process: Process) -> Script:
+        """Read the pause of the queue."""
+        ...
+
+    def tells_late(self) -> bool:
+        """True if a watch reports a change a second time, later."""
+        ...
+
+    def content(self, content: bytes) -> bytes:
+        """Return what a body writes: sometimes more than the engine takes."""
+        ...
+
+    def is_coming(self, task: TaskId) -> bool:
+        """True if a producer will still enqueue a task."""
+        ...
+
+    def replace(self, process: Process) -> None:
+        """Kill a process; another of its kind starts."""
 
 
 @dataclass
@@ -50,7 +95,7 @@ class ProcessClock:
 class Process:
     """A process of a host."""
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
+    def __init__(self, world: Surroundings, name: str, host: Host) -> None:
         self.world = world
         self.name = name
         self.host = host

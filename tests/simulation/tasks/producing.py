@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rebalanser.core.tasks.ids import Generator, partition_of_id, partition_of_task
 from rebalanser.core.tasks.model import AfterFailure, Head, State, Task, TaskId
@@ -31,12 +31,9 @@ from rebalanser.errors import InternalError, RebalanserError, UnknownTask
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import Unanswered
 from simulation.tasks.owning import QUEUE
-from simulation.tasks.process import Host, Process, Script
+from simulation.tasks.process import Host, Process, Script, Surroundings
 from simulation.tasks.working import KILLER, PLAIN, POISON
 from simulation.tasks.writing import Writer, driven
-
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
 
 _EPOCH_MS = 1_700_000_000_000
 EPOCH_S: Final = _EPOCH_MS / 1000
@@ -89,7 +86,7 @@ class Outbox:
 class Producer(Process):
     """A process that makes the tasks planned for its outbox, and forwards them."""
 
-    def __init__(self, world: World, name: str, host: Host, outbox: Outbox) -> None:
+    def __init__(self, world: Surroundings, name: str, host: Host, outbox: Outbox) -> None:
         super().__init__(world, name, host)
         self.outbox = outbox
         self.enqueueing = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import Head, State, Task, TaskId
@@ -14,14 +14,11 @@ from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import Schedule
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import Unanswered
-from simulation.tasks.process import Script
+from simulation.tasks.owning import OwnerProcess
+from simulation.tasks.process import Script, Surroundings
 from simulation.tasks.producing import EPOCH_S
 from simulation.tasks.working import PLAIN
 from simulation.tasks.writing import Writer, driven
-
-if TYPE_CHECKING:
-    from simulation.tasks.owning import OwnerProcess
-    from simulation.tasks.world import World
 
 QUEUE: Final = "q"
 SCHEDULE: Final = Schedule(QUEUE, PLAIN, "* * * * * */2")
@@ -38,7 +35,7 @@ class SimulatedTicker:
 
     def __init__(self, process: OwnerProcess) -> None:
         self._process = process
-        self._world: World = process.world
+        self._world: Surroundings = process.world
         self._writer = Writer(process)
         self._ticking = Ticking([SCHEDULE], lambda: EPOCH_S + process.wall, self._is_mine)
         process.spawn(self._run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import Claimed
@@ -15,14 +14,11 @@ from rebalanser.core.tasks.store import FreeSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RebalanserError, RequestTooLarge
 from simulation.kernel.reports import Violation
-from simulation.tasks.network import LOST, Unanswered, once
-from simulation.tasks.process import Host, Process, Resume, Script, Wish
+from simulation.tasks.network import LOST, Resume, Unanswered, Wish, once
+from simulation.tasks.owning import Tenancy
+from simulation.tasks.process import Host, Process, Script, Surroundings
 from simulation.tasks.scenario import TTL_S
 from simulation.tasks.writing import Writer
-
-if TYPE_CHECKING:
-    from simulation.tasks.dispensing import HttpClient
-    from simulation.tasks.world import World
 
 POISON, KILLER, PLAIN = "poison", "killer", "plain"
 NAMES = frozenset({POISON, KILLER, PLAIN})
@@ -31,25 +27,27 @@ _OFFERS_RATIO = 0.4
 """Ratio of claims for which a worker publishes a slot instead of a request to an owner."""
 
 
-class SimulatedWorker(Process):
-    """A process that works on several tasks at a time.
+class WorkingProcess(Process):
+    """A process that works on tasks.
 
-    A stubborn worker neither renews its claims nor stops when they are over. A careless one takes an update
+    A stubborn one neither renews its claims nor stops when they are over. A careless one takes an update
     for written if its answer was lost.
     """
 
-    def __init__(self, world: World, name: str, host: Host) -> None:
+    def __init__(
+        self,
+        world: Surroundings,
+        name: str,
+        host: Host,
+        *,
+        stubborn_ratio: float,
+        careless_ratio: float = 0.0,
+    ) -> None:
         super().__init__(world, name, host)
-        self.is_stubborn = world.random.random() < 0.4
-        self.is_careless = world.random.random() < 0.4
-        self._at_work = 0
-        self._asked = 0
+        self.is_stubborn = world.random.random() < stubborn_ratio
+        self.is_careless = careless_ratio > 0 and world.random.random() < careless_ratio
         self.writer = Writer(self)
-        self._slots = OwnSlots()
-        self._arrives: Resume | None = None
-        world.engine.slot_followers.append(self._follow_slot)
-        for number in range(world.random.randint(1, 3)):
-            self.spawn(self._run(offers=number == 0))
+        self._at_work = 0
 
     @property
     def is_at_work(self) -> bool:
@@ -59,6 +57,21 @@ class SimulatedWorker(Process):
     def term(self) -> Term:
         """Return the term of a claim made now."""
         return Term(TTL_S, self.host.clock, self.now + TTL_S)
+
+
+class SimulatedWorker(WorkingProcess):
+    """A process that works on several tasks at a time."""
+
+    def __init__(self, world: Surroundings, name: str, host: Host, tenancies: list[Tenancy]) -> None:
+        super().__init__(world, name, host, stubborn_ratio=0.4, careless_ratio=0.4)
+        self._tenancies = tenancies
+        """Those of the world, which changes them."""
+        self._asked = 0
+        self._slots = OwnSlots()
+        self._arrives: Resume | None = None
+        world.engine.slot_followers.append(self._follow_slot)
+        for number in range(world.random.randint(1, 3)):
+            self.spawn(self._run(offers=number == 0))
 
     def _run(self, *, offers: bool) -> Script:
         while True:
@@ -162,7 +175,7 @@ class SimulatedWorker(Process):
                 slow_s = world.random.choice((0.0, 0.0, 0.0, 0.3))
                 world.after(world.delay() + slow_s, lambda: finish(claimed))
 
-            serving = [each for each in world.tenancies if each.is_serving]
+            serving = [each for each in self._tenancies if each.is_serving]
             if serving:
                 tenancy = world.random.choice(serving)
                 world.after(
@@ -181,9 +194,7 @@ def _claim_number(stored: Stored) -> int:
 class Working:
     """One claim held by a worker."""
 
-    def __init__(
-        self, worker: SimulatedWorker | HttpClient, claimed: Stored, holder: str, asked_at: float
-    ) -> None:
+    def __init__(self, worker: WorkingProcess, claimed: Stored, holder: str, asked_at: float) -> None:
         claim = claimed.state.claim
         assert claim is not None
         self.worker = worker

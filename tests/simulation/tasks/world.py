@@ -13,9 +13,10 @@ from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from rebalanser.tasks.pauses import Pause
 from simulation.kernel.scheduler import Scheduler
 from simulation.kernel.trace import Trace
+from simulation.tasks.claiming import ClaimingProcess
 from simulation.tasks.dispensing import HttpClient, ServerProcess
 from simulation.tasks.engine import SimulatedEngine
-from simulation.tasks.executing import ClaimingProcess, PoolWorker
+from simulation.tasks.executing import PoolWorker
 from simulation.tasks.network import Network, Unanswered
 from simulation.tasks.operating import Collector, Operator
 from simulation.tasks.oracle import Oracle
@@ -156,7 +157,7 @@ class World:
         self._tokens += 1
         process = self.random.choice(others)
         self.say("group", f"partition {partition} is given to {process.name} by token {self._tokens}")
-        self.tenancies = [each for each in self.tenancies if each.process.alive and not each.is_over]
+        self.tenancies[:] = [each for each in self.tenancies if each.process.alive and not each.is_over]
         self._present[partition] = Tenancy(process, partition, self._tokens)
         self.tenancies.append(self._present[partition])
 
@@ -309,7 +310,7 @@ class World:
         return owner
 
     def _worker(self) -> SimulatedWorker:
-        return SimulatedWorker(self, *self._name("w"))
+        return SimulatedWorker(self, *self._name("w"), self.tenancies)
 
     def _pool(self) -> PoolWorker:
         return PoolWorker(self, *self._name("pool"))
@@ -318,7 +319,7 @@ class World:
         return ServerProcess(self, *self._name("server"))
 
     def _client(self) -> HttpClient:
-        return HttpClient(self, *self._name("client"))
+        return HttpClient(self, *self._name("client"), self.servers)
 
     def _producer(self, outbox: Outbox) -> Producer:
         # A producer's outbox is on one host, whose clock is in its ids.

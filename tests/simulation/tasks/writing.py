@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
@@ -25,11 +25,8 @@ from rebalanser.core.tasks.writes import (
 )
 from rebalanser.errors import OutcomeUnknown, RebalanserError, RegistryUnavailable, RequestTooLarge
 from simulation.kernel.reports import Violation
-from simulation.tasks.network import TIMEOUT_S, Unanswered
-from simulation.tasks.process import Process, Resume, Script, Wish
-
-if TYPE_CHECKING:
-    from simulation.tasks.world import World
+from simulation.tasks.network import TIMEOUT_S, Resume, Unanswered, Wish
+from simulation.tasks.process import Process, Script, Surroundings
 
 WRITE_TIMEOUT_S: Final = 2 * TIMEOUT_S
 """Seconds for which a batch is retried while the engine is away."""
@@ -61,7 +58,7 @@ class Writer:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._world: World = process.world
+        self._world: Surroundings = process.world
         self._batches = Batches(self._world.random.randint(1, 3))
         self._authors: dict[int, ClaimKey | None] = {}
         """Authors of pending writes, by the identity of these."""
