@@ -8,6 +8,7 @@ import importlib
 import re
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import pytest
 from rebalanser.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE = {f"rebalanser.core{room}" for room in ("", ".allocation", ".group", ".neli", ".shiva", ".tasks")}
@@ -173,6 +174,56 @@ def test_imports_respect_the_walls() -> None:
         module: found for module, tree in _sources().items() if (found := _forbidden_imports(module, tree))
     }
     assert not crossed
+
+
+def _needed(tree: ast.Module) -> Iterator[str]:
+    """Modules that a module can't be read without, also those of types only; not those inside functions."""
+    todo: list[ast.AST] = [tree]
+    for node in todo:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            yield from (f"{module}.{alias.name}" if module else alias.name for alias in node.names)
+            if module:
+                yield module
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            todo += ast.iter_child_nodes(node)
+
+
+def _circle(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Return modules that import each other in a circle; none if there is no circle."""
+    needs = {module: {*_needed(tree)} & trees.keys() - {module} for module, tree in trees.items()}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+KNOTTED = ("simulation.group.", "simulation.shiva.")
+"""Simulators whose world, processes and oracle still name each other's types."""
+
+
+def test_no_modules_import_each_other() -> None:
+    """A type that two modules need belongs below both. A package's own names are loaded on demand."""
+    trees = {module: tree for module, tree in _sources().items() if not _is_package(module)}
+    for path in (ROOT / "tests").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT / "tests").with_suffix("").parts)
+        if path.name != "__init__.py" and not module.startswith(KNOTTED):
+            trees[module] = ast.parse(path.read_text(), str(path))
+    assert _circle(trees) == []
+
+
+def _is_package(module: str) -> bool:
+    path = Path(*module.split("."))
+    return any((base / path / "__init__.py").is_file() for base in (ROOT, ROOT / "backends"))
+
+
+def test_a_circle_of_types_is_found() -> None:
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from {} import Name"
+    trees = {"a": ast.parse(typed.format("b")), "b": ast.parse("import a"), "c": ast.parse("import b")}
+    assert set(_circle(trees)) == {"a", "b"}
+    trees["b"] = ast.parse("def on_demand():\n    import a")
+    assert _circle(trees) == []
 
 
 def _impure(tree: ast.Module) -> set[str]:
