@@ -66,8 +66,24 @@ def forwarded(
 def with_parameters_of(
     constructor: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a twin's constructor the parameters of another constructor."""
-    return functools.wraps(constructor)
+    """Give a twin's constructor the parameters of another constructor.
+
+    Other arguments are refused at once, in the name of the twin.
+    """
+    signature = inspect.signature(constructor)
+
+    def give(own: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        @functools.wraps(constructor, assigned=("__doc__", "__annotations__"))
+        def construct(twin: Any, /, *arguments: P.args, **named: P.kwargs) -> None:
+            try:
+                signature.bind(twin, *arguments, **named)
+            except TypeError as error:
+                raise TypeError(f"{own.__qualname__}() {error}") from None
+            own(twin, *arguments, **named)
+
+        return construct
+
+    return give
 
 
 class AsyncTwin(Generic[ParticipantT]):

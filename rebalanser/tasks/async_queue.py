@@ -192,10 +192,7 @@ class AsyncQueue:
 
     @with_parameters_of(Queue.__init__)
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        try:
-            given = _PARAMETERS.bind(self, *arguments, **named)
-        except TypeError as error:
-            raise TypeError(f"AsyncQueue: {error}") from None
+        given = _PARAMETERS.bind(self, *arguments, **named)
         given.apply_defaults()
         options = given.kwargs
         refuse_options(**options)

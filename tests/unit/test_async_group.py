@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
@@ -18,8 +19,10 @@ from rebalanser import Admin, AsyncAdmin, AsyncGroup, Settings, async_group
 from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.group import FactKind
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
+from rebalanser.neli import AsyncNeli
 from rebalanser.runtime import workers
 from rebalanser.runtime.loop_bridge import awaited
+from rebalanser.tasks import AsyncQueue
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -706,3 +709,12 @@ def test_a_loop_closes_although_workers_run(url: str) -> None:
 
     within_patience(main)
     assert groups[0]._sync._run is None
+
+
+@pytest.mark.parametrize("twin", [AsyncAdmin, AsyncGroup, AsyncNeli, AsyncQueue])
+def test_an_asyncio_twin_refuses_an_unknown_argument_by_its_own_name(twin: Any) -> None:
+    name = f"^{twin.__name__}[.]__init__"
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'lease_ttl'"):
+        twin(**dict.fromkeys(inspect.signature(twin).parameters), lease_ttl=30.0)
+    with pytest.raises(TypeError, match=rf"{name}\(\) missing a required argument: '\w+'"):
+        twin()

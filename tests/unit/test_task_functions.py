@@ -909,12 +909,6 @@ def test_the_asyncio_twin_registers_functions_in_the_same_ways() -> None:
         plain(claim)  # type: ignore[call-arg] # its parameters are known to type checkers too
 
 
-def test_the_asyncio_twin_says_whose_argument_is_unknown() -> None:
-    make: Any = AsyncQueue
-    with pytest.raises(TypeError, match="AsyncQueue: got an unexpected keyword argument 'claim_ttl'"):
-        make("mail", "memory://arguments", claim_ttl=30.0)
-
-
 def test_a_scheme_of_groups_only_is_told_from_an_unknown_one() -> None:
     with pytest.raises(UnknownScheme, match=r"^kafka:// keeps no tasks; known: etcd"):
         Queue("mail", "kafka://127.0.0.1:1/cluster").open()
