@@ -55,20 +55,17 @@ from rebalanser.tasks.functions import (
     GivenOptions,
     GivenTaskOptions,
     TaskBody,
+    TaskOptions,
     chosen_options,
     is_coroutine_function,
-    periodic_options,
     register_body,
     require_claim,
-    require_defaults,
-    require_expression,
     require_function,
-    task_name,
-    task_options,
 )
 from rebalanser.tasks.metrics import Measurement
 from rebalanser.tasks.open_queue import IN_MEMORY, name_and_url, refuse_options
 from rebalanser.tasks.periodic import Schedule
+from rebalanser.tasks.producer import TaskRegistry
 from rebalanser.tasks.queue import Queue, refuse_mixed, require_concurrency, require_grace
 
 PAGE = 1000
@@ -178,7 +175,7 @@ def _iterated(
     return iterate
 
 
-class AsyncQueue:
+class AsyncQueue(TaskRegistry[AsyncTaskDecorator]):
     """A ``Queue`` whose calls are awaited, and whose bodies may run in the loop.
 
     It takes what ``Queue`` takes. The engine is opened by the first call that
@@ -258,44 +255,14 @@ class AsyncQueue:
             InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
             InvalidTask: an option is unknown or out of range.
         """
-        if callable(name):
-            return self.task()(name)
-        chosen = task_options(options)
+        return self._registering(name, options)
 
-        def register(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
-            claim = AsyncClaim if is_coroutine_function(function) else Claim
-            body = TaskBody(function, task_name(function, name), chosen, claim)
-            return AsyncTaskFunction(self, register_body(self.functions, body))
-
-        return register
-
-    @property
-    def schedules(self) -> Sequence[Schedule]:
-        """The schedules of periodic functions that are registered."""
-        return tuple(self._schedules)
-
-    def periodic(
-        self,
-        expression: str,
-        name: str | None = None,
-        *,
-        time_zone: str = "UTC",
-        jitter_s: float = 0.0,
-        overlap: bool = True,
-        **options: Unpack[GivenTaskOptions],
-    ) -> AsyncTaskDecorator:
-        """Register a function whose tasks come by a cron expression; as ``Queue.periodic`` (SK-15)."""
-        require_expression(expression)
-        register = self.task(name, **periodic_options(options, overlap=overlap))
-
-        def scheduled(function: Callable[..., Any]) -> AsyncTaskFunction[..., Any]:
-            schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
-            require_defaults(function, schedule.name)
-            registered = register(function)
-            self._schedules.append(schedule)
-            return registered
-
-        return cast("AsyncTaskDecorator", scheduled)
+    def _bound(
+        self, function: Callable[..., Any], name: str, options: TaskOptions
+    ) -> AsyncTaskFunction[..., Any]:
+        claim = AsyncClaim if is_coroutine_function(function) else Claim
+        body = TaskBody(function, name, options, claim)
+        return AsyncTaskFunction(self, register_body(self.functions, body))
 
     @contextlib.asynccontextmanager
     async def in_memory(self, clock: Clock | None = None) -> AsyncIterator[Self]:

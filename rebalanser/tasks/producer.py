@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -71,6 +72,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 S = TypeVar("S")
+DecoratorT = TypeVar("DecoratorT")
 _log = get_logger()
 NO_WORKER: Final = "; no worker has reported itself: start one, or in a test call run_until_idle()"
 
@@ -203,7 +205,70 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Claim, P], R], /) -> TaskFunction[P, R]: ...
 
 
-class Producer(OpenQueue):
+class TaskRegistry(ABC, Generic[DecoratorT]):
+    """The functions of a queue that are registered for tasks, and their schedules."""
+
+    name: str
+    functions: dict[str, TaskBody]
+    _schedules: list[Schedule]
+
+    @abstractmethod
+    def _bound(self, function: Callable[..., Any], name: str, options: TaskOptions) -> Any:
+        """Register a function under a name, and return it bound to the queue."""
+
+    def _registering(self, name: str | Callable[..., Any] | None, options: GivenTaskOptions) -> Any:
+        """Return the decorator that registers a function, or if ``name`` is one, what that returns."""
+        chosen = task_options(options)
+        if callable(name):
+            return self._bound(name, task_name(name, None), chosen)
+        return lambda function: self._bound(function, task_name(function, name), chosen)
+
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """The schedules of periodic functions that are registered."""
+        return tuple(self._schedules)
+
+    def periodic(
+        self,
+        expression: str,
+        name: str | None = None,
+        *,
+        time_zone: str = "UTC",
+        jitter_s: float = 0.0,
+        overlap: bool = True,
+        **options: Unpack[GivenTaskOptions],
+    ) -> DecoratorT:
+        """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
+
+        The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
+        ``jitter_s`` seconds after its tick, so that the tasks of many schedules do not come together; see
+        ``Schedule``. Without ``overlap`` a tick is left out while the task of
+        an earlier one is open, waiting or running; it may still come within a minute once that is closed. It
+        is short for ``unique_for_s=0`` (SK-23).
+
+        All its arguments but the claim must have defaults. Each tick makes one task, for any number of
+        workers; one that no worker saw within a minute is left out. The first tick of a new schedule is the
+        next one that is due.
+
+        Raises:
+            InvalidTask: the expression or the time zone is invalid, or an option is unknown, of a wrong type
+                or out of range.
+            InvalidHandlers: as ``task``.
+        """
+        require_expression(expression)
+        register = self._registering(name, periodic_options(options, overlap=overlap))
+
+        def scheduled(function: Callable[..., Any]) -> Any:
+            schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
+            require_defaults(function, schedule.name)
+            registered = register(function)
+            self._schedules.append(schedule)
+            return registered
+
+        return cast("DecoratorT", scheduled)
+
+
+class Producer(TaskRegistry[TaskDecorator], OpenQueue):
     """Operations that enqueue tasks and wait for them: functions and their schedules."""
 
     @overload
@@ -226,59 +291,10 @@ class Producer(OpenQueue):
             InvalidHandlers: the function can't be called with stored arguments, or the name is taken.
             InvalidTask: an option is unknown or out of range.
         """
-        if callable(name):
-            return self.task()(name)
-        chosen = task_options(options)
+        return self._registering(name, options)
 
-        def register(function: Callable[..., Any]) -> TaskFunction[..., Any]:
-            body = TaskBody(function, task_name(function, name), chosen)
-            return TaskFunction(self, register_body(self.functions, body))
-
-        return register
-
-    @property
-    def schedules(self) -> Sequence[Schedule]:
-        """The schedules of periodic functions that are registered."""
-        return tuple(self._schedules)
-
-    def periodic(
-        self,
-        expression: str,
-        name: str | None = None,
-        *,
-        time_zone: str = "UTC",
-        jitter_s: float = 0.0,
-        overlap: bool = True,
-        **options: Unpack[GivenTaskOptions],
-    ) -> TaskDecorator:
-        """Register a function whose tasks come by a cron expression while a worker runs (SK-15).
-
-        The expression is by the clocks of ``time_zone``, such as ``Europe/Rome``. Each task is due up to
-        ``jitter_s`` seconds after its tick, so that the tasks of many schedules do not come together; see
-        ``Schedule``. Without ``overlap`` a tick is left out while the task of
-        an earlier one is open, waiting or running; it may still come within a minute once that is closed. It
-        is short for ``unique_for_s=0`` (SK-23).
-
-        All its arguments but the claim must have defaults. Each tick makes one task, for any number of
-        workers; one that no worker saw within a minute is left out. The first tick of a new schedule is the
-        next one that is due.
-
-        Raises:
-            InvalidTask: the expression or the time zone is invalid, or an option is unknown, of a wrong type
-                or out of range.
-            InvalidHandlers: as ``task``.
-        """
-        require_expression(expression)
-        register = self.task(name, **periodic_options(options, overlap=overlap))
-
-        def scheduled(function: Callable[..., Any]) -> TaskFunction[..., Any]:
-            schedule = Schedule(self.name, task_name(function, name), expression, time_zone, jitter_s)
-            require_defaults(function, schedule.name)
-            registered = register(function)
-            self._schedules.append(schedule)
-            return registered
-
-        return cast("TaskDecorator", scheduled)
+    def _bound(self, function: Callable[..., Any], name: str, options: TaskOptions) -> TaskFunction[..., Any]:
+        return TaskFunction(self, register_body(self.functions, TaskBody(function, name, options)))
 
     def adopt(self, functions: dict[str, TaskBody], schedules: list[Schedule]) -> None:
         """Work with functions and schedules that are registered elsewhere, also later, instead of its own."""
