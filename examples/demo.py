@@ -39,7 +39,7 @@ from rebalanser.testing.kafka_server import KafkaCluster
 from rebalanser.testing.pausing import can_be_written
 from rebalanser.testing.servers import ServerFailed, ServerMissing
 from rebalanser.testing.waiting import PATIENCE_S
-from rebalanser.testing.witness import Verdict, Witness
+from rebalanser.testing.witness import Witness, WitnessVerdict
 
 HERE = Path(__file__).resolve().parent
 LEASE_TTL_S = 3.0
@@ -361,7 +361,7 @@ def joined_at(history: Path) -> dict[str, float]:
     return {r.node: r.monotonic_time for r in reversed(list(records)) if r.kind == rebalanser.FactKind.JOINED}
 
 
-def problems(demo: Demo, found: Comparison, verdict: Verdict) -> Iterator[str]:
+def problems(demo: Demo, found: Comparison, verdict: WitnessVerdict) -> Iterator[str]:
     """Everything that is not as promised."""
     if found.accepted_twice:
         yield f"{found.accepted_twice:,} lines were accepted twice"

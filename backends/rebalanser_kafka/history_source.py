@@ -12,7 +12,7 @@ from typing import Final
 import tenacity
 
 from rebalanser.errors import RegistryRefused, RegistryUnavailable
-from rebalanser.history import Record, Unreadable, read_line
+from rebalanser.history import Record, UnreadableLine, read_line
 from rebalanser_kafka.connection import Connection, reach
 from rebalanser_kafka.history import connection_of
 from rebalanser_kafka.log import LogReader
@@ -81,10 +81,10 @@ class TopicSource:
         """Return the number of records read, and the number at the start of the read."""
         return sum(self._positions.values()), sum(self._ends.values())
 
-    def read(self, *, growing: bool) -> Iterator[Record | Unreadable]:
+    def read(self, *, growing: bool) -> Iterator[Record | UnreadableLine]:
         """Yield all records since the last call, in the order of their wall time.
 
-        The ``file`` of an ``Unreadable`` is ``TOPIC/PARTITION``, its ``line`` the offset. A topic
+        The ``file`` of an ``UnreadableLine`` is ``TOPIC/PARTITION``, its ``line`` the offset. A topic
         always grows, so ``growing`` changes nothing.
 
         Raises:
@@ -101,7 +101,7 @@ class TopicSource:
         for reader in self._readers:
             reader.close()
 
-    def _stream(self, partition: int) -> Iterator[tuple[float, Record | Unreadable]]:
+    def _stream(self, partition: int) -> Iterator[tuple[float, Record | UnreadableLine]]:
         latest = 0.0
         place = Path(self._topic, str(partition))
         for found in self._new(partition):

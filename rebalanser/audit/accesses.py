@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.caching import observed, once
 from rebalanser.audit.tables import ACCESSES, EndedBy
-from rebalanser.history import Protocol, Step
+from rebalanser.history import HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
 
 _ACCESS: Final = ("protocol", "group", "resource", "process", "node", "token")
 _INCARNATION: Final = ("protocol", "group", "process", "node")
-_OPENING: Final = (Step.BARRIER_ADDED, Step.START_ENTERED, Step.START_RETURNED)
-_CLOSING: Final = (Step.STOP_ENTERED, Step.STOP_RETURNED, Step.STOP_FAILED, Step.BARRIER_REMOVED)
+_OPENING: Final = (HistoryStep.BARRIER_ADDED, HistoryStep.START_ENTERED, HistoryStep.START_RETURNED)
+_CLOSING: Final = (
+    HistoryStep.STOP_ENTERED,
+    HistoryStep.STOP_RETURNED,
+    HistoryStep.STOP_FAILED,
+    HistoryStep.BARRIER_REMOVED,
+)
 _LAST_START: Final = "last_start_sequence"
 _FIRST_STOP: Final = "first_stop_sequence"
 _TURN: Final = "turn"
@@ -35,7 +40,7 @@ _WHOLE: Final = "whole"
 _OF_THE_BARRIER: Final = (
     *(
         f"{step}_{part}"
-        for step in (Step.BARRIER_ADDED, Step.BARRIER_REMOVED)
+        for step in (HistoryStep.BARRIER_ADDED, HistoryStep.BARRIER_REMOVED)
         for part in ("sequence", "wall", "monotonic")
     ),
     "removal_sent_monotonic",
@@ -122,10 +127,10 @@ def _with_turn(steps: DataFrame) -> DataFrame:
     access = Window.partitionBy(*_ACCESS).orderBy("sequence")
     before = access.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
-    edge = F.when(step.isin(Step.START_ENTERED, Step.STOP_RETURNED), step)
-    was_stopped = F.last(edge, ignorenulls=True).over(before) == Step.STOP_RETURNED
-    was_started = F.max(step == Step.START_ENTERED).over(before)
-    again = F.coalesce((step == Step.START_ENTERED) & was_stopped & was_started, F.lit(False))
+    edge = F.when(step.isin(HistoryStep.START_ENTERED, HistoryStep.STOP_RETURNED), step)
+    was_stopped = F.last(edge, ignorenulls=True).over(before) == HistoryStep.STOP_RETURNED
+    was_started = F.max(step == HistoryStep.START_ENTERED).over(before)
+    again = F.coalesce((step == HistoryStep.START_ENTERED) & was_stopped & was_started, F.lit(False))
     return steps.withColumn(_TURN, again.cast("long")).withColumn(
         _TURN, F.sum(_TURN).over(access.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     )
@@ -133,7 +138,10 @@ def _with_turn(steps: DataFrame) -> DataFrame:
 
 @once
 def _aggregates() -> list[Column]:
-    entered, removed = F.col("step") == Step.START_ENTERED, F.col("step") == Step.BARRIER_REMOVED
+    entered, removed = (
+        F.col("step") == HistoryStep.START_ENTERED,
+        F.col("step") == HistoryStep.BARRIER_REMOVED,
+    )
     return [
         *(part for step in _OPENING for part in _step(step, first=True)),
         *(part for step in _CLOSING for part in _step(step, first=False)),
@@ -148,11 +156,11 @@ def _aggregates() -> list[Column]:
 
 
 def _first_stop() -> Column:
-    stopped = F.col("step") == Step.STOP_RETURNED
+    stopped = F.col("step") == HistoryStep.STOP_RETURNED
     return F.min(F.when(stopped, F.col("sequence"))).alias(_FIRST_STOP)
 
 
-def _step(step: Step, *, first: bool) -> list[Column]:
+def _step(step: HistoryStep, *, first: bool) -> list[Column]:
     """Number and times of a step, at its first or last occurrence, on both clocks.
 
     The monotonic clock of a process never goes back, so its extremes belong to those of the numbers.

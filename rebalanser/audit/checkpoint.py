@@ -71,7 +71,7 @@ class Totals(BaseModel):
         return self.certain + self.fenced + self.possible
 
 
-class State(BaseModel):
+class StreamState(BaseModel):
     """State that one micro-batch leaves to the next, beside records. Times are seconds since 1970."""
 
     model_config = ConfigDict(frozen=True)
@@ -131,12 +131,12 @@ class Checkpoint:
         """True if the state of that name is complete."""
         return (self._states / name / _WHOLE).exists()
 
-    def load(self, spark: SparkSession, *, below: int) -> tuple[State, DataFrame]:
+    def load(self, spark: SparkSession, *, below: int) -> tuple[StreamState, DataFrame]:
         """The newest state of a micro-batch before number ``below``; an empty one if there is none."""
         found = [path for number, _, path in sorted(self._whole()) if number < below]
         if not found:
-            return State(), spark.createDataFrame([], CARRIED)
-        state = State.model_validate_json((found[-1] / _ABOUT).read_text())
+            return StreamState(), spark.createDataFrame([], CARRIED)
+        state = StreamState.model_validate_json((found[-1] / _ABOUT).read_text())
         return state, spark.read.schema(CARRIED).parquet(str(found[-1] / "records"))
 
     def carry(self, name: str, records: DataFrame) -> None:
@@ -145,7 +145,7 @@ class Checkpoint:
         shutil.rmtree(path, ignore_errors=True)
         records.select(*CARRIED.names).write.parquet(str(path / "records"))
 
-    def save(self, name: str, state: State) -> None:
+    def save(self, name: str, state: StreamState) -> None:
         """Write the rest of a state whose records are written; it counts once this returns."""
         path = self._states / name
         (path / _ABOUT).write_text(state.model_dump_json())
@@ -163,7 +163,7 @@ class Checkpoint:
         needed = {
             folder
             for _, _, path in self._whole()
-            for folders in State.model_validate_json((path / _ABOUT).read_text()).told.values()
+            for folders in StreamState.model_validate_json((path / _ABOUT).read_text()).told.values()
             for folder in folders
         }
         for path in (self.folder / _KNOWN).glob("*"):

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.owner_pairs import contradicts_cause, has_barriers
 from rebalanser.audit.tables import CLOCKS
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -94,18 +94,18 @@ def _allocations(records: DataFrame) -> DataFrame:
     is recorded, the time of publishing is used.
     """
     host = F.coalesce("host", "process").alias("host")
-    leading = records.where(F.col("step").isin(Step.GROUP_READ, Step.PUBLISHED)).select(
+    leading = records.where(F.col("step").isin(HistoryStep.GROUP_READ, HistoryStep.PUBLISHED)).select(
         *_LEADING, "sequence", "step", "wall_time", host, _published_version().alias("made")
     )
     before = Window.partitionBy(*_LEADING).orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
-    read = F.when(F.col("step") == Step.GROUP_READ, F.col("wall_time"))
+    read = F.when(F.col("step") == HistoryStep.GROUP_READ, F.col("wall_time"))
     published = (
         leading.withColumn("read", F.last(read, ignorenulls=True).over(before))
-        .where(F.col("step") == Step.PUBLISHED)
+        .where(F.col("step") == HistoryStep.PUBLISHED)
         .groupBy("protocol", "group", "made", F.col("host").alias("behind_host"))
         .agg(F.min(F.coalesce("read", "wall_time")).alias("cause_wall"))
     )
-    adopted = records.where(F.col("step") == Step.ADOPTED).select(
+    adopted = records.where(F.col("step") == HistoryStep.ADOPTED).select(
         "protocol", "group", F.col("version").alias("made"), host, F.col("wall_time").alias("seen_wall")
     )
     return adopted.join(published, ["protocol", "group", "made"]).select(

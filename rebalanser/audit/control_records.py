@@ -12,14 +12,20 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.caching import observed
 from rebalanser.audit.sequences import has_duplicates, processes_of
-from rebalanser.history import GAP, Protocol, Step
+from rebalanser.history import GAP, HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from rebalanser.audit.caching import Keep
 
-STEPS: Final = (Step.GROUP_READ, Step.PUBLISHED, Step.COMPLETED, Step.ELECTED, Step.ADOPTED)
+STEPS: Final = (
+    HistoryStep.GROUP_READ,
+    HistoryStep.PUBLISHED,
+    HistoryStep.COMPLETED,
+    HistoryStep.ELECTED,
+    HistoryStep.ADOPTED,
+)
 """Steps that a process takes a few times in a rebalance, at any number of resources."""
 
 
@@ -46,8 +52,8 @@ def looked_at(
         keep,
         "looking for leaders",
         control_records(records),
-        elections=F.count_if(F.col("step") == Step.ELECTED),
-        allocations=F.count_if(F.col("step") == Step.ADOPTED),
+        elections=F.count_if(F.col("step") == HistoryStep.ELECTED),
+        allocations=F.count_if(F.col("step") == HistoryStep.ADOPTED),
     )
     there = {name: found > 0 for name, found in (of_steps | of_processes).items()}
     return processes, controls, there | {"twice": has_duplicates(counted)}

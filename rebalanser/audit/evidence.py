@@ -20,7 +20,7 @@ from rebalanser.audit.ingest import parse, parse_lines
 from rebalanser.audit.sequences import NUMBERED, content
 from rebalanser.audit.sources import escaped, spark_path
 from rebalanser.audit.tables import FINDINGS, WITNESS, Certainty, FindingKind
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 MAX_FILES: Final = 1000
 """Maximum number of files in which lines are looked up; evidence in further ones has only its file."""
@@ -210,7 +210,7 @@ def _may_doubt(witness: Column) -> Column:
     """True if a gap of this witness's process can change the verdict."""
     kind = F.col("kind")
     of_former_owner = witness["process"] == F.col("evidence")[0]["process"]
-    has_ended = F.exists("evidence", lambda other: other["kind"] == str(Step.STOP_RETURNED))
+    has_ended = F.exists("evidence", lambda other: other["kind"] == str(HistoryStep.STOP_RETURNED))
     return kind.isin(str(FindingKind.START_WITHOUT_BARRIER), *map(str, _BETWEEN)) | (
         (kind == str(FindingKind.OVERLAP)) & of_former_owner & ~has_ended
     )

@@ -30,7 +30,7 @@ from pyspark.sql.types import AtomicType, StringType, StructField, StructType
 from rebalanser.audit.caching import computed, count, observed, once
 from rebalanser.audit.schema import RECORD, RECORDS, step_of
 from rebalanser.audit.session import KAFKA_PACKAGE, KafkaConnectorMissing
-from rebalanser.audit.sources import LINES, ROWS, InvalidTopic, NoHistory, Places, Topic, places
+from rebalanser.audit.sources import LINES, ROWS, InvalidTopic, KafkaTopic, NoHistory, Places, places
 from rebalanser.audit.tables import QUARANTINE, SOURCE_COLUMNS
 from rebalanser.errors import FixConfiguration
 from rebalanser.history import KINDS, SCHEMA_VERSION, Record, UnreadableReason
@@ -200,7 +200,7 @@ def _raw_rows(reader: DataFrameReader, paths: Iterable[str]) -> DataFrame:
     return rows.select(*columns, raw, *where)
 
 
-def _raw_messages(spark: SparkSession, topic: Topic) -> DataFrame:
+def _raw_messages(spark: SparkSession, topic: KafkaTopic) -> DataFrame:
     """All messages that a topic has now, read by as many tasks as there are cores."""
     topic.check()
     reader = spark.read.format("kafka").options(
@@ -217,7 +217,7 @@ def _raw_messages(spark: SparkSession, topic: Topic) -> DataFrame:
     return parse_messages(messages)
 
 
-def kafka_options(topic: Topic) -> dict[str, str]:
+def kafka_options(topic: KafkaTopic) -> dict[str, str]:
     """Options of Spark's connector for a topic, in batch and as a stream.
 
     Messages that the topic's retention deletes before they are read show as a gap of their process, so their
@@ -244,7 +244,7 @@ def parse_messages(messages: DataFrame) -> DataFrame:
     )
 
 
-def _topic_error(topic: Topic, error: Exception) -> FixConfiguration:
+def _topic_error(topic: KafkaTopic, error: Exception) -> FixConfiguration:
     told = str(error)
     if "UnknownTopicOrPartition" in told:
         return InvalidTopic(f"{topic.servers} has no topic {topic.name!r}")

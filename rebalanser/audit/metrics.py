@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 
 from rebalanser.audit.running_max import bucketed, running_max
 from rebalanser.audit.tables import BALANCE, HANDLERS, LEADERS, REBALANCES, UNAVAILABILITY
-from rebalanser.history import Protocol, Step
+from rebalanser.history import HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,12 +87,12 @@ def rebalances(records: DataFrame, controls: DataFrame | None = None) -> DataFra
     """
     of_leaders = _of_leaders(records if controls is None else controls)
     published = (
-        of_leaders.where(f.col("step") == Step.PUBLISHED)
+        of_leaders.where(f.col("step") == HistoryStep.PUBLISHED)
         .groupBy(*_VERSION)
         .agg(f.max_by("leads", f.struct("term", "wall_time")).alias("published"))
     )
     completed = (
-        of_leaders.where(f.col("step") == Step.COMPLETED)
+        of_leaders.where(f.col("step") == HistoryStep.COMPLETED)
         .groupBy(*_VERSION)
         .agg(f.min_by("leads", f.struct("wall_time", "term")).alias("completed"))
     )
@@ -122,7 +122,7 @@ def rebalances(records: DataFrame, controls: DataFrame | None = None) -> DataFra
 def _of_leaders(records: DataFrame) -> DataFrame:
     """Leaders' readings, publications and completions: few records, each with the last reading before it."""
     before = Window.partitionBy(*_GROUP, "process", "incarnation").orderBy("sequence")
-    read = f.when(f.col("step") == Step.GROUP_READ, f.col("monotonic_time"))
+    read = f.when(f.col("step") == HistoryStep.GROUP_READ, f.col("monotonic_time"))
     told = f.coalesce(f.col("detail")["published_version"], f.col("detail")["completed_version"])
     version = f.coalesce(f.col("value"), told.try_cast("double"))
     counts = (
@@ -130,10 +130,12 @@ def _of_leaders(records: DataFrame) -> DataFrame:
         for name in ("moves", "least_moves", "nodes", "resources")
     )
     return (
-        records.where(f.col("step").isin(Step.GROUP_READ, Step.PUBLISHED, Step.COMPLETED))
+        records.where(
+            f.col("step").isin(HistoryStep.GROUP_READ, HistoryStep.PUBLISHED, HistoryStep.COMPLETED)
+        )
         .dropDuplicates(["process", "sequence"])
         .withColumn("read_monotonic", f.last(read, ignorenulls=True).over(before))
-        .where(f.col("step") != Step.GROUP_READ)
+        .where(f.col("step") != HistoryStep.GROUP_READ)
         .select(
             *_GROUP,
             version.cast("long").alias("version"),
@@ -174,19 +176,19 @@ def phases(records: DataFrame) -> DataFrame:
     returned. A phase that did not take place is null.
     """
 
-    def at(extreme: Callable[[Column], Column], step: Step) -> Column:
+    def at(extreme: Callable[[Column], Column], step: HistoryStep) -> Column:
         return extreme(f.when(f.col("step") == step, f.col("monotonic_time")))
 
     firsts = {
-        "adopted": Step.ADOPTED,
-        "acknowledged": Step.ACKNOWLEDGED,
-        "stopping": Step.STOP_ENTERED,
-        "stopped": Step.STOP_RETURNED,
-        "removed": Step.BARRIER_REMOVED,
-        "starting": Step.START_ENTERED,
-        "started": Step.START_RETURNED,
+        "adopted": HistoryStep.ADOPTED,
+        "acknowledged": HistoryStep.ACKNOWLEDGED,
+        "stopping": HistoryStep.STOP_ENTERED,
+        "stopped": HistoryStep.STOP_RETURNED,
+        "removed": HistoryStep.BARRIER_REMOVED,
+        "starting": HistoryStep.START_ENTERED,
+        "started": HistoryStep.START_RETURNED,
     }
-    lasts = {"added_last": Step.BARRIER_ADDED, "started_last": Step.START_RETURNED}
+    lasts = {"added_last": HistoryStep.BARRIER_ADDED, "started_last": HistoryStep.START_RETURNED}
     steps = (
         records.where(f.col("step").isin(*firsts.values(), *lasts.values()) & (f.col("version") > 0))
         .groupBy(*_VERSION, "process", "incarnation")
@@ -366,7 +368,7 @@ def leaders(records: DataFrame, processes: DataFrame) -> DataFrame:
     term are two leaders, which the invariants judge.
     """
     elected = (
-        records.where(f.col("step") == Step.ELECTED)
+        records.where(f.col("step") == HistoryStep.ELECTED)
         .groupBy(*_NODE, "term")
         .agg(f.min("wall_time").alias("from_wall"), f.min("label").alias("label"))
     )

@@ -13,13 +13,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.caching import computed, count, limits, observed
-from rebalanser.audit.checkpoint import CARRIED, SETTLED, TIP, State
+from rebalanser.audit.checkpoint import CARRIED, SETTLED, TIP, StreamState
 from rebalanser.audit.ingest import MAX_RAW, is_current, parse, with_step
 from rebalanser.audit.schema import RECORDS
 from rebalanser.audit.sequences import NUMBERED, bit, processes_of, tallies
 from rebalanser.audit.stream_state import carried
 from rebalanser.audit.tables import PROCESSES, EndedBy
-from rebalanser.history import GAP, Protocol, Step
+from rebalanser.history import GAP, HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ class Placed:
     def ended(self, accesses: DataFrame) -> DataFrame:
         """The accesses that ended with a record that is due."""
         over = accesses.where(F.col("ended_by") == EndedBy.STOP)
-        due = (F.col(_STANDING) == _DUE) & (F.col("step") == Step.STOP_RETURNED)
+        due = (F.col(_STANDING) == _DUE) & (F.col("step") == HistoryStep.STOP_RETURNED)
         stops = self.everything.where(due).select(
             "process", F.col("sequence").alias("stop_returned_sequence")
         )
@@ -132,7 +132,7 @@ def read_once(raw: DataFrame, ahead: float) -> Came:
 
 
 def place(
-    came: DataFrame | None, carried_over: DataFrame, before: State, reached: State, ahead: float
+    came: DataFrame | None, carried_over: DataFrame, before: StreamState, reached: StreamState, ahead: float
 ) -> Placed:
     """Classify each record, between the watermarks of both states; without ``came`` none waits."""
     spark = carried_over.sparkSession
@@ -168,8 +168,8 @@ def _asked() -> dict[str, Column]:
     return {
         "late": F.count_if(F.col(_STANDING) == _OVERTAKEN),
         "gaps": F.count_if(is_new & (F.col("kind") == GAP)),
-        "allocations": F.count_if(is_new & F.col("step").isin(Step.PUBLISHED, Step.ADOPTED)),
-        "elections": F.count_if(is_new & (F.col("step") == Step.ELECTED)),
+        "allocations": F.count_if(is_new & F.col("step").isin(HistoryStep.PUBLISHED, HistoryStep.ADOPTED)),
+        "elections": F.count_if(is_new & (F.col("step") == HistoryStep.ELECTED)),
         "tasks": F.count_if(
             F.col(_STANDING).isin(_SETTLED, _DUE) & (F.col("protocol") == str(Protocol.SKULD))
         ),

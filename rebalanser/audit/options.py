@@ -40,7 +40,7 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReportLimits:
     """Upper bounds of the report; all beyond them is counted and reported. No more than this leaves Spark."""
 
     findings: int = 200

@@ -42,7 +42,7 @@ class KafkaUnreachable(RetryLater):
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class KafkaTopic:
     """A Kafka topic for Spark's connector. Safe to print: the account is not shown."""
 
     name: str
@@ -52,7 +52,7 @@ class Topic:
     """The connector's settings, the password included."""
 
     @classmethod
-    def from_url(cls, url: str) -> Topic:
+    def from_url(cls, url: str) -> KafkaTopic:
         """Parse ``kafka://[USER:PASSWORD@]HOST:PORT,…/TOPIC[?OPTION=VALUE&…]``.
 
         User and password come from the URL, else from ``REBALANSER_KAFKA_USER`` and
@@ -107,7 +107,7 @@ class Places:
     line_folders: tuple[str, ...] = ()
     row_files: tuple[str, ...] = ()
     row_folders: tuple[str, ...] = ()
-    topics: tuple[Topic, ...] = ()
+    topics: tuple[KafkaTopic, ...] = ()
 
 
 def places(sources: Iterable[str | os.PathLike[str]]) -> Places:
@@ -141,7 +141,7 @@ def _distinct(paths: Iterable[str]) -> tuple[str, ...]:
 def _places_of(source: str) -> Iterator[Places]:
     scheme = _SCHEME.match(source)
     if scheme and scheme[1].lower() == "kafka":
-        yield Places(topics=(Topic.from_url(source),))
+        yield Places(topics=(KafkaTopic.from_url(source),))
     elif scheme and scheme[1].lower() != "file":
         yield _elsewhere(source)
     else:

@@ -20,7 +20,7 @@ from rebalanser.audit.checkpoint import TIP
 from rebalanser.audit.owner_pairs import SERIES
 from rebalanser.audit.sequences import NUMBERED
 from rebalanser.audit.tables import EndedBy
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -93,9 +93,9 @@ def _since(ago_s: float) -> Column:
 def _is_kept() -> Column:
     """True for elections, and for records by which clocks are compared."""
     step = F.col("step")
-    elections = (step == Step.ELECTED) & _since(KEEP_TERMS_S)
-    published = step.isin(Step.GROUP_READ, Step.PUBLISHED) & _since(KEEP_PUBLISHED_S)
-    adopted = (step == Step.ADOPTED) & _since(KEEP_ADOPTED_S)
+    elections = (step == HistoryStep.ELECTED) & _since(KEEP_TERMS_S)
+    published = step.isin(HistoryStep.GROUP_READ, HistoryStep.PUBLISHED) & _since(KEEP_PUBLISHED_S)
+    adopted = (step == HistoryStep.ADOPTED) & _since(KEEP_ADOPTED_S)
     return elections | published | adopted
 
 

@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 
 from rebalanser.audit.accesses import put_together
 from rebalanser.audit.caching import computed, count, observed
-from rebalanser.audit.checkpoint import TIP, Checkpoint, State, Totals, UnusableCheckpoint, claim_output
+from rebalanser.audit.checkpoint import TIP, Checkpoint, StreamState, Totals, UnusableCheckpoint, claim_output
 from rebalanser.audit.evaluation import Presence, evaluate, of_accesses
 from rebalanser.audit.evidence import with_evidence
 from rebalanser.audit.ingest import kafka_options, parse_lines, parse_messages, read
@@ -49,7 +49,7 @@ from rebalanser.audit.micro_batch import LATE, Came, Placed, counted_on, place, 
 from rebalanser.audit.options import Options
 from rebalanser.audit.schema import RECORDS
 from rebalanser.audit.sequences import ROTATED, gaps
-from rebalanser.audit.sources import NoHistory, Topic
+from rebalanser.audit.sources import KafkaTopic, NoHistory
 from rebalanser.audit.tables import ACCESSES, CLOCKS, FINDINGS, GAPS, QUARANTINE, Certainty
 from rebalanser.audit.tailing import NAME, HistoryFiles, oldest_unread, planned
 
@@ -119,7 +119,7 @@ class Stream:
         self._paths, self._topics = followed(sources)
         self._out = out
         self._checkpoint = Checkpoint(
-            checkpoint, [*self._paths, *(str(Topic.from_url(url)) for url in self._topics)]
+            checkpoint, [*self._paths, *(str(KafkaTopic.from_url(url)) for url in self._topics)]
         )
         claim_output(out, self._checkpoint)
         # A micro-batch is of bounded size, so that no query for crowded series is needed.
@@ -208,7 +208,7 @@ class Stream:
         frames = [self._files()] if self._paths else []
         for url in self._topics:
             read(self._spark, [url])  # which says in one line what is wrong with the address or the topic
-            topic = Topic.from_url(url)
+            topic = KafkaTopic.from_url(url)
             stream = self._spark.readStream.format("kafka").options(
                 **kafka_options(topic), startingOffsets="earliest"
             )
@@ -267,7 +267,9 @@ class Stream:
         )
         self._on_batch(Told(name, came, state.totals, state.watermark, time.monotonic() - began))
 
-    def _step(self, name: str, raw: DataFrame | None, before: State, carried_over: DataFrame) -> State:
+    def _step(
+        self, name: str, raw: DataFrame | None, before: StreamState, carried_over: DataFrame
+    ) -> StreamState:
         ahead = time.time() + self._options.clock_error_s
         came = Came() if raw is None else read_once(raw, ahead)
         limit = None if raw is None else oldest_unread(self._checkpoint.spark, int(name), self._paths)
@@ -317,7 +319,9 @@ class Stream:
             self._clocks(name, evaluation.clocks, proven, told)
         return counts
 
-    def _reached(self, before: State, newest: float | None, limit: float | None, delay_s: float) -> State:
+    def _reached(
+        self, before: StreamState, newest: float | None, limit: float | None, delay_s: float
+    ) -> StreamState:
         """The state with its clocks set by the newest record; some records from ``limit`` on are unread."""
         seen = max((wall for wall in (before.newest, newest) if wall is not None), default=None)
         if seen is None:
@@ -443,7 +447,7 @@ def followed(sources: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     topics = sorted(source for source in sources if source.startswith("kafka:"))
     for topic in topics:
-        Topic.from_url(topic)
+        KafkaTopic.from_url(topic)
     paths = [Path(source) for source in sources if not source.startswith("kafka:")]
     for path in paths:
         if "://" in str(path) or not path.exists():
@@ -468,7 +472,7 @@ def claimed(sources: Sequence[str], out: Path, checkpoint: Path) -> Checkpoint:
         InvalidTopic: the URL of a topic can't be used.
     """
     paths, topics = followed(sources)
-    mine = Checkpoint(checkpoint, [*paths, *(str(Topic.from_url(url)) for url in topics)])
+    mine = Checkpoint(checkpoint, [*paths, *(str(KafkaTopic.from_url(url)) for url in topics)])
     claim_output(out, mine)
     return mine
 

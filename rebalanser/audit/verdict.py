@@ -59,11 +59,11 @@ class Conclusion(StrEnum):
     """A rule was certainly broken."""
 
 
-class _Document(BaseModel):
+class _VerdictModel(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Count(_Document):
+class Count(_VerdictModel):
     """Number of findings of one kind."""
 
     kind: str
@@ -81,7 +81,7 @@ class Count(_Document):
         return f"{self.kind} ({self.rule}): {', '.join(parts)}: {MEANINGS.get(self.kind, self.kind)}"
 
 
-class Found(_Document):
+class Found(_VerdictModel):
     """One finding, in short; the table of findings has its parties and its evidence."""
 
     id: str
@@ -100,7 +100,7 @@ class Found(_Document):
     gap: str | None
 
 
-class Missing(_Document):
+class Missing(_VerdictModel):
     """Records of one process that are missing between two times, seconds since 1970."""
 
     group: str | None
@@ -112,7 +112,7 @@ class Missing(_Document):
     before_wall: float | None
 
 
-class Unread(_Document):
+class Unread(_VerdictModel):
     """Lines that could not be read, for one reason."""
 
     reason: str
@@ -122,7 +122,7 @@ class Unread(_Document):
     first_detail: str | None
 
 
-class ClockBehind(_Document):
+class ClockBehind(_VerdictModel):
     """A host whose clock is proven to be behind that of another."""
 
     group: str | None
@@ -132,7 +132,7 @@ class ClockBehind(_Document):
     seen_wall: float | None
 
 
-class Verdict(_Document):
+class Verdict(_VerdictModel):
     """Conclusion of the audit. Times are seconds, wall times since 1970."""
 
     conclusion: Conclusion

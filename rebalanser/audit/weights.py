@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from rebalanser.audit.tables import LOADS
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,7 +37,9 @@ def loads(records: DataFrame, options: Options) -> DataFrame:
     below zero is ignored.
     """
     samples = (
-        records.where((f.col("step") == Step.LOAD) & (f.col("value") >= 0) & f.col("resource").isNotNull())
+        records.where(
+            (f.col("step") == HistoryStep.LOAD) & (f.col("value") >= 0) & f.col("resource").isNotNull()
+        )
         .groupBy(*_RESOURCE, "process", "sequence")
         .agg(f.max("value").alias("value"), f.max("wall_time").alias("wall_time"))
     )

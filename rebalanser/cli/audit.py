@@ -207,10 +207,10 @@ def _follow(
     memory: str | None,
 ) -> Totals:
     """Follow the sources until a signal. Return the counts since the checkpoint began."""
-    from rebalanser.audit.sources import Topic  # noqa: PLC0415 - what needs Spark is loaded when it is asked for
+    from rebalanser.audit.sources import KafkaTopic  # noqa: PLC0415 - what needs Spark is loaded when it is asked for
     from rebalanser.audit.streaming import DELAY_S, Stream, claimed, followed  # noqa: PLC0415
 
-    topics = [Topic.from_url(url) for url in followed(sources)[1]]
+    topics = [KafkaTopic.from_url(url) for url in followed(sources)[1]]
     for topic in topics:
         topic.check()
     claimed(sources, out, checkpoint)

@@ -61,7 +61,7 @@ OTHER_VARIABLES: Final = frozenset(
 """Variables beside the settings that are read, or set for processes that are started."""
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """Result of one check."""
 
     OK = "ok"
@@ -69,24 +69,24 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
 
-class Finding(BaseModel):
+class CheckResult(BaseModel):
     """One check."""
 
     model_config = ConfigDict(frozen=True)
 
     check: str
-    verdict: Verdict
+    verdict: CheckStatus
     detail: str
 
 
-class Report(BaseModel):
+class CheckReport(BaseModel):
     """All checks; ``ok`` if none failed."""
 
     model_config = ConfigDict(frozen=True)
 
     ok: bool = Field(description="no check failed")
     registry: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
 
 
 def check(
@@ -106,8 +106,8 @@ def check(
         face.refuse_missing_file(group)
     with _existing(face) as there:
         findings = tuple(_findings(there, group))
-    ok = all(finding.verdict is not Verdict.FAILED for finding in findings)
-    report = Report(ok=ok, registry=redact(str(parse_url(face.url))), findings=findings)
+    ok = all(finding.verdict is not CheckStatus.FAILED for finding in findings)
+    report = CheckReport(ok=ok, registry=redact(str(parse_url(face.url))), findings=findings)
     face.answer(report, *(f"{each.verdict.value:7} {each.check}: {each.detail}" for each in findings))
     if not ok:
         raise typer.Exit(1)
@@ -124,7 +124,7 @@ def _existing(face: Face) -> Iterator[Face]:
         yield replace(face, url=f"sqlite:///{folder}/{missing.name}")
 
 
-def _findings(face: Face, group: str | None) -> Iterator[Finding]:
+def _findings(face: Face, group: str | None) -> Iterator[CheckResult]:
     settings = Settings.model_construct()
     yield from _unknown_variables()
     try:
@@ -138,7 +138,9 @@ def _findings(face: Face, group: str | None) -> Iterator[Finding]:
         yield from _findings_there(face, settings, group, lease=True)
 
 
-def _findings_there(face: Face, settings: Settings, group: str | None, *, lease: bool) -> Iterator[Finding]:
+def _findings_there(
+    face: Face, settings: Settings, group: str | None, *, lease: bool
+) -> Iterator[CheckResult]:
     """Yield the checks of the registry; without ``lease`` the settings name no valid one."""
     looking_at = "registry"
     try:
@@ -158,42 +160,44 @@ def _findings_there(face: Face, settings: Settings, group: str | None, *, lease:
         yield _failed(looking_at, error)
 
 
-def _failed(name: str, error: RebalanserError) -> Finding:
-    return Finding(check=name, verdict=Verdict.FAILED, detail=redact(str(error)))
+def _failed(name: str, error: RebalanserError) -> CheckResult:
+    return CheckResult(check=name, verdict=CheckStatus.FAILED, detail=redact(str(error)))
 
 
-def _unknown_variables() -> Iterator[Finding]:
+def _unknown_variables() -> Iterator[CheckResult]:
     """Yield environment variables with our prefix that nothing reads, such as mistyped ones."""
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | OTHER_VARIABLES
     for name in sorted(os.environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             near = "".join(f"; is {each} meant?" for each in get_close_matches(name.upper(), known, 1, 0.9))
             detail = f"{name} is set and nothing reads it{near}"
-            yield Finding(check="environment", verdict=Verdict.WARNING, detail=detail)
+            yield CheckResult(check="environment", verdict=CheckStatus.WARNING, detail=detail)
 
 
-def _timings(settings: Settings) -> Finding:
+def _timings(settings: Settings) -> CheckResult:
     timings = settings.timings
     detail = (
         f"a node out of touch calls OnStop {timings.detect_s:g} s after its last proof of life, access has "
         f"ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends later; "
         f"heartbeats every {timings.heartbeat_interval_s:.3g} s, OnStop has {timings.stop_timeout_s:g} s"
     )
-    return Finding(check="settings", verdict=Verdict.OK, detail=detail)
+    return CheckResult(check="settings", verdict=CheckStatus.OK, detail=detail)
 
 
-def _switch(settings: Settings) -> Finding:
+def _switch(settings: Settings) -> CheckResult:
     reason = DeadMansSwitch.available()
     if reason is None:
         detail = "kernel timers and a clock that counts suspends are available"
-        return Finding(check="dead man's switch", verdict=Verdict.OK, detail=detail)
+        return CheckResult(check="dead man's switch", verdict=CheckStatus.OK, detail=detail)
     needed = settings.on_overrun is OnOverrun.KILL
-    return Finding(
-        check="dead man's switch", verdict=Verdict.FAILED if needed else Verdict.WARNING, detail=reason
+    return CheckResult(
+        check="dead man's switch",
+        verdict=CheckStatus.FAILED if needed else CheckStatus.WARNING,
+        detail=reason,
     )
 
 
-def _latency(backend: Registry | GroupStore, key: str, settings: Settings) -> Finding:
+def _latency(backend: Registry | GroupStore, key: str, settings: Settings) -> CheckResult:
     times = []
     for _ in range(READS):
         began = time.monotonic()
@@ -207,21 +211,23 @@ def _latency(backend: Registry | GroupStore, key: str, settings: Settings) -> Fi
         f"answers in {1000 * statistics.median(times):.1f} ms, {1000 * max(times):.1f} ms at most of "
         f"{READS} reads; registry_timeout_s is {settings.registry_timeout_s:g}"
     )
-    return Finding(check="registry", verdict=Verdict.WARNING if late else Verdict.OK, detail=detail)
+    return CheckResult(
+        check="registry", verdict=CheckStatus.WARNING if late else CheckStatus.OK, detail=detail
+    )
 
 
-def _abilities(can: Capabilities) -> Iterator[Finding]:
+def _abilities(can: Capabilities) -> Iterator[CheckResult]:
     detail = (
         f"{can.max_operations} operations and {can.max_request_bytes:,} bytes a transaction; "
         f"{'shared between hosts' if can.shared_between_hosts else 'for the processes of one host'}; "
         f"{'outlives its processes' if can.survives_process else 'gone with this process'}"
     )
-    yield Finding(check="abilities", verdict=Verdict.OK, detail=detail)
+    yield CheckResult(check="abilities", verdict=CheckStatus.OK, detail=detail)
     yield from map(_weakness, can.unsafe_reasons)
 
 
-def _weakness(reason: str) -> Finding:
-    return Finding(check="server", verdict=Verdict.WARNING, detail=reason)
+def _weakness(reason: str) -> CheckResult:
+    return CheckResult(check="server", verdict=CheckStatus.WARNING, detail=reason)
 
 
 def _shortest_lease_s(backend: Registry | GroupStore, settings: Settings) -> float:
@@ -236,20 +242,22 @@ def _shortest_lease_s(backend: Registry | GroupStore, settings: Settings) -> flo
     return max(granted.ttl_s, shortest_s)
 
 
-def _lease(backend: Registry | GroupStore, settings: Settings) -> Finding:
+def _lease(backend: Registry | GroupStore, settings: Settings) -> CheckResult:
     asked_s = settings.lease_ttl_s
     shortest_s = _shortest_lease_s(backend, settings)
     if shortest_s <= asked_s:
         detail = f"granted for {shortest_s:g} s, as requested"
-        return Finding(check="lease", verdict=Verdict.OK, detail=detail)
+        return CheckResult(check="lease", verdict=CheckStatus.OK, detail=detail)
     detail = (
         f"lease_ttl_s {asked_s:g} is below what the registry allows, {shortest_s:g} s; "
         f"set REBALANSER_LEASE_TTL_S to {shortest_s:g} or more"
     )
-    return Finding(check="lease", verdict=Verdict.FAILED, detail=detail)
+    return CheckResult(check="lease", verdict=CheckStatus.FAILED, detail=detail)
 
 
-def _group(backend: Registry | GroupStore, root: str, group: str, settings: Settings) -> Iterator[Finding]:
+def _group(
+    backend: Registry | GroupStore, root: str, group: str, settings: Settings
+) -> Iterator[CheckResult]:
     """Yield the checks of the group, first the weaknesses of this group alone."""
     now, timeout_s = SystemClock().now, settings.registry_timeout_s
     if isinstance(backend, GroupStore):
@@ -269,12 +277,14 @@ def _group(backend: Registry | GroupStore, root: str, group: str, settings: Sett
             f"left alone: {counted(len(unreadable), 'key')} that can't be read, the first: "
             f"{redact(unreadable[min(unreadable)])}; rebalanser status --json lists all"
         )
-        yield Finding(check="keys", verdict=Verdict.WARNING, detail=detail)
+        yield CheckResult(check="keys", verdict=CheckStatus.WARNING, detail=detail)
     if view.exists:
-        yield Finding(check="group", verdict=Verdict.OK, detail=headline(describe(group, view)))
+        yield CheckResult(check="group", verdict=CheckStatus.OK, detail=headline(describe(group, view)))
     else:
         yield _no_group(group)
 
 
-def _no_group(group: str) -> Finding:
-    return Finding(check="group", verdict=Verdict.WARNING, detail=f"there is no group {group!r} (yet)")
+def _no_group(group: str) -> CheckResult:
+    return CheckResult(
+        check="group", verdict=CheckStatus.WARNING, detail=f"there is no group {group!r} (yet)"
+    )

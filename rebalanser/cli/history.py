@@ -19,7 +19,7 @@ from rebalanser.cli.commands import Commands
 from rebalanser.cli.history_export import Exported, Filter, export_lines, export_parquet, refuse_overwriting
 from rebalanser.cli.history_sources import HistorySource, Item, open_source, read_all
 from rebalanser.cli.history_stats import (
-    Tally,
+    RecordCounter,
     UnreadableStats,
     node_line,
     place_of,
@@ -105,7 +105,7 @@ def tail(
     """
     face = Face.of("", json)
     wanted = Filter(since, None, group, resource, _kind(kind))
-    tally = Tally()
+    tally = RecordCounter()
     with _opened(sources, may_be_empty=follow) as opened:
         records = _wanted(_told(read_all(opened, growing=follow), tally), wanted)
         _show(face, records if last is None else deque(records, maxlen=last))
@@ -121,7 +121,7 @@ def stats(sources: SourcesArgument, json: JsonOption = False) -> None:
     The history is read once. Memory grows with the number of processes, not of records.
     """
     face = Face.of("", json)
-    tally = Tally()
+    tally = RecordCounter()
     with _opened(sources) as opened:
         for item in _with_progress(face, opened):
             tally.add(item)
@@ -168,7 +168,7 @@ def export(
         _tell_unreadable(unreadable)
     else:
         refuse_overwriting(to)
-        tally = Tally()
+        tally = RecordCounter()
         with _opened(sources) as opened:
             records = export_lines(to, _to_export(face, opened, wanted, tally))
         unreadable = tally.unreadable()
@@ -198,7 +198,9 @@ def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> Non
         _show(face, _wanted(_told(read_all(sources, growing=True)), wanted))
 
 
-def _told(items: Iterable[Item], tally: Tally | None = None, limit: int | None = None) -> Iterator[Record]:
+def _told(
+    items: Iterable[Item], tally: RecordCounter | None = None, limit: int | None = None
+) -> Iterator[Record]:
     """Yield the records; report other lines on standard error, at most ``limit`` of them."""
     told = 0
     for item in items:
@@ -226,7 +228,7 @@ def _wanted(records: Iterable[Record], wanted: Filter) -> Iterator[Record]:
 
 
 def _to_export(
-    face: Face, sources: Sequence[HistorySource], wanted: Filter, tally: Tally
+    face: Face, sources: Sequence[HistorySource], wanted: Filter, tally: RecordCounter
 ) -> Iterator[Record]:
     yield from _wanted(_told(_with_progress(face, sources), tally, TOLD_LINES), wanted)
     _require_records(sources, tally)
@@ -250,7 +252,7 @@ def _show(face: Face, records: Iterable[Record]) -> None:
         lines.answer({}, line)
 
 
-def _require_records(sources: Sequence[HistorySource], tally: Tally) -> None:
+def _require_records(sources: Sequence[HistorySource], tally: RecordCounter) -> None:
     """Check that there was a record.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, Protocol, TypeAlias
 
 from rebalanser.cli.output import counted
 from rebalanser.errors import UnusableHistory
-from rebalanser.history import Record, Unreadable, UnreadableReason, read_line
+from rebalanser.history import Record, UnreadableLine, UnreadableReason, read_line
 from rebalanser.history.reader import MAX_LINE_BYTES
 from rebalanser.registry.urls import load_opener
 
@@ -28,7 +28,7 @@ SUFFIX: Final = ".jsonl"
 _CHUNK_BYTES: Final = 16_384
 _KIB: Final = 1024
 
-Item: TypeAlias = Record | Unreadable
+Item: TypeAlias = Record | UnreadableLine
 _Timed: TypeAlias = tuple[float, Item]
 
 
@@ -227,7 +227,7 @@ class HistoryFile:
             self._line += 1
             if too_long:
                 detail = f"over {MAX_LINE_BYTES} bytes"
-                yield Unreadable(self._path, self._line, UnreadableReason.TOO_LONG, detail)
+                yield UnreadableLine(self._path, self._line, UnreadableReason.TOO_LONG, detail)
             else:
                 yield read_line(line, self._path, self._line)
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from rebalanser.cli.arguments import shown_time
 from rebalanser.cli.history_sources import Item
 from rebalanser.cli.output import counted
-from rebalanser.history import GAP, Record, Unreadable
+from rebalanser.history import GAP, Record, UnreadableLine
 from rebalanser.redaction import redact
 
 MAX_RUNS: Final = 1_000
@@ -30,11 +30,11 @@ SHOWN_KINDS: Final = 4
 """Maximum number of kinds that a table names per node; the JSON has all."""
 
 
-class _Document(BaseModel):
+class _StatsModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class NodeStats(_Document):
+class NodeStats(_StatsModel):
     """Counts of one node of one group, over all of its processes. Times are seconds since 1970."""
 
     protocol: str
@@ -56,7 +56,7 @@ class NodeStats(_Document):
     kinds: dict[str, int]
 
 
-class UnreadableStats(_Document):
+class UnreadableStats(_StatsModel):
     """Lines that are not records, for one reason."""
 
     reason: str
@@ -64,7 +64,7 @@ class UnreadableStats(_Document):
     first: str = Field(description="place and error of the first one")
 
 
-class HistoryStats(_Document):
+class HistoryStats(_StatsModel):
     """Counts of a history."""
 
     sources: list[str]
@@ -163,7 +163,7 @@ class _Node:
         self.last_time = max(self.last_time, record.wall_time)
 
 
-class Tally:
+class RecordCounter:
     """Counts records and unreadable lines one by one."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Tally:
 
     def add(self, item: Item) -> None:
         """Count one record or unreadable line."""
-        if isinstance(item, Unreadable):
+        if isinstance(item, UnreadableLine):
             self._unreadable[item.reason] += 1
             self._first_unreadable.setdefault(item.reason, place_of(item))
             return
@@ -205,7 +205,7 @@ class Tally:
         )
 
 
-def place_of(item: Unreadable) -> str:
+def place_of(item: UnreadableLine) -> str:
     """Return the place and the error of an unreadable line, in one line."""
     return f"{item.file}:{item.line}: {item.reason}: {item.detail}"
 

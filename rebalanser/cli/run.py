@@ -13,7 +13,7 @@ import typer
 
 from rebalanser.cli.arguments import read_names
 from rebalanser.cli.options import GroupArgument, RegistryOptions, VerboseOption
-from rebalanser.cli.supervisor import Outputs, Restart, Style, Supervisor, mistyped
+from rebalanser.cli.supervisor import LineForwarder, RestartCondition, Style, Supervisor, mistyped
 from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InvalidSettings
 from rebalanser.group import Group
@@ -44,8 +44,8 @@ def run(
         typer.Option(metavar="NAME", help="Add this resource first; repeatable.", show_default=False),
     ] = None,
     restart: Annotated[
-        Restart, typer.Option(help="When to restart a command that has exited by itself.")
-    ] = Restart.ALWAYS,
+        RestartCondition, typer.Option(help="When to restart a command that has exited by itself.")
+    ] = RestartCondition.ALWAYS,
     lease: Annotated[
         float | None,
         typer.Option(
@@ -98,7 +98,7 @@ def run(
     if resources:
         with face.admin(group) as admin:
             admin.add(resources)
-    outputs = Outputs(_style(prefix, on.json))
+    outputs = LineForwarder(_style(prefix, on.json))
     outputs.tell("joining", group=member.name, node=member.node)
     member.on_fact(IdleHint(group, outputs).hear)
     supervisor = Supervisor(member, settings, command, restart, outputs)
@@ -111,7 +111,7 @@ def run(
 class IdleHint:
     """Reports that this node is to own nothing, and what to do, whenever that begins."""
 
-    def __init__(self, group: str, outputs: Outputs) -> None:
+    def __init__(self, group: str, outputs: LineForwarder) -> None:
         self._group = group
         self._outputs = outputs
         self._in_group: object = None

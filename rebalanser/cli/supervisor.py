@@ -62,7 +62,7 @@ class Style(Enum):
     """Each line is an object, as is each event, on standard output."""
 
 
-class Outputs:
+class LineForwarder:
     """Passes on whole lines, so that those of several subprocesses do not mix. Thread-safe."""
 
     def __init__(self, style: Style) -> None:
@@ -158,7 +158,7 @@ class StopAsked:
 Events: TypeAlias = "queue.SimpleQueue[Outcome | StopAsked]"
 
 
-class Restart(StrEnum):
+class RestartCondition(StrEnum):
     """Condition for restarting a subprocess that has exited by itself."""
 
     ALWAYS = "always"
@@ -167,7 +167,7 @@ class Restart(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FinishedRun:
     """A finished run of a command."""
 
     exited: Exited
@@ -192,8 +192,8 @@ class Supervisor:
         group: Group,
         settings: Settings,
         command: Sequence[str],
-        restart: Restart,
-        outputs: Outputs,
+        restart: RestartCondition,
+        outputs: LineForwarder,
     ) -> None:
         self._group = group
         self._settings = settings
@@ -309,24 +309,26 @@ class Supervisor:
         if state.next_action is not None and not owned.stop_requested.is_set():
             self._tell("restarting", owned, after_s=f"{state.next_action.sleep:g}")
 
-    def _again(self, owned: Owned, run: Run | None) -> bool:
+    def _again(self, owned: Owned, run: FinishedRun | None) -> bool:
         if run is None:
             return False
         failed = run.exited.code != 0
-        wanted = self._restart is Restart.ALWAYS or (self._restart is Restart.ON_FAILURE and failed)
+        wanted = self._restart is RestartCondition.ALWAYS or (
+            self._restart is RestartCondition.ON_FAILURE and failed
+        )
         again = wanted or run.exited.by_shim
         if failed and not again and not owned.stop_requested.is_set():
             self.failed[owned.resource] = run.exited.code
         return again
 
-    def _run_once(self, owned: Owned, events: Events) -> Run | None:
+    def _run_once(self, owned: Owned, events: Events) -> FinishedRun | None:
         """Run the command until it exits or is stopped. Return None if there was no time to start it."""
         processes = self._processes
         if processes is None or owned.stop_requested.is_set():
             return None
         began = self._clock.now()
         if not owned.still_mine():
-            return Run(Exited(None, "access ended", by_shim=True), 0.0)
+            return FinishedRun(Exited(None, "access ended", by_shim=True), 0.0)
         with self._outputs.of(owned.resource) as files:
             number = processes.start(self._job_of(owned), events.put, files)
         patience_s: float | None = None
@@ -349,7 +351,7 @@ class Supervisor:
                     why = exited.error or ("access ended" if exited.by_shim else None)
                     word = "exited" if exited.error is None or exited.by_shim else "not_started"
                     self._tell(word, owned, code=exited.code, reason=why)
-                    return Run(exited, self._clock.now() - began)
+                    return FinishedRun(exited, self._clock.now() - began)
 
     def _tell(self, event: str, owned: Owned, **what: int | str | None) -> None:
         known = {name: value for name, value in what.items() if value is not None}

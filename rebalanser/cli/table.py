@@ -26,7 +26,7 @@ from rebalanser.cli.lines import (
     resource_line,
 )
 from rebalanser.cli.output import counted
-from rebalanser.cli.view import Heartbeats, Move, Page, Picture, View, concerned_by, move_line
+from rebalanser.cli.view import HeartbeatAges, ObservedMove, Picture, View, WatchPage, concerned_by, move_line
 from rebalanser.state import GroupState, NodeState, ResourceState
 
 MOST_LINES: Final = 10
@@ -79,7 +79,7 @@ def render_view(view: View, height: int) -> RenderableType:
         return Group(*error, Text("reading the group"))
     head = [_title(picture.state), _pages(view, picture)]
     foot = [*error, _help(view)]
-    if view.page is Page.NODES and picture.state.nodes:
+    if view.page is WatchPage.NODES and picture.state.nodes:
         body = _nodes_page(view, picture, height - len(head) - len(foot))
     else:
         body = _lines_page(view, height - len(head) - len(foot))
@@ -111,7 +111,7 @@ def _lines_page(view: View, height: int) -> list[RenderableType]:
         line = row if isinstance(row, str) else ""
         if isinstance(row, ResourceState):
             line = resource_line(row)
-        elif isinstance(row, Move):
+        elif isinstance(row, ObservedMove):
             line = f"{_clock(row.seen_at)}  {move_line(row)}"
         lines.append(Text(f"  {line}", no_wrap=True, overflow="ellipsis"))
     return [*lines, _position(view, top, len(rows))]
@@ -129,10 +129,10 @@ def _pages(view: View, picture: Picture) -> Text:
     """Return the names of the pages with their sizes, and the time of the picture."""
     state = picture.state
     sizes = {
-        Page.NODES: len(state.nodes),
-        Page.RESOURCES: len(state.resources),
-        Page.MOVES: view.moved,
-        Page.WAITS: len(picture.waits),
+        WatchPage.NODES: len(state.nodes),
+        WatchPage.RESOURCES: len(state.resources),
+        WatchPage.MOVES: view.moved,
+        WatchPage.WAITS: len(picture.waits),
     }
     text = Text(no_wrap=True, overflow="ellipsis")
     for page, size in sizes.items():
@@ -147,9 +147,9 @@ def _position(view: View, top: int, shown: int) -> Text:
     text = f"  {view.page.value} {top + 1:,} to {top + shown:,} of {count:,}" if shown else "  nothing"
     if view.pattern:
         text += f" with {view.pattern!r}"
-    if view.page is Page.MOVES and view.moved > len(view.moves):
+    if view.page is WatchPage.MOVES and view.moved > len(view.moves):
         text += f"; {view.moved - len(view.moves):,} earlier ones are forgotten"
-    if view.page is Page.NODES:
+    if view.page is WatchPage.NODES:
         text += f"; {len(view.heartbeats.silent):,} silent" if view.heartbeats.silent else ""
         text += "; this registry reports no heartbeats" if view.heartbeats.told is False else ""
     return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
@@ -194,7 +194,7 @@ def _node_cells(node: NodeState) -> tuple[Text, Text, Text]:
     )
 
 
-def _heartbeat(heartbeats: Heartbeats, node: NodeState) -> Text:
+def _heartbeat(heartbeats: HeartbeatAges, node: NodeState) -> Text:
     """Return the age of a node's last heartbeat; of a silent node also the length of its lease."""
     silent = heartbeats.silent.get(node.node)
     if silent is not None:

@@ -25,11 +25,11 @@ from rebalanser.cli.commands import Commands
 from rebalanser.cli.options import JsonOption, RegistryOptions, YesOption
 from rebalanser.cli.output import Face, counted, printable
 from rebalanser.cli.tasks_options import (
-    Change,
+    ChangeOptions,
     CreateOption,
     OutboxOption,
     QueueArgument,
-    Selection,
+    SelectionOptions,
     TaskArgument,
     TasksArgument,
     opened,
@@ -149,7 +149,9 @@ def _lines(task: SpooledDocument) -> Iterator[str]:
 
 
 @app.command()
-def cancel(change: Change, on: RegistryOptions, queue: QueueArgument, tasks: TasksArgument = None) -> None:
+def cancel(
+    change: ChangeOptions, on: RegistryOptions, queue: QueueArgument, tasks: TasksArgument = None
+) -> None:
     """Cancel tasks: what a worker still writes for them is refused. Completed tasks stay complete.
 
     With --status, --name or --older-than the tasks that match are counted, and you are asked first. Without
@@ -164,7 +166,7 @@ def cancel(change: Change, on: RegistryOptions, queue: QueueArgument, tasks: Tas
 
 @app.command()
 def requeue(
-    change: Change,
+    change: ChangeOptions,
     on: RegistryOptions,
     queue: QueueArgument,
     tasks: TasksArgument = None,
@@ -179,14 +181,14 @@ def requeue(
     if all_dead and (tasks or not change.takes_all):
         raise typer.BadParameter("--all-dead can't be combined with ids, --status, --name or --older-than")
     dead = frozenset({Status.DEAD})
-    chosen = Selection([*dead]) if all_dead else _chosen(tasks, change, dead)
+    chosen = SelectionOptions([*dead]) if all_dead else _chosen(tasks, change, dead)
     with opened(face, queue) as opened_queue:
         words = ("requeue", "requeued", "neither dead nor cancelled")
         _change(face, opened_queue, tasks, chosen, change.yes or all_dead, Queue.requeue_all, words)
 
 
 @app.command()
-def delete(change: Change, on: RegistryOptions, queue: QueueArgument) -> None:
+def delete(change: ChangeOptions, on: RegistryOptions, queue: QueueArgument) -> None:
     """Delete complete, dead and cancelled tasks that match; they are counted first.
 
     A task stays while a task that dependencies connect to it does not match. Cancel open tasks first. A
@@ -246,8 +248,12 @@ def collect(
 
 
 def _chosen(
-    tasks: list[str] | None, selection: Selection, statuses: frozenset[Status], *, takes_ids: bool = True
-) -> Selection:
+    tasks: list[str] | None,
+    selection: SelectionOptions,
+    statuses: frozenset[Status],
+    *,
+    takes_ids: bool = True,
+) -> SelectionOptions:
     """Return the selection, with ``statuses`` unless a status is given.
 
     Raises:
@@ -261,14 +267,14 @@ def _chosen(
     if not tasks and not is_given:
         ids = "give ids of tasks, or " if takes_ids else ""
         raise typer.BadParameter(f"{ids}choose some with --status, --name or --older-than")
-    return Selection(list(selection.statuses or statuses), selection.name, selection.older_than)
+    return SelectionOptions(list(selection.statuses or statuses), selection.name, selection.older_than)
 
 
 def _change(
     face: Face,
     queue: Queue,
     ids: list[str] | None,
-    chosen: Selection,
+    chosen: SelectionOptions,
     yes: bool,
     change: Callable[[Queue, Iterable[Stored]], int],
     words: tuple[str, str, str],
@@ -547,7 +553,7 @@ def enqueue(
 
 @app.command("list")
 def list_tasks(
-    chosen: Selection,
+    chosen: SelectionOptions,
     on: RegistryOptions,
     queue: QueueArgument,
     newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,

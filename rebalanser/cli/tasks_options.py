@@ -98,7 +98,7 @@ OutboxOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class SelectionOptions:
     """The options that select tasks, by status, function and age in seconds."""
 
     status: StatusOption = None
@@ -125,7 +125,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Selection):
+class ChangeOptions(SelectionOptions):
     """The options that select the tasks to change."""
 
     yes: YesOption = False

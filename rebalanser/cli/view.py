@@ -27,7 +27,7 @@ SILENT_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ObservedMove:
     """A change of owner between two reads."""
 
     resource: str
@@ -45,7 +45,7 @@ class Moves:
     def __init__(self) -> None:
         self._owners: dict[str, str | None] | None = None
 
-    def see(self, state: GroupState, seen_at: float) -> list[Move]:
+    def see(self, state: GroupState, seen_at: float) -> list[ObservedMove]:
         """Add a read, and return the resources with another owner than the last one seen."""
         before = self._owners
         owners = {each.resource: each.owner for each in state.resources}
@@ -53,7 +53,7 @@ class Moves:
             self._owners = owners
             return []
         moved = [
-            Move(each.resource, before.get(each.resource), each.owner, each.token, seen_at)
+            ObservedMove(each.resource, before.get(each.resource), each.owner, each.token, seen_at)
             for each in state.resources
             if each.owner is not None and each.owner != before.get(each.resource)
         ]
@@ -61,12 +61,12 @@ class Moves:
         return moved
 
 
-def move_line(move: Move) -> str:
+def move_line(move: ObservedMove) -> str:
     """Return a move in one line, without its time."""
     return f"{move.resource}: {move.source or 'nobody'} → {move.target}, token {move.token}"
 
 
-class Heartbeats:
+class HeartbeatAges:
     """The ages of the nodes' last heartbeats, as far as they were read."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Picture:
     state: GroupState
     seen_at: float
     """Seconds since 1970."""
-    moves: Sequence[Move]
+    moves: Sequence[ObservedMove]
     """The moves since the previous read."""
     concerned: Mapping[str, Sequence[ResourceState]]
     """The resources that each node holds, gets or gives up."""
@@ -124,7 +124,7 @@ class Picture:
     """Lines about what needs attention, with the first waits."""
 
     @classmethod
-    def of(cls, state: GroupState, seen_at: float, moves: Sequence[Move]) -> Picture:
+    def of(cls, state: GroupState, seen_at: float, moves: Sequence[ObservedMove]) -> Picture:
         """Compute the picture of a state."""
         return cls(state, seen_at, moves, concerned_by(state), tuple(waits(state)), tuple(first_waits(state)))
 
@@ -168,7 +168,7 @@ def changed_silence(
             yield f"  {labels[node]}: heartbeats again"
 
 
-class Page(Enum):
+class WatchPage(Enum):
     """The lists of ``rebalanser watch``."""
 
     NODES = "nodes"
@@ -177,7 +177,7 @@ class Page(Enum):
     WAITS = "waits"
 
 
-Row = NodeState | ResourceState | Move | str
+Row = NodeState | ResourceState | ObservedMove | str
 
 _KEYS: Final = {
     "\x1b[A": "up",
@@ -217,18 +217,18 @@ class View:
 
     def __init__(self) -> None:
         self.picture: Picture | None = None
-        self.heartbeats = Heartbeats()
-        self.moves: deque[Move] = deque(maxlen=MOST_MOVES)
+        self.heartbeats = HeartbeatAges()
+        self.moves: deque[ObservedMove] = deque(maxlen=MOST_MOVES)
         self.moved = 0
         """Number of moves since the watch began."""
         self.error: str | None = None
         """Reason why the picture may be out of date; None if it is current."""
-        self.page = Page.NODES
+        self.page = WatchPage.NODES
         self.pattern = self._folded = ""
         self.typing = False
-        self._tops = dict.fromkeys(Page, 0)
+        self._tops = dict.fromkeys(WatchPage, 0)
         self._room = 1
-        self._rows: dict[Page, Sequence[Row]] = {}
+        self._rows: dict[WatchPage, Sequence[Row]] = {}
 
     def update(self, picture: Picture) -> None:
         """Show another picture; page, position and filter stay."""
@@ -248,7 +248,7 @@ class View:
         elif key == "escape":
             self._filter("")
         elif key in {"tab", "back tab"}:
-            pages = list(Page)
+            pages = list(WatchPage)
             self.page = pages[(pages.index(self.page) + (1 if key == "tab" else -1)) % len(pages)]
         else:
             self._scroll(key)
@@ -266,7 +266,7 @@ class View:
 
     def _filter(self, pattern: str) -> None:
         self.pattern, self._folded = pattern, pattern.casefold()
-        self._tops = dict.fromkeys(Page, 0)
+        self._tops = dict.fromkeys(WatchPage, 0)
         self._rows.clear()
 
     def _scroll(self, key: str) -> None:
@@ -284,23 +284,23 @@ class View:
         before = self.heartbeats.silent.keys()
         self.heartbeats.take([node.node for node in self.picture.state.nodes], asked, ages)
         if self.heartbeats.silent.keys() != before:
-            self._rows.pop(Page.NODES, None)
+            self._rows.pop(WatchPage.NODES, None)
 
     def window(self, room: int) -> tuple[int, Sequence[Row]]:
         """Return the position of the first row in sight, and the rows that fit into ``room`` lines."""
         if room != self._room:
             self._room = max(1, room)
-            self._rows.pop(Page.NODES, None)
+            self._rows.pop(WatchPage.NODES, None)
         rows = self.rows()
         top = self._tops[self.page] = min(self._tops[self.page], max(0, len(rows) - self._room))
         return top, rows[top : top + self._room]
 
     def shown_nodes(self) -> list[str]:
         """Return the nodes in sight."""
-        rows = self.window(self._room)[1] if self.page is Page.NODES else ()
+        rows = self.window(self._room)[1] if self.page is WatchPage.NODES else ()
         return [row.node for row in rows if isinstance(row, NodeState)]
 
-    def rows(self, page: Page | None = None) -> Sequence[Row]:
+    def rows(self, page: WatchPage | None = None) -> Sequence[Row]:
         """Return all rows of a page, by default the current one, that match the filter."""
         page = page or self.page
         if page not in self._rows:
@@ -308,17 +308,17 @@ class View:
             self._rows[page] = tuple(filter(self._matches, every)) if self.pattern else tuple(every)
         return self._rows[page]
 
-    def _all(self, page: Page, picture: Picture) -> Iterable[Row]:
+    def _all(self, page: WatchPage, picture: Picture) -> Iterable[Row]:
         match page:
-            case Page.NODES if len(picture.state.nodes) > self._room:
+            case WatchPage.NODES if len(picture.state.nodes) > self._room:
                 return sorted(picture.state.nodes, key=self._is_well)
-            case Page.NODES:
+            case WatchPage.NODES:
                 return picture.state.nodes
-            case Page.RESOURCES:
+            case WatchPage.RESOURCES:
                 return picture.state.resources
-            case Page.MOVES:
+            case WatchPage.MOVES:
                 return self.moves
-            case Page.WAITS:
+            case WatchPage.WAITS:
                 return picture.waits
 
     def _is_well(self, node: NodeState) -> bool:
@@ -330,7 +330,7 @@ class View:
                 return self._has(row.label) or any(True for _ in self.matching(row))
             case ResourceState():
                 return self._has(row.resource) or self._has(row.owner or row.held_by or "")
-            case Move():
+            case ObservedMove():
                 return self._has(move_line(row))
             case _:
                 return self._has(row)

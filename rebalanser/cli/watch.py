@@ -20,7 +20,7 @@ import typer
 
 from rebalanser.cli.options import GroupArgument, RegistryOptions
 from rebalanser.cli.output import Face
-from rebalanser.cli.view import Heartbeats, Moves, Picture, View, changed_lines, changed_silence, keys_in
+from rebalanser.cli.view import HeartbeatAges, Moves, Picture, View, changed_lines, changed_silence, keys_in
 from rebalanser.core.group import Topic, TopicKind
 from rebalanser.errors import FixConfiguration, RetryLater
 from rebalanser.group import open_coordinator
@@ -50,14 +50,14 @@ WATCHED: Final = (TopicKind.GROUP, TopicKind.LEADERSHIP, TopicKind.ALLOCATION, T
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class AgesRead:
     """The ages of the last heartbeats of the nodes in ``asked``."""
 
     asked: Sequence[str]
     ages: Mapping[str, LeaseAge]
 
 
-News: TypeAlias = GroupState | Heard | RetryLater
+News: TypeAlias = GroupState | AgesRead | RetryLater
 Choose: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 """Chooses, of all nodes, those whose heartbeats are read."""
 
@@ -145,14 +145,14 @@ def follow(
                 break
 
 
-def hear(coordinator: Coordinator, nodes: Sequence[str]) -> Heard | None:
+def hear(coordinator: Coordinator, nodes: Sequence[str]) -> AgesRead | None:
     """Return the ages of these nodes' heartbeats; None while the registry is away."""
     try:
-        return Heard(nodes, coordinator.heartbeats(nodes))
+        return AgesRead(nodes, coordinator.heartbeats(nodes))
     except RetryLater:  # if it lasts, the next read of the group reports it
         return None
     except FixConfiguration:  # a user who may read the group may lack the right to read leases
-        return Heard(nodes, {})
+        return AgesRead(nodes, {})
 
 
 def _show_live(coordinator: Coordinator, group: str, interval_s: float) -> None:
@@ -162,7 +162,7 @@ def _show_live(coordinator: Coordinator, group: str, interval_s: float) -> None:
     from rebalanser.cli.table import render_view  # noqa: PLC0415
 
     view = View()
-    reader = _Reader(coordinator, group, interval_s, view)
+    reader = _GroupReader(coordinator, group, interval_s, view)
     console = Console(highlight=False)
     drawing = Live(console=console, auto_refresh=False, screen=True)
     with _left_on_signals(), _keyboard() as pressed, drawing as live:
@@ -178,11 +178,11 @@ def _show_live(coordinator: Coordinator, group: str, interval_s: float) -> None:
                 drawn = None
 
 
-class _Reader:
+class _GroupReader:
     """Reads a group in another thread, so that keys are handled meanwhile."""
 
     def __init__(self, coordinator: Coordinator, group: str, interval_s: float, view: View) -> None:
-        self._news: Queue[Picture | Heard | Exception] = Queue(maxsize=MOST_NEWS)
+        self._news: Queue[Picture | AgesRead | Exception] = Queue(maxsize=MOST_NEWS)
         self._view = view
         self._in_sight: Sequence[str] = ()
         self._states = follow(coordinator, group, interval_s, self._choose)
@@ -216,7 +216,7 @@ class _Reader:
             match news:
                 case Picture():
                     self._view.update(news)
-                case Heard(asked, ages):
+                case AgesRead(asked, ages):
                     self._view.hear(asked, ages)
                 case RetryLater():
                     self._view.error = f"this may be out of date: {news}"
@@ -288,7 +288,7 @@ def _show_states(face: Face, coordinator: Coordinator, group: str, interval_s: f
 
 def _show_changes(face: Face, coordinator: Coordinator, group: str, interval_s: float) -> None:
     """Print all of the group once, and then a line for each change."""
-    moves, heartbeats = Moves(), Heartbeats()
+    moves, heartbeats = Moves(), HeartbeatAges()
     picture: Picture | None = None
     labels: dict[str, str] = {}
     for news in follow(coordinator, group, interval_s, lambda nodes: heartbeats.to_ask(nodes, ())):
@@ -299,7 +299,7 @@ def _show_changes(face: Face, coordinator: Coordinator, group: str, interval_s: 
                 picture = Picture.of(news, seen_at, moves.see(news, seen_at))
                 labels = {node.node: node.label for node in news.nodes}
                 lines = list(changed_lines(before, picture))
-            case Heard(asked, ages):
+            case AgesRead(asked, ages):
                 silent = heartbeats.silent
                 heartbeats.take(labels, asked, ages)
                 lines = list(changed_silence(labels, silent, heartbeats.silent))

@@ -5,8 +5,8 @@ to a ``HistorySink``. Writing history never blocks or fails the writer; dropped 
 """
 
 from rebalanser.history.journal import Journal, author_here
-from rebalanser.history.kinds import GAP, KINDS, KindNote, Protocol, SkuldKind, Step
-from rebalanser.history.reader import Unreadable, UnreadableReason, read_line, read_records
+from rebalanser.history.kinds import GAP, KINDS, HistoryStep, KindNote, Protocol, SkuldKind
+from rebalanser.history.reader import UnreadableLine, UnreadableReason, read_line, read_records
 from rebalanser.history.records import (
     SCHEMA_VERSION,
     UNLIMITED_S,
@@ -27,6 +27,7 @@ __all__ = [
     "Author",
     "Event",
     "HistorySink",
+    "HistoryStep",
     "Journal",
     "JsonlSink",
     "KindNote",
@@ -35,9 +36,8 @@ __all__ = [
     "Protocol",
     "Record",
     "SkuldKind",
-    "Step",
     "TeeSink",
-    "Unreadable",
+    "UnreadableLine",
     "UnreadableReason",
     "author_here",
     "describe",

@@ -29,7 +29,7 @@ class Protocol(StrEnum):
     SKULD = "skuld"
 
 
-class Step(StrEnum):
+class HistoryStep(StrEnum):
     """Meaning of a record for the ownership of a resource or the course of a rebalance."""
 
     BARRIER_ADDED = "barrier_added"
@@ -78,7 +78,7 @@ class KindNote:
 
     meaning: str
     detail: tuple[str, ...] = ()
-    step: Step | None = None
+    step: HistoryStep | None = None
 
 
 _GAP_NOTE: Final = KindNote(
@@ -103,7 +103,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
             "OnStop raised: the barriers are left to end with the lease, not removed", ("resources",)
         ),
         GroupKind.LEFT: KindNote("the node is out of the group"),
-        GroupKind.ELECTED: KindNote("this node leads `term`, which began at `revision`", step=Step.ELECTED),
+        GroupKind.ELECTED: KindNote(
+            "this node leads `term`, which began at `revision`", step=HistoryStep.ELECTED
+        ),
         GroupKind.FOLLOWS: KindNote("another node leads `term`", ("leader",)),
         GroupKind.DEPOSED: KindNote("this node led and leads no more"),
         GroupKind.RESIGNED: KindNote(
@@ -112,46 +114,52 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
         GroupKind.GROUP_READ: KindNote(
             "the leader brought its view of the group up to `revision`",
             ("members", "resources"),
-            step=Step.GROUP_READ,
+            step=HistoryStep.GROUP_READ,
         ),
         GroupKind.ALLOCATION_PUBLISHED: KindNote(
             "the leader committed an allocation at `revision`",
             ("published_version", "moves", "least_moves", "nodes", "resources"),
-            step=Step.PUBLISHED,
+            step=HistoryStep.PUBLISHED,
         ),
         GroupKind.REBALANCE_COMPLETED: KindNote(
-            "the leader saw every live node complete its share", ("completed_version",), step=Step.COMPLETED
+            "the leader saw every live node complete its share",
+            ("completed_version",),
+            step=HistoryStep.COMPLETED,
         ),
         GroupKind.ALLOCATION_ADOPTED: KindNote(
-            "the node acts on a new share from now on", ("share_version", "resources"), step=Step.ADOPTED
+            "the node acts on a new share from now on",
+            ("share_version", "resources"),
+            step=HistoryStep.ADOPTED,
         ),
         GroupKind.BARRIER_ADDED: KindNote(
-            "the node holds the barrier of `resource`, with `token`", step=Step.BARRIER_ADDED
+            "the node holds the barrier of `resource`, with `token`", step=HistoryStep.BARRIER_ADDED
         ),
         GroupKind.BARRIER_BLOCKED: KindNote(
             "another node still holds the barrier of `resource`", ("holder",)
         ),
         GroupKind.BARRIER_REMOVED: KindNote(
             "the node gave up the barrier of `resource`, `value` seconds after it had asked for that",
-            step=Step.BARRIER_REMOVED,
+            step=HistoryStep.BARRIER_REMOVED,
         ),
         GroupKind.ACKNOWLEDGED: KindNote(
-            "the node told the group that its share is complete", ("share_version",), step=Step.ACKNOWLEDGED
+            "the node told the group that its share is complete",
+            ("share_version",),
+            step=HistoryStep.ACKNOWLEDGED,
         ),
         GroupKind.START_ENTERED: KindNote(
-            "OnStart is entered: access to `resource` begins, with `token`", step=Step.START_ENTERED
+            "OnStart is entered: access to `resource` begins, with `token`", step=HistoryStep.START_ENTERED
         ),
-        GroupKind.START_RETURNED: KindNote("OnStart returned", step=Step.START_RETURNED),
+        GroupKind.START_RETURNED: KindNote("OnStart returned", step=HistoryStep.START_RETURNED),
         GroupKind.START_FAILED: KindNote("OnStart raised; OnStop follows and the node leaves", ("error",)),
         GroupKind.START_REFUSED: KindNote("OnStart was not entered, because it was too late for it"),
         GroupKind.STOP_ENTERED: KindNote(
-            "OnStop is entered; access to `resource` goes on until it returns", step=Step.STOP_ENTERED
+            "OnStop is entered; access to `resource` goes on until it returns", step=HistoryStep.STOP_ENTERED
         ),
         GroupKind.STOP_RETURNED: KindNote(
-            "OnStop returned: access to `resource` has ended", step=Step.STOP_RETURNED
+            "OnStop returned: access to `resource` has ended", step=HistoryStep.STOP_RETURNED
         ),
         GroupKind.STOP_FAILED: KindNote(
-            "OnStop raised; access to `resource` is taken as not ended", ("error",), Step.STOP_FAILED
+            "OnStop raised; access to `resource` is taken as not ended", ("error",), HistoryStep.STOP_FAILED
         ),
         GroupKind.HANDLER_OVERRAN: KindNote(
             "a handler still runs after its limit; its barriers stay held", ("handler", "limit_s")
@@ -164,7 +172,7 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
             "the application gave `resource` up, for `value` seconds; without a `value` until it asks for it"
         ),
         GroupKind.LOAD_REPORTED: KindNote(
-            "the application reported `value` as the load of `resource`", step=Step.LOAD
+            "the application reported `value` as the load of `resource`", step=HistoryStep.LOAD
         ),
         GroupKind.LOOP_SLOW: KindNote(
             "handling `cause` took the loop `value` seconds, `cpu_s` of them on the processor",
@@ -194,7 +202,9 @@ _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
 _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
     {
         ShivaKind.TOOK_OVER: KindNote(
-            "this leader leads `term`, the offset of its announcement on COMMAND", ("term",), Step.ELECTED
+            "this leader leads `term`, the offset of its announcement on COMMAND",
+            ("term",),
+            HistoryStep.ELECTED,
         ),
         ShivaKind.STEPPED_DOWN: KindNote("this leader leads no more", ("term", "reason")),
         ShivaKind.WORKER_ADDED: KindNote(
@@ -223,7 +233,7 @@ _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
         ShivaKind.DOCUMENT_PUBLISHED: KindNote(
             "the leader published an assignment; `value` and `version` are its offset on COMMAND",
             ("epoch", "offset", "nodes", "resources"),
-            Step.PUBLISHED,
+            HistoryStep.PUBLISHED,
         ),
         ShivaKind.COMMANDS_KEPT: KindNote(
             "commands were written again before they aged out", ("applications",)
@@ -231,7 +241,7 @@ _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
         ShivaKind.DOCUMENT_ADOPTED: KindNote(
             "the worker acts on the assignment `version` from now on, which is its offset on COMMAND",
             ("epoch", "offset", "applications"),
-            Step.ADOPTED,
+            HistoryStep.ADOPTED,
         ),
         ShivaKind.DOCUMENT_REFUSED: KindNote(
             "the worker refused an assignment", ("epoch", "leader", "offset", "reason")
@@ -241,16 +251,18 @@ _SHIVA: Final[Mapping[str, KindNote]] = MappingProxyType(
         ShivaKind.PROCESS_STARTING: KindNote(
             "the process of `resource` is about to run: access begins, with `token`",
             ("run", "mode"),
-            Step.START_ENTERED,
+            HistoryStep.START_ENTERED,
         ),
-        ShivaKind.PROCESS_STARTED: KindNote("the process of `resource` runs", ("run",), Step.START_RETURNED),
+        ShivaKind.PROCESS_STARTED: KindNote(
+            "the process of `resource` runs", ("run",), HistoryStep.START_RETURNED
+        ),
         ShivaKind.PROCESS_STOPPING: KindNote(
-            "the process of `resource` is told to end", ("run", "reason"), Step.STOP_ENTERED
+            "the process of `resource` is told to end", ("run", "reason"), HistoryStep.STOP_ENTERED
         ),
         ShivaKind.PROCESS_EXITED: KindNote(
             "the process of `resource` has ended, and access with it",
             ("run", "code", "error", "told"),
-            Step.STOP_RETURNED,
+            HistoryStep.STOP_RETURNED,
         ),
         ShivaKind.APPLICATION_FAILED: KindNote("`resource` is not tried again here", ("reason",)),
         ShivaKind.LEADER_SILENT: KindNote("the worker hears no leader", ("term",)),
@@ -270,19 +282,21 @@ _NELI: Final[Mapping[str, KindNote]] = MappingProxyType(
         NeliKind.INDUCED: KindNote(
             "this member leads the roles of the partition `resource`, with `token`",
             ("roles", "late_s"),
-            Step.START_ENTERED,
+            HistoryStep.START_ENTERED,
         ),
         NeliKind.LAPSED: KindNote(
-            "leadership is handed over: the handlers are told to end their work", step=Step.STOP_ENTERED
+            "leadership is handed over: the handlers are told to end their work",
+            step=HistoryStep.STOP_ENTERED,
         ),
         NeliKind.FENCED: KindNote(
             "leadership has ended out of order; the record's times are those of its end, and were written "
             "`late_s` seconds later where it ended by time alone",
             ("reason", "late_s"),
-            Step.STOP_RETURNED,
+            HistoryStep.STOP_RETURNED,
         ),
         NeliKind.ENDED: KindNote(
-            "the handlers have ended their work, and leadership has ended with it", step=Step.STOP_RETURNED
+            "the handlers have ended their work, and leadership has ended with it",
+            step=HistoryStep.STOP_RETURNED,
         ),
         NeliKind.RELEASED: KindNote("the successor was told that it need not wait"),
         NeliKind.COMMIT_FAILED: KindNote("an offset commit was refused or lost", ("error", "fenced")),
@@ -299,14 +313,16 @@ _SKULD: Final[Mapping[str, KindNote]] = MappingProxyType(
     {
         SkuldKind.CLAIMED: KindNote(
             "a worker holds the claim numbered `value` of the task `resource`, with `token`",
-            step=Step.START_ENTERED,
+            step=HistoryStep.START_ENTERED,
         ),
         SkuldKind.CLAIM_RENEWED: KindNote("the claim lasts longer"),
         SkuldKind.UPDATED: KindNote(
-            "the update numbered `value` of the claim `token` was accepted", step=Step.UPDATED
+            "the update numbered `value` of the claim `token` was accepted", step=HistoryStep.UPDATED
         ),
-        SkuldKind.COMPLETED: KindNote("the task is complete for good", step=Step.FINISHED),
-        SkuldKind.CLAIM_ENDED: KindNote("the worker acts on the claim no more", step=Step.STOP_RETURNED),
+        SkuldKind.COMPLETED: KindNote("the task is complete for good", step=HistoryStep.FINISHED),
+        SkuldKind.CLAIM_ENDED: KindNote(
+            "the worker acts on the claim no more", step=HistoryStep.STOP_RETURNED
+        ),
         SkuldKind.FENCED: KindNote("a write of a superseded claim was refused"),
         GAP: _GAP_NOTE,
     }

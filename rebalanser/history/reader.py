@@ -32,7 +32,7 @@ class UnreadableReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableLine:
     """A line that could not be read; ``line`` counts from 1. It is reported, never skipped in silence."""
 
     file: Path
@@ -41,7 +41,7 @@ class Unreadable:
     detail: str
 
 
-def read_records(path: Path | str) -> Iterator[Record | Unreadable]:
+def read_records(path: Path | str) -> Iterator[Record | UnreadableLine]:
     """Read a history file, or all ``*.jsonl`` files right in a folder in the order of their names.
 
     Streams: one line is in memory at a time. Records of one process come in the order of their sequence.
@@ -57,13 +57,13 @@ def read_records(path: Path | str) -> Iterator[Record | Unreadable]:
             yield from _read_lines(file, lines)
 
 
-def _read_lines(file: Path, lines: BinaryIO) -> Iterator[Record | Unreadable]:
+def _read_lines(file: Path, lines: BinaryIO) -> Iterator[Record | UnreadableLine]:
     number = 0
     while line := lines.readline(MAX_LINE_BYTES):
         number += 1
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             _skip_line(lines)
-            yield Unreadable(file, number, UnreadableReason.TOO_LONG, f"over {MAX_LINE_BYTES} bytes")
+            yield UnreadableLine(file, number, UnreadableReason.TOO_LONG, f"over {MAX_LINE_BYTES} bytes")
         else:
             yield read_line(line, file, number)
 
@@ -73,7 +73,7 @@ def _skip_line(lines: BinaryIO) -> None:
         continue
 
 
-def read_line(line: bytes, file: Path, number: int) -> Record | Unreadable:
+def read_line(line: bytes, file: Path, number: int) -> Record | UnreadableLine:
     """The record of one line; ``file`` and ``number`` locate a line that is no record.
 
     A message of a topic is such a line too: ``file`` is then ``TOPIC/PARTITION``, and ``number`` its offset.
@@ -87,22 +87,22 @@ def read_line(line: bytes, file: Path, number: int) -> Record | Unreadable:
     except ValueError as syntax:
         torn = not line.endswith(b"\n")
         reason = UnreadableReason.TORN if torn else UnreadableReason.NOT_JSON
-        return Unreadable(file, number, reason, str(syntax))
+        return UnreadableLine(file, number, reason, str(syntax))
     match content:
         case {"schema_version": 1}:
             return _read_version_1(file, number, line)
         case {"schema_version": int(version)} if version > SCHEMA_VERSION:
             told = f"version {version}; this one reads up to {SCHEMA_VERSION}"
-            return Unreadable(file, number, UnreadableReason.NEWER_SCHEMA, told)
+            return UnreadableLine(file, number, UnreadableReason.NEWER_SCHEMA, told)
         case _:
-            return Unreadable(file, number, UnreadableReason.NOT_A_RECORD, _first_of(present))
+            return UnreadableLine(file, number, UnreadableReason.NOT_A_RECORD, _first_of(present))
 
 
-def _read_version_1(file: Path, number: int, line: bytes) -> Record | Unreadable:
+def _read_version_1(file: Path, number: int, line: bytes) -> Record | UnreadableLine:
     try:
         return upgrade(Version1.model_validate_json(line))
     except ValidationError as error:
-        return Unreadable(file, number, UnreadableReason.NOT_A_RECORD, _first_of(error))
+        return UnreadableLine(file, number, UnreadableReason.NOT_A_RECORD, _first_of(error))
 
 
 def _first_of(error: ValidationError) -> str:

@@ -82,7 +82,7 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class WitnessVerdict:
     """Conclusion of the witness."""
 
     accesses: tuple[Access, ...]
@@ -139,7 +139,7 @@ class Witness:
         finally:
             os.close(descriptor)
 
-    def check(self) -> Verdict:
+    def check(self) -> WitnessVerdict:
         """Compare all accesses so far with each other.
 
         Raises:
@@ -149,7 +149,7 @@ class Witness:
         by_resource: dict[str, list[Access]] = defaultdict(list)
         for access in accesses:
             by_resource[access.resource].append(access)
-        return Verdict(
+        return WitnessVerdict(
             accesses=accesses,
             overlaps=tuple(overlap for each in by_resource.values() for overlap in _overlaps(each)),
             disorders=tuple(

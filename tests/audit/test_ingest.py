@@ -11,7 +11,7 @@ import pytest
 
 from rebalanser.audit.ingest import parse, parse_lines, parse_once, read
 from rebalanser.audit.schema import RECORD, RECORDS
-from rebalanser.audit.sources import InvalidTopic, KafkaUnreachable, NoHistory, Topic
+from rebalanser.audit.sources import InvalidTopic, KafkaTopic, KafkaUnreachable, NoHistory
 from rebalanser.audit.tables import QUARANTINE
 from rebalanser.history import Author, Event, Protocol, Record
 
@@ -177,7 +177,7 @@ def test_a_wrong_kafka_address_is_told_at_once(spark: SparkSession) -> None:
 
 
 def test_the_account_of_a_topic_is_not_shown() -> None:
-    topic = Topic.from_url("kafka://me:s%22ecret@broker/history?ssl.ca.location=/ca.pem")
+    topic = KafkaTopic.from_url("kafka://me:s%22ecret@broker/history?ssl.ca.location=/ca.pem")
     assert topic.servers == "broker:9092"
     assert topic.options["kafka.security.protocol"] == "SASL_SSL"
     assert 'password="s\\"ecret"' in topic.options["kafka.sasl.jaas.config"]
@@ -189,4 +189,4 @@ def test_the_account_of_a_topic_is_not_shown() -> None:
 )
 def test_a_url_that_names_no_topic_is_refused(url: str) -> None:
     with pytest.raises(InvalidTopic):
-        Topic.from_url(url)
+        KafkaTopic.from_url(url)

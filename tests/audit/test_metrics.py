@@ -29,7 +29,7 @@ from rebalanser.audit.tables import (
     REBALANCES,
     UNAVAILABILITY,
 )
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -51,7 +51,7 @@ _BOOT_OFFSET_S = 900.0
 """How far the monotonic clock of these tests lies behind the wall clock, unless said otherwise."""
 
 
-def record(process: str, sequence: int, step: Step, at: float, **fields: Any) -> dict[str, Any]:
+def record(process: str, sequence: int, step: HistoryStep, at: float, **fields: Any) -> dict[str, Any]:
     """A record of ``process`` at wall time ``at``; its clock's monotonic time follows from that."""
     return {
         "protocol": "group",
@@ -126,20 +126,20 @@ def a_rebalance() -> list[dict[str, Any]]:
     """The leader a publishes version 4 at 100; b gives up what a takes; all is seen complete at 103."""
     published = {"moves": "3", "least_moves": "2", "nodes": "2", "resources": "6"}
     return [
-        record("a", 1, Step.GROUP_READ, 90.0),
-        record("a", 2, Step.GROUP_READ, 99.5),
-        record("a", 3, Step.PUBLISHED, 100.0, value=4.0, detail=published),
-        record("a", 4, Step.ADOPTED, 100.1, version=4),
-        record("a", 5, Step.BARRIER_ADDED, 101.6, version=4),
-        record("a", 6, Step.START_ENTERED, 101.7, version=4),
-        record("a", 7, Step.START_RETURNED, 102.7, version=4),
-        record("a", 8, Step.ACKNOWLEDGED, 102.8, version=4),
-        record("a", 9, Step.COMPLETED, 103.0, value=4.0, version=4),
-        record("b", 1, Step.ADOPTED, 100.2, version=4),
-        record("b", 2, Step.STOP_ENTERED, 100.3, version=4),
-        record("b", 3, Step.STOP_RETURNED, 101.2, version=4),
-        record("b", 4, Step.BARRIER_REMOVED, 101.3, version=4),
-        record("b", 5, Step.ACKNOWLEDGED, 101.4, version=4),
+        record("a", 1, HistoryStep.GROUP_READ, 90.0),
+        record("a", 2, HistoryStep.GROUP_READ, 99.5),
+        record("a", 3, HistoryStep.PUBLISHED, 100.0, value=4.0, detail=published),
+        record("a", 4, HistoryStep.ADOPTED, 100.1, version=4),
+        record("a", 5, HistoryStep.BARRIER_ADDED, 101.6, version=4),
+        record("a", 6, HistoryStep.START_ENTERED, 101.7, version=4),
+        record("a", 7, HistoryStep.START_RETURNED, 102.7, version=4),
+        record("a", 8, HistoryStep.ACKNOWLEDGED, 102.8, version=4),
+        record("a", 9, HistoryStep.COMPLETED, 103.0, value=4.0, version=4),
+        record("b", 1, HistoryStep.ADOPTED, 100.2, version=4),
+        record("b", 2, HistoryStep.STOP_ENTERED, 100.3, version=4),
+        record("b", 3, HistoryStep.STOP_RETURNED, 101.2, version=4),
+        record("b", 4, HistoryStep.BARRIER_REMOVED, 101.3, version=4),
+        record("b", 5, HistoryStep.ACKNOWLEDGED, 101.4, version=4),
     ]
 
 
@@ -171,7 +171,7 @@ def test_duplicates_and_order_change_no_rebalance(spark: SparkSession) -> None:
 
 
 def test_a_rebalance_that_a_newer_one_replaced_has_no_duration(spark: SparkSession) -> None:
-    rows = [row for row in a_rebalance() if row["step"] != Step.COMPLETED]
+    rows = [row for row in a_rebalance() if row["step"] != HistoryStep.COMPLETED]
     row = only(rebalances(frame(spark, RECORDS, rows)))
     assert row.completed_wall is None
     assert row.duration_s is None
@@ -188,8 +188,8 @@ def test_a_jump_of_the_wall_clock_does_not_change_a_duration(spark: SparkSession
 
 
 def test_a_completion_that_the_next_leader_saw_is_timed_by_wall_clocks(spark: SparkSession) -> None:
-    rows = [row for row in a_rebalance() if row["step"] != Step.COMPLETED]
-    rows.append(record("b", 6, Step.COMPLETED, 110.0, value=4.0, monotonic_time=5.0, term=2))
+    rows = [row for row in a_rebalance() if row["step"] != HistoryStep.COMPLETED]
+    rows.append(record("b", 6, HistoryStep.COMPLETED, 110.0, value=4.0, monotonic_time=5.0, term=2))
     row = only(rebalances(frame(spark, RECORDS, rows)))
     assert row.duration_s == pytest.approx(10.5)
     one_host = [{**row, "boot": "one"} for row in rows]
@@ -200,11 +200,11 @@ def test_a_completion_that_the_next_leader_saw_is_timed_by_wall_clocks(spark: Sp
 def test_what_a_node_does_after_its_acknowledgement_belongs_to_no_phase(spark: SparkSession) -> None:
     rows = a_rebalance()
     rows += [
-        record("a", 20, Step.STOP_ENTERED, 9_000.0, version=4),
-        record("a", 21, Step.STOP_RETURNED, 9_001.0, version=4),
-        record("a", 22, Step.BARRIER_REMOVED, 9_002.0, version=4),
-        record("a", 23, Step.START_ENTERED, 9_010.0, version=4),
-        record("a", 24, Step.START_RETURNED, 9_050.0, version=4),
+        record("a", 20, HistoryStep.STOP_ENTERED, 9_000.0, version=4),
+        record("a", 21, HistoryStep.STOP_RETURNED, 9_001.0, version=4),
+        record("a", 22, HistoryStep.BARRIER_REMOVED, 9_002.0, version=4),
+        record("a", 23, HistoryStep.START_ENTERED, 9_010.0, version=4),
+        record("a", 24, HistoryStep.START_RETURNED, 9_050.0, version=4),
     ]
     by_process = {row.process: row for row in phases(frame(spark, RECORDS, rows)).collect()}
     assert by_process["a"].stop_s is None
@@ -216,8 +216,8 @@ def test_what_a_node_does_after_its_acknowledgement_belongs_to_no_phase(spark: S
 
 def test_the_version_of_the_older_schema_is_read_from_the_detail(spark: SparkSession) -> None:
     rows = [
-        record("a", 1, Step.PUBLISHED, 100.0, detail={"published_version": "9"}),
-        record("a", 2, Step.COMPLETED, 101.0, detail={"completed_version": "9"}),
+        record("a", 1, HistoryStep.PUBLISHED, 100.0, detail={"published_version": "9"}),
+        record("a", 2, HistoryStep.COMPLETED, 101.0, detail={"completed_version": "9"}),
     ]
     row = only(rebalances(frame(spark, RECORDS, rows)))
     assert (row.version, row.duration_s, row.plan_s, row.moves) == (9, 1.0, None, None)
@@ -327,10 +327,10 @@ def test_leaders_of_shiva_count_as_no_nodes_of_its_balance(spark: SparkSession) 
 
 def test_a_leader_leads_until_the_next_term_or_its_own_last_record(spark: SparkSession) -> None:
     records = [
-        record("a", 1, Step.ELECTED, 10.0, term=1),
-        record("b", 1, Step.ELECTED, 20.0, term=2),
-        record("a", 9, Step.ELECTED, 40.0, term=5),
-        record("c", 1, Step.ELECTED, 42.0, term=5),
+        record("a", 1, HistoryStep.ELECTED, 10.0, term=1),
+        record("b", 1, HistoryStep.ELECTED, 20.0, term=2),
+        record("a", 9, HistoryStep.ELECTED, 40.0, term=5),
+        record("c", 1, HistoryStep.ELECTED, 42.0, term=5),
     ]
     living = [process("a", 0.0, 90.0), process("b", 0.0, 30.0), process("c", 0.0, 60.0)]
     found = leaders(twice(frame(spark, RECORDS, records)), frame(spark, PROCESSES, living))
@@ -344,7 +344,7 @@ def test_a_leader_leads_until_the_next_term_or_its_own_last_record(spark: SparkS
 
 
 def test_metrics_begin_where_the_audit_does(spark: SparkSession) -> None:
-    records = frame(spark, RECORDS, [*a_rebalance(), record("a", 0, Step.ELECTED, 80.0)])
+    records = frame(spark, RECORDS, [*a_rebalance(), record("a", 0, HistoryStep.ELECTED, 80.0)])
     accesses = frame(spark, ACCESSES, [access("old", 1, "a", 0.0, 50.0), access("new", 2, "a", 60.0, 120.0)])
     living = frame(spark, PROCESSES, [process("a", 0.0, 120.0)])
     everything = measure(records, accesses, living, Options())

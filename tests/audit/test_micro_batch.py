@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser.audit.checkpoint import CARRIED, State
+from rebalanser.audit.checkpoint import CARRIED, StreamState
 from rebalanser.audit.ingest import RAW
 from rebalanser.audit.micro_batch import counted_on, place, read_once
 from rebalanser.audit.schema import RECORDS
@@ -60,8 +60,8 @@ def placed(
     return place(
         rows(spark, RECORDS, came),
         rows(spark, CARRIED, over),
-        State(watermark=before),
-        State(watermark=watermark),
+        StreamState(watermark=before),
+        StreamState(watermark=watermark),
         AHEAD,
     )
 

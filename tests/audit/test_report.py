@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType
 
 from rebalanser.audit.metrics import balance, handlers, unavailability
-from rebalanser.audit.report import Limits, ReportInput, build, page, words
+from rebalanser.audit.report import ReportInput, ReportLimits, build, page, words
 from rebalanser.audit.report.aggregates import gather
 from rebalanser.audit.tables import (
     ACCESSES,
@@ -459,9 +459,9 @@ def test_ten_thousand_resources_stay_readable(browser: Browser, reports: Reports
         "9\u202f940 more are only in the plot of all resources" in seen.page.locator("#timeline").inner_text()
     )
     assert seen.page.locator("#timeline .plot").count() == 2
-    assert seen.page.locator("#timeline .barlayer .point").count() <= Limits().bars
+    assert seen.page.locator("#timeline .barlayer .point").count() <= ReportLimits().bars
     assert "120 longest" in seen.page.locator("#rebalances").inner_text()
-    assert seen.page.locator("#unavailability tbody tr").count() == 1 + Limits().worst
+    assert seen.page.locator("#unavailability tbody tr").count() == 1 + ReportLimits().worst
     seen.page.context.close()
 
 
@@ -479,7 +479,7 @@ def test_loads_and_the_weights_that_follow_are_told(browser: Browser, reports: R
     assert "--apply" in loads.inner_text()
     seen.page.context.close()
     large = opened(browser, reports["large"])
-    assert large.page.locator("#loads tbody tr").count() == 1 + Limits().worst
+    assert large.page.locator("#loads tbody tr").count() == 1 + ReportLimits().worst
     assert large.page.locator("#loads .plot").count() == 2, "and how many get which weight"
     large.page.context.close()
 
@@ -521,7 +521,7 @@ def test_the_page_forbids_everything_that_is_not_in_it(reports: Reports) -> None
 @pytest.mark.rule("AU-10")
 def test_many_accesses_of_few_resources_are_drawn_in_slots(spark: SparkSession) -> None:
     report = tables(spark, "", accesses=some_accesses(spark, 4, 100, 3))
-    timeline = gather(report, Limits(bars=40)).timeline
+    timeline = gather(report, ReportLimits(bars=40)).timeline
     release(report)
     assert timeline is not None
     assert timeline.slot_s is not None
@@ -532,7 +532,7 @@ def test_many_accesses_of_few_resources_are_drawn_in_slots(spark: SparkSession) 
 @pytest.mark.rule("AU-10")
 def test_the_heat_map_counts_every_resource_at_every_time(spark: SparkSession) -> None:
     report = tables(spark, "", accesses=some_accesses(spark, 70, 6, 3))
-    heat = gather(report, Limits(heat_columns=12)).heat
+    heat = gather(report, ReportLimits(heat_columns=12)).heat
     release(report)
     assert heat is not None
     by_column = [sum(level[column] for level in heat.counts) for column in range(12)]

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, StructType
 from rebalanser.audit.options import Options
 from rebalanser.audit.tables import LOADS
 from rebalanser.audit.weights import LEAST_WEIGHT, MOST_WEIGHT, changes, loads
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +34,7 @@ def _samples(spark: SparkSession, *samples: tuple[str, float, float], group: str
         f.lit("group").alias("protocol"),
         f.lit(group).alias("group"),
         f.lit(f"p of {group}").alias("process"),
-        f.lit(Step.LOAD.value).alias("step"),
+        f.lit(HistoryStep.LOAD.value).alias("step"),
         f.inline(records),
     )
 

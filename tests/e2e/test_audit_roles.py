@@ -12,7 +12,7 @@ import pytest
 
 from rebalanser.cli import main
 from rebalanser.core.shiva.types import ApplicationId, Mode
-from rebalanser.history import KINDS, Record, Step, read_records
+from rebalanser.history import KINDS, HistoryStep, Record, read_records
 from rebalanser.testing.waiting import wait_until
 from support.shiva_cluster import ShivaCluster
 
@@ -44,20 +44,20 @@ class Played:
         assert all(isinstance(item, Record) for item in items), items
         return [item for item in items if isinstance(item, Record)]
 
-    def steps(self, wanted: Step) -> list[Record]:
+    def steps(self, wanted: HistoryStep) -> list[Record]:
         return [record for record in self.records() if step(record) is wanted]
 
     def accesses_of(self, resource: str | None) -> list[Record]:
         """The beginnings of the accesses to a resource."""
-        return [record for record in self.steps(Step.START_ENTERED) if record.resource == resource]
+        return [record for record in self.steps(HistoryStep.START_ENTERED) if record.resource == resource]
 
     def without_end(self) -> list[Record]:
         """The beginnings of the accesses that the killed process did not end."""
-        ended = {(record.process, record.token) for record in self.steps(Step.STOP_RETURNED)}
-        return [r for r in self.steps(Step.START_ENTERED) if (r.process, r.token) not in ended]
+        ended = {(record.process, record.token) for record in self.steps(HistoryStep.STOP_RETURNED)}
+        return [r for r in self.steps(HistoryStep.START_ENTERED) if (r.process, r.token) not in ended]
 
 
-def step(record: Record) -> Step | None:
+def step(record: Record) -> HistoryStep | None:
     return KINDS[record.protocol][record.kind].step
 
 
@@ -85,7 +85,7 @@ def shiva(kafka_address: str, tmp_path_factory: pytest.TempPathFactory) -> Playe
         cluster.running("t/c/mail")
         # What was told in the last moments before a SIGKILL may be missing: that is the sink's promise.
         wait_until(
-            lambda: len({each.resource for each in played.steps(Step.START_RETURNED)}) == 2,
+            lambda: len({each.resource for each in played.steps(HistoryStep.START_RETURNED)}) == 2,
             "the history says so",
         )
         time.sleep(SENT_S)
@@ -109,11 +109,11 @@ def neli(kafka_address: str, tmp_path_factory: pytest.TempPathFactory) -> Played
     with ShivaCluster(kafka_address, folder) as cluster:
         played = where(folder, cluster)
         doomed = cluster.launch("doomed", *command, *settings, *played.options)
-        wait_until(lambda: len(played.steps(Step.START_ENTERED)) >= 2, "it leads both")
+        wait_until(lambda: len(played.steps(HistoryStep.START_ENTERED)) >= 2, "it leads both")
         time.sleep(SENT_S)
         doomed.kill()
         heir = cluster.launch("heir", *command, *settings, *played.options)
-        wait_until(lambda: len(played.steps(Step.START_ENTERED)) >= 4, "its heir leads both")
+        wait_until(lambda: len(played.steps(HistoryStep.START_ENTERED)) >= 4, "its heir leads both")
         assert heir.terminate() == 0
     return played
 
@@ -144,7 +144,7 @@ def test_what_they_wrote_is_sound(
     assert verdict["conclusion"] == "sound", verdict
     assert verdict["records"] == len(played.records())
     assert (verdict["missing"], verdict["rotated"], verdict["unread"]) == (0, 0, [])
-    assert verdict["accesses"] == len(played.steps(Step.START_ENTERED)) > resources
+    assert verdict["accesses"] == len(played.steps(HistoryStep.START_ENTERED)) > resources
     assert (verdict["resources"], verdict["processes"]) == (resources, processes)
 
 
@@ -192,6 +192,6 @@ def earlier_heir(played: Played) -> Sequence[Record]:
 
 def without_an_end(played: Played) -> Sequence[Record]:
     """The record is missing that the last owner of one resource has stopped."""
-    ended = max(played.steps(Step.STOP_RETURNED), key=token_of)
+    ended = max(played.steps(HistoryStep.STOP_RETURNED), key=token_of)
     assert token_of(ended) == max(map(token_of, played.accesses_of(ended.resource)))
     return [record for record in played.records() if record != ended]

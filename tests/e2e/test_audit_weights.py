@@ -10,7 +10,7 @@ import pytest
 
 from rebalanser import Admin, Group, Settings
 from rebalanser.cli import main
-from rebalanser.history import Record, Step, read_records
+from rebalanser.history import HistoryStep, Record, read_records
 from rebalanser.history.kinds import KINDS
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -46,7 +46,7 @@ def played(group: str, url: str, history: Path) -> None:
 
 def loads_in(history: Path) -> set[str | None]:
     records = [each for each in read_records(history) if isinstance(each, Record)] if history.exists() else []
-    return {each.resource for each in records if KINDS[each.protocol][each.kind].step is Step.LOAD}
+    return {each.resource for each in records if KINDS[each.protocol][each.kind].step is HistoryStep.LOAD}
 
 
 def said(admin: Admin) -> dict[str, tuple[float, str | None, dict[str, str]]]:

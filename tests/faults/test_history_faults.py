@@ -22,7 +22,7 @@ from rebalanser.history import (
     Event,
     JsonlSink,
     Record,
-    Unreadable,
+    UnreadableLine,
     UnreadableReason,
     read_records,
 )
@@ -229,7 +229,7 @@ def test_kill_9_leaves_whole_lines_but_for_the_last_and_its_file_alone(tmp_path:
         if isinstance(last, Record):
             whole.append(last)
         else:
-            assert isinstance(last, Unreadable)
+            assert isinstance(last, UnreadableLine)
             assert last.reason is UnreadableReason.TORN
         records = [item for item in whole if isinstance(item, Record)]
         assert len(records) == len(whole) > 500

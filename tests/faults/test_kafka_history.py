@@ -17,7 +17,7 @@ import pytest
 
 from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import InvalidUrl, RegistryRefused, RegistryUnavailable
-from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, Unreadable, UnreadableReason
+from rebalanser.history import GAP, Author, Event, Journal, Protocol, Record, UnreadableLine, UnreadableReason
 from rebalanser.history.buffer import TOO_SLOW
 from rebalanser.testing.servers import free_ports
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
@@ -41,7 +41,7 @@ def record(sequence: int, process: str = "w-p", detail: str = "") -> Record:
     return Record.of(author, event, sequence=sequence, wall=1.7e9 + sequence, monotonic=float(sequence))
 
 
-def read(url: str) -> list[Record | Unreadable]:
+def read(url: str) -> list[Record | UnreadableLine]:
     source = open_source(url, PATIENCE_S)
     try:
         return list(source.read(growing=False))
@@ -151,7 +151,7 @@ def test_a_broker_that_is_killed_and_restarted_costs_no_record(url: str, kafka: 
     assert meanwhile > 1_000, "writing goes on while the broker is away"
 
 
-def read_or_nothing(url: str) -> list[Record | Unreadable]:
+def read_or_nothing(url: str) -> list[Record | UnreadableLine]:
     try:
         return read(url)
     except RegistryRefused:
@@ -282,7 +282,7 @@ def test_what_is_no_record_is_told_with_its_partition_and_offset(url: str) -> No
             writer.append_and_wait(connection.cluster, None, value, timeout_s=PATIENCE_S, partition=2)
             for value in (b"{torn", b"{}", None)
         ]
-    bad = [item for item in read(url) if isinstance(item, Unreadable)]
+    bad = [item for item in read(url) if isinstance(item, UnreadableLine)]
     assert [(str(item.file), item.line) for item in bad] == [
         (f"{connection.cluster}/2", offset) for offset in offsets
     ]

@@ -16,7 +16,7 @@ from rebalanser.core.shiva.messages import FactKind
 from rebalanser.core.shiva.types import ApplicationId, Mode
 from rebalanser.core.shiva.worker_options import WorkerOptions
 from rebalanser.errors import InternalError
-from rebalanser.history import KINDS, UNLIMITED_S, MemorySink, Record, Step, read_records
+from rebalanser.history import KINDS, UNLIMITED_S, HistoryStep, MemorySink, Record, read_records
 from rebalanser.neli import Neli
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from support.shiva_cluster import Process, ShivaCluster
@@ -45,7 +45,7 @@ def histories(folder: Path) -> dict[str, list[Record]]:
     return found
 
 
-def step(record: Record) -> Step | None:
+def step(record: Record) -> HistoryStep | None:
     return KINDS[record.protocol][record.kind].step
 
 
@@ -55,9 +55,9 @@ def kinds(folder: Path) -> list[str]:
     return [record.kind for record in records if isinstance(record, Record)]
 
 
-def accesses(records: list[Record]) -> dict[tuple[str, int], list[Step]]:
+def accesses(records: list[Record]) -> dict[tuple[str, int], list[HistoryStep]]:
     """The steps of each access, by resource and token."""
-    found: dict[tuple[str, int], list[Step]] = defaultdict(list)
+    found: dict[tuple[str, int], list[HistoryStep]] = defaultdict(list)
     for record in records:
         its_step = step(record)
         if record.resource is not None and its_step is not None:
@@ -66,7 +66,7 @@ def accesses(records: list[Record]) -> dict[tuple[str, int], list[Step]]:
     return found
 
 
-def first(records: list[Record], wanted: Step) -> Record:
+def first(records: list[Record], wanted: HistoryStep) -> Record:
     return next(record for record in records if step(record) is wanted)
 
 
@@ -104,29 +104,33 @@ def test_a_cluster_whose_worker_is_killed(shiva: ShivaCluster) -> None:
     assert len(written) == 3
     assert {record.group for records in written.values() for record in records} == {shiva.name}
 
-    opened = [steps for steps in accesses(by_label[killed]).values() if Step.STOP_RETURNED not in steps]
+    opened = [
+        steps for steps in accesses(by_label[killed]).values() if HistoryStep.STOP_RETURNED not in steps
+    ]
     assert opened
     whole = accesses(by_label[heir])
     assert {resource for resource, _ in whole} == {"t/c/web", "t/c/mail"}
     for steps in whole.values():  # a round that is missed has a process stopped before it has started
-        assert steps[0] is Step.START_ENTERED
-        assert set(steps[1:-2]) <= {Step.START_RETURNED}
-        assert steps[-2:] == [Step.STOP_ENTERED, Step.STOP_RETURNED]
+        assert steps[0] is HistoryStep.START_ENTERED
+        assert set(steps[1:-2]) <= {HistoryStep.START_RETURNED}
+        assert steps[-2:] == [HistoryStep.STOP_ENTERED, HistoryStep.STOP_RETURNED]
     last = [  # a worker that missed rounds before the kill may have had earlier ones
         max(token for resource, token in accesses(by_label[name]) if resource == "t/c/web")
         for name in (killed, heir)
     ]
     assert last[0] < last[1]
-    starts = [record for record in by_label[heir] if step(record) is Step.START_ENTERED]
+    starts = [record for record in by_label[heir] if step(record) is HistoryStep.START_ENTERED]
     limits = {record.resource: record.overlap_limit_s for record in starts}
     assert limits["t/c/web"] == UNLIMITED_S
     assert limits["t/c/mail"] is None
 
-    elected = first(by_label["leader-1"], Step.ELECTED)
-    documents = {record.value: record for record in by_label["leader-1"] if step(record) is Step.PUBLISHED}
+    elected = first(by_label["leader-1"], HistoryStep.ELECTED)
+    documents = {
+        record.value: record for record in by_label["leader-1"] if step(record) is HistoryStep.PUBLISHED
+    }
     assert {record.term for record in documents.values()} == {elected.term}
     for name in workers:
-        adopted = [record for record in by_label[name] if step(record) is Step.ADOPTED]
+        adopted = [record for record in by_label[name] if step(record) is HistoryStep.ADOPTED]
         assert {record.version for record in adopted} <= documents.keys()
         assert [record.version for record in adopted] == sorted({record.version for record in adopted})
         assert all(record.node == record.process for record in by_label[name])
@@ -141,8 +145,8 @@ def test_a_daemon_writes_one_history_as_leader_and_one_as_worker(shiva: ShivaClu
     written = histories(history_of(shiva))
     assert [records[0].label for records in written.values()] == ["daemon-1", "daemon-1"]
     steps = [{step(record) for record in records} for records in written.values()]
-    assert sorted(Step.ELECTED in each for each in steps) == [False, True]
-    assert sorted(Step.STOP_RETURNED in each for each in steps) == [False, True]
+    assert sorted(HistoryStep.ELECTED in each for each in steps) == [False, True]
+    assert sorted(HistoryStep.STOP_RETURNED in each for each in steps) == [False, True]
 
 
 @pytest.mark.rule("AU-3", "SH-17")
@@ -157,7 +161,7 @@ def test_a_worker_that_ends_by_a_fault_writes_that_its_processes_have_ended(shiv
         worker.wait(PATIENCE_S)
     assert sink.closed
     assert sink.records[-1].kind == FactKind.PROCESS_EXITED
-    assert sink.records[-1].token == first(sink.records, Step.START_ENTERED).token
+    assert sink.records[-1].token == first(sink.records, HistoryStep.START_ENTERED).token
     assert not shiva.processes_of("worker-1")
 
 
@@ -193,10 +197,12 @@ def test_members_of_which_one_is_killed_and_one_leaves(kafka_address: str, tmp_p
     assert [records[0].group for records in written] == [f"{topic}/office"] * 2
     killed, left = map(accesses, written)
     assert {resource for resource, _ in killed} == {resource for resource, _ in left} == {"0", "1"}
-    assert set(map(tuple, killed.values())) == {(Step.START_ENTERED,)}
-    assert set(map(tuple, left.values())) == {(Step.START_ENTERED, Step.STOP_ENTERED, Step.STOP_RETURNED)}
+    assert set(map(tuple, killed.values())) == {(HistoryStep.START_ENTERED,)}
+    assert set(map(tuple, left.values())) == {
+        (HistoryStep.START_ENTERED, HistoryStep.STOP_ENTERED, HistoryStep.STOP_RETURNED)
+    }
     assert all(dict(left.keys())[resource] > token for resource, token in killed)
-    roles = {record.detail["roles"] for record in written[1] if step(record) is Step.START_ENTERED}
+    roles = {record.detail["roles"] for record in written[1] if step(record) is HistoryStep.START_ENTERED}
     assert roles == {"billing", "mail"}
 
 
@@ -223,7 +229,9 @@ def test_leadership_that_ended_while_its_process_was_stopped_is_written_as_of_th
         histories(history).values(), key=lambda records: records[0].monotonic_time
     )
     ends = [record for record in first_written if record.kind == "fenced"]
-    begins = {record.resource: record for record in second_written if step(record) is Step.START_ENTERED}
+    begins = {
+        record.resource: record for record in second_written if step(record) is HistoryStep.START_ENTERED
+    }
     assert {record.resource for record in ends} == {"0", "1"}
     for record in ends:
         assert isinstance(record.detail["late_s"], float)
@@ -250,7 +258,7 @@ def test_an_exclusive_application_of_a_stopped_worker_has_ended_before_its_succe
     for process in (*workers.values(), leader):
         assert process.terminate() == 0
     by_label = {records[0].label: records for records in histories(history_of(shiva)).values()}
-    ended = first(by_label[stopped], Step.STOP_RETURNED)
-    begun = first(by_label[heir], Step.START_ENTERED)
+    ended = first(by_label[stopped], HistoryStep.STOP_RETURNED)
+    begun = first(by_label[heir], HistoryStep.START_ENTERED)
     assert ended.monotonic_time < begun.monotonic_time
     assert ended.wall_time < begun.wall_time

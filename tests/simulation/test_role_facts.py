@@ -14,7 +14,7 @@ from rebalanser.core.neli.settings import Mode
 from rebalanser.core.shiva.messages import Fact as ShivaFact
 from rebalanser.core.shiva.messages import FactKind as ShivaKind
 from rebalanser.core.shiva.types import ApplicationId
-from rebalanser.history import KINDS, Event, Protocol, Record, Step, author_here
+from rebalanser.history import KINDS, Event, HistoryStep, Protocol, Record, author_here
 from rebalanser.neli.history import event_of as neli_event
 from rebalanser_kafka.shiva.facts import event_of as shiva_event
 from simulation.neli import World as NeliWorld
@@ -32,7 +32,7 @@ SHIVA_SEEDS = 15
 EPSILON_S = 1e-6
 
 
-def check_words(protocol: Protocol, event: Event) -> Step | None:
+def check_words(protocol: Protocol, event: Event) -> HistoryStep | None:
     """An event that can be a record, whose words are in the tables; its step."""
     author = author_here(protocol, "group", "process", "label")
     record = Record.of(author, event, sequence=0, wall=1.0, monotonic=1.0)
@@ -75,7 +75,7 @@ class LedWorld(NeliWorld):
             return
         key, at = (process.name, fact.partition), self.true(process, fact.at)
         assert fact.token is not None
-        if step is Step.START_ENTERED:
+        if step is HistoryStep.START_ENTERED:
             assert key not in self.open, "the leadership before has not ended"
             self.open[key] = fact.token, at
             self.leading[key] = fact.token
@@ -84,10 +84,10 @@ class LedWorld(NeliWorld):
         assert (token, begin) <= (fact.token, at + EPSILON_S)
         assert token == fact.token
         self.leading.pop(key, None)
-        if step is Step.STOP_ENTERED:
+        if step is HistoryStep.STOP_ENTERED:
             self.lapsed[key] = at
             return
-        assert step is Step.STOP_RETURNED
+        assert step is HistoryStep.STOP_RETURNED
         self.ends += 1
         del self.open[key]
         led_until = min(at, self.lapsed.pop(key, at))
@@ -132,7 +132,7 @@ class RunWorld(ShivaWorld):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         type(self).made = self
-        self.steps: dict[tuple[int, str], list[tuple[Step, int | None]]] = defaultdict(list)
+        self.steps: dict[tuple[int, str], list[tuple[HistoryStep, int | None]]] = defaultdict(list)
         self.versions: dict[int, int] = defaultdict(int)
         self.tellers: list[ShivaProcess] = []
         self.published: dict[float, int] = {}
@@ -151,14 +151,14 @@ class RunWorld(ShivaWorld):
             assert event.version >= self.versions[id(process)], "documents are acted on in their order"
             self.versions[id(process)] = event.version
         match step:
-            case Step.ELECTED:
+            case HistoryStep.ELECTED:
                 assert self.led.setdefault(event.term, id(process)) == id(process), "a term has one leader"
-            case Step.PUBLISHED:
+            case HistoryStep.PUBLISHED:
                 assert event.value == event.version
                 assert self.published.setdefault(event.version, event.term) == event.term
-            case Step.ADOPTED:
+            case HistoryStep.ADOPTED:
                 self.adopted.add(event.version)
-            case Step():
+            case HistoryStep():
                 assert event.resource is not None
                 self.steps[id(process), event.resource].append((step, event.token))
 
@@ -180,38 +180,42 @@ def test_a_clusters_history_has_whole_runs_with_one_token_each() -> None:
     assert runs > SHIVA_SEEDS
 
 
-def check_runs(steps: list[tuple[Step, int | None]], *, may_be_cut: bool) -> int:
+def check_runs(steps: list[tuple[HistoryStep, int | None]], *, may_be_cut: bool) -> int:
     """One run after another, each of one token, in the order of the steps; how many runs there were."""
-    runs, done, token = 0, Step.STOP_RETURNED, None
+    runs, done, token = 0, HistoryStep.STOP_RETURNED, None
     for step, its_token in steps:
         assert step in FOLLOWS[done], (done, step)
-        if step is Step.START_ENTERED:
+        if step is HistoryStep.START_ENTERED:
             runs, token = runs + 1, its_token
         assert token is not None
         assert its_token == token, "a run has one token from its start to its end"
         done = step
-    assert may_be_cut or done is Step.STOP_RETURNED
+    assert may_be_cut or done is HistoryStep.STOP_RETURNED
     return runs
 
 
-FOLLOWS: Mapping[Step, set[Step]] = {
-    Step.STOP_RETURNED: {Step.START_ENTERED},
-    Step.START_ENTERED: {Step.START_RETURNED, Step.STOP_ENTERED, Step.STOP_RETURNED},
-    Step.START_RETURNED: {Step.STOP_ENTERED, Step.STOP_RETURNED},
-    Step.STOP_ENTERED: {Step.STOP_RETURNED},
+FOLLOWS: Mapping[HistoryStep, set[HistoryStep]] = {
+    HistoryStep.STOP_RETURNED: {HistoryStep.START_ENTERED},
+    HistoryStep.START_ENTERED: {
+        HistoryStep.START_RETURNED,
+        HistoryStep.STOP_ENTERED,
+        HistoryStep.STOP_RETURNED,
+    },
+    HistoryStep.START_RETURNED: {HistoryStep.STOP_ENTERED, HistoryStep.STOP_RETURNED},
+    HistoryStep.STOP_ENTERED: {HistoryStep.STOP_RETURNED},
 }
 
 
 def test_a_history_that_is_not_whole_is_seen() -> None:
     """The checks above can fail."""
     with pytest.raises(AssertionError):
-        check_runs([(Step.START_ENTERED, 1), (Step.STOP_RETURNED, 2)], may_be_cut=True)
+        check_runs([(HistoryStep.START_ENTERED, 1), (HistoryStep.STOP_RETURNED, 2)], may_be_cut=True)
     with pytest.raises(AssertionError):
-        check_runs([(Step.STOP_ENTERED, 1)], may_be_cut=True)
+        check_runs([(HistoryStep.STOP_ENTERED, 1)], may_be_cut=True)
     with pytest.raises(AssertionError):
-        check_runs([(Step.START_ENTERED, 1)], may_be_cut=False)
+        check_runs([(HistoryStep.START_ENTERED, 1)], may_be_cut=False)
     with pytest.raises(AssertionError):
         check_apart([(1.0, 3.0, "p1", 5), (2.0, 4.0, "p2", 6)])
     with pytest.raises(AssertionError):
         check_words(Protocol.NELI, Event(NeliKind.INDUCED, "p", detail={"unknown": 1}))
-    assert check_words(Protocol.SHIVA, Event(ShivaKind.PROCESS_EXITED, "p")) is Step.STOP_RETURNED
+    assert check_words(Protocol.SHIVA, Event(ShivaKind.PROCESS_EXITED, "p")) is HistoryStep.STOP_RETURNED

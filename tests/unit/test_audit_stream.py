@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.audit import Conclusion, tailing
-from rebalanser.audit.checkpoint import Checkpoint, State, Totals, UnusableCheckpoint, claim_output
+from rebalanser.audit.checkpoint import Checkpoint, StreamState, Totals, UnusableCheckpoint, claim_output
 from rebalanser.audit.sources import NoHistory
 from rebalanser.audit.streaming import claimed, followed
 from rebalanser.audit.tailing import TailReader, oldest_unread, planned
@@ -157,7 +157,7 @@ class TestCheckpoint:
         checkpoint = Checkpoint(tmp_path, ["a"])
         for name in ("3", "3-idle", "4"):
             (tmp_path / "state" / name).mkdir(parents=True)
-            (tmp_path / "state" / name / "about.json").write_text(State().model_dump_json())
+            (tmp_path / "state" / name / "about.json").write_text(StreamState().model_dump_json())
             (tmp_path / "state" / name / "_SUCCESS").touch()
         (tmp_path / "state" / "4-idle").mkdir()
         happened = {

@@ -12,8 +12,8 @@ import pytest
 
 from rebalanser.cli.run import IdleHint
 from rebalanser.cli.supervisor import (
-    Outputs,
-    Restart,
+    LineForwarder,
+    RestartCondition,
     Style,
     Supervisor,
     filled_in,
@@ -84,9 +84,9 @@ def owned() -> Owned:
     return Owned("a", 7, tenure)
 
 
-def supervisor(restart: Restart, processes: object) -> Supervisor:
+def supervisor(restart: RestartCondition, processes: object) -> Supervisor:
     made = Supervisor(
-        Group("orders", "memory://supervisor"), Settings(), ["true"], restart, Outputs(Style.AS_IT_IS)
+        Group("orders", "memory://supervisor"), Settings(), ["true"], restart, LineForwarder(Style.AS_IT_IS)
     )
     made._processes = processes  # type: ignore[assignment]
     return made
@@ -100,19 +100,19 @@ ENDED = Exited(0, None, by_shim=True)
 @pytest.mark.parametrize(
     ("restart", "first", "starts", "failed"),
     [
-        (Restart.ALWAYS, GOOD, 2, {}),
-        (Restart.ALWAYS, BAD, 2, {}),
-        (Restart.ON_FAILURE, GOOD, 1, {}),
-        (Restart.ON_FAILURE, BAD, 2, {}),
-        (Restart.NEVER, GOOD, 1, {}),
-        (Restart.NEVER, BAD, 1, {"a": 3}),
-        (Restart.NEVER, ENDED, 2, {}),
+        (RestartCondition.ALWAYS, GOOD, 2, {}),
+        (RestartCondition.ALWAYS, BAD, 2, {}),
+        (RestartCondition.ON_FAILURE, GOOD, 1, {}),
+        (RestartCondition.ON_FAILURE, BAD, 2, {}),
+        (RestartCondition.NEVER, GOOD, 1, {}),
+        (RestartCondition.NEVER, BAD, 1, {"a": 3}),
+        (RestartCondition.NEVER, ENDED, 2, {}),
     ],
 )
 def test_a_command_is_started_again_as_asked(
     owned: Owned,
     monkeypatch: pytest.MonkeyPatch,
-    restart: Restart,
+    restart: RestartCondition,
     first: Exited,
     starts: int,
     failed: dict[str, int],
@@ -133,7 +133,7 @@ def test_a_command_that_can_not_be_started_has_not_exited(
             tell(Exited(None, "no program", by_shim=False))
             return 1
 
-    made = supervisor(Restart.NEVER, Unstartable(owned, []))
+    made = supervisor(RestartCondition.NEVER, Unstartable(owned, []))
     made.supervise(owned)
     assert made.failed == {"a": None}
     assert capsys.readouterr().err == "rebalanser: not started resource a, token 7, reason no program\n"
@@ -144,7 +144,7 @@ def test_a_resource_is_owned_on_where_its_command_is_not_started_again(
 ) -> None:
     waited: list[StopRequest] = []
     monkeypatch.setattr(StopRequest, "wait", lambda request: waited.append(request))
-    supervisor(Restart.NEVER, ScriptedProcesses(owned, [GOOD, GOOD]))._work(owned)
+    supervisor(RestartCondition.NEVER, ScriptedProcesses(owned, [GOOD, GOOD]))._work(owned)
     assert waited == [owned.stop_requested]
 
 
@@ -152,7 +152,7 @@ def test_a_resource_is_owned_on_where_its_command_is_not_started_again(
 def test_nothing_is_started_for_a_resource_that_has_to_be_given_up(owned: Owned) -> None:
     processes = ScriptedProcesses(owned, [GOOD])
     owned.stop_requested.set()
-    supervisor(Restart.ALWAYS, processes).supervise(owned)
+    supervisor(RestartCondition.ALWAYS, processes).supervise(owned)
     assert processes.started == 0
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_started_for_a_resource_that_has_to_be_given_up(owned: Owned)
 def test_nothing_is_started_after_the_deadline(owned: Owned) -> None:
     processes = ScriptedProcesses(owned, [GOOD])
     owned._tenure.deadline = SystemClock().now() - 1
-    made = supervisor(Restart.ALWAYS, processes)
+    made = supervisor(RestartCondition.ALWAYS, processes)
     run = made._run_once(owned, queue.SimpleQueue())
     assert run is not None
     assert run.exited.by_shim
@@ -174,7 +174,7 @@ def test_without_a_shim_the_node_leaves(owned: Owned, monkeypatch: pytest.Monkey
 
     asked: list[bool] = []
     monkeypatch.setattr(Group, "request_stop", lambda _group: asked.append(True))
-    supervisor(Restart.ALWAYS, Gone()).supervise(owned)
+    supervisor(RestartCondition.ALWAYS, Gone()).supervise(owned)
     assert asked == [True]
 
 
@@ -182,13 +182,13 @@ def test_it_is_said_when_a_command_is_started_again(
     owned: Owned, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(GrowingDelay, "after", lambda _delay, _lasted_s: 0.001)
-    supervisor(Restart.ALWAYS, ScriptedProcesses(owned, [BAD, GOOD])).supervise(owned)
+    supervisor(RestartCondition.ALWAYS, ScriptedProcesses(owned, [BAD, GOOD])).supervise(owned)
     told = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
     assert told == ["started", "exited", "restarting", "started", "exited"]
 
 
 def test_a_line_of_output_comes_after_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = Outputs(Style.JSON)
+    outputs = LineForwarder(Style.JSON)
     with outputs.of("a") as (out, err):
         os.write(out, b"early\n")
         os.write(err, b"wrong\n")
@@ -204,17 +204,19 @@ def test_a_line_of_output_comes_after_the_start(capsys: pytest.CaptureFixture[st
 
 def test_output_is_passed_on_once_the_start_is_told(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(Outputs, "tell", lambda _outputs, event, **_what: told.append(event))
-    monkeypatch.setattr(Outputs, "begin", lambda _outputs, resource: told.append(f"output of {resource}"))
-    monkeypatch.setattr(Outputs, "finish", lambda _outputs, _resource: None)
-    supervisor(Restart.NEVER, ScriptedProcesses(owned, [GOOD, GOOD])).supervise(owned)
+    monkeypatch.setattr(LineForwarder, "tell", lambda _outputs, event, **_what: told.append(event))
+    monkeypatch.setattr(
+        LineForwarder, "begin", lambda _outputs, resource: told.append(f"output of {resource}")
+    )
+    monkeypatch.setattr(LineForwarder, "finish", lambda _outputs, _resource: None)
+    supervisor(RestartCondition.NEVER, ScriptedProcesses(owned, [GOOD, GOOD])).supervise(owned)
     assert told == ["started", "output of a", "exited"]
 
 
 def test_a_node_that_is_to_own_nothing_is_reported_once_with_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hint = IdleHint("orders", Outputs(Style.AS_IT_IS))
+    hint = IdleHint("orders", LineForwarder(Style.AS_IT_IS))
 
     def told(kind: FactKind, resources: int) -> str:
         hint.hear(Fact(kind, "n-1", detail={"resources": resources}))

@@ -14,17 +14,17 @@ from rebalanser.cli.table import render, render_view
 from rebalanser.cli.view import (
     MOST_ASKED,
     MOST_MOVES,
-    Heartbeats,
-    Move,
+    HeartbeatAges,
     Moves,
-    Page,
+    ObservedMove,
     Picture,
     View,
+    WatchPage,
     changed_lines,
     changed_silence,
     keys_in,
 )
-from rebalanser.cli.watch import Heard, hear
+from rebalanser.cli.watch import AgesRead, hear
 from rebalanser.core.group import Mode
 from rebalanser.errors import AccessDenied, RebalanserError, RegistryUnavailable
 from rebalanser.registry import RegistryCoordinator
@@ -300,7 +300,7 @@ class TestMoves:
         moves = Moves()
         assert moves.see(group({"a": "one", "b": "two"}), 1.0) == []
         (move,) = moves.see(group({"a": "two", "b": "two"}), 2.0)
-        assert move == Move("a", "one", "two", token=7, seen_at=2.0)
+        assert move == ObservedMove("a", "one", "two", token=7, seen_at=2.0)
         assert moves.see(group({"a": "two", "b": "two"}), 3.0) == []
 
     def test_the_owner_before_is_remembered_while_there_is_none(self) -> None:
@@ -329,11 +329,11 @@ class TestMoves:
 class TestHeartbeats:
     def test_all_nodes_of_a_small_group_are_asked_for(self) -> None:
         nodes = [str(number) for number in range(MOST_ASKED)]
-        assert Heartbeats().to_ask(nodes, ()) == nodes
-        assert Heartbeats().to_ask([], ()) == []
+        assert HeartbeatAges().to_ask(nodes, ()) == nodes
+        assert HeartbeatAges().to_ask([], ()) == []
 
     def test_the_nodes_of_a_large_group_are_asked_for_in_turn_those_in_sight_always(self) -> None:
-        heartbeats = Heartbeats()
+        heartbeats = HeartbeatAges()
         nodes = [str(number) for number in range(1_000)]
         sight = nodes[500:530]
         asked: set[str] = set()
@@ -345,14 +345,14 @@ class TestHeartbeats:
         assert asked == set(nodes)
 
     def test_others_have_their_turn_though_many_are_silent(self) -> None:
-        heartbeats = Heartbeats()
+        heartbeats = HeartbeatAges()
         nodes = [str(number) for number in range(1_000)]
         heartbeats.take(nodes, nodes, dict.fromkeys(nodes[:900], SILENT))
         asked = {node for _ in range(16) for node in heartbeats.to_ask(nodes, nodes[:40])}
         assert asked == set(nodes)
 
     def test_a_node_is_silent_until_it_is_heard_again_or_gone(self) -> None:
-        heartbeats = Heartbeats()
+        heartbeats = HeartbeatAges()
         heartbeats.take("abc", "ab", {"a": SILENT, "b": FRESH})
         heartbeats.take("abc", "c", {"c": SILENT})
         assert set(heartbeats.silent) == {"a", "c"}
@@ -363,7 +363,7 @@ class TestHeartbeats:
         assert heartbeats.silent == {}
 
     def test_a_registry_that_tells_nothing_is_known_as_such(self) -> None:
-        heartbeats = Heartbeats()
+        heartbeats = HeartbeatAges()
         heartbeats.take("", "", {})
         assert heartbeats.told is None
         heartbeats.take("a", "a", {})
@@ -373,7 +373,7 @@ class TestHeartbeats:
         assert heartbeats.told is True
 
     def test_half_a_lease_without_a_heartbeat_is_silence(self) -> None:
-        heartbeats = Heartbeats()
+        heartbeats = HeartbeatAges()
         heartbeats.take("ab", "ab", {"a": replace(SILENT, age_s=5.0), "b": replace(SILENT, age_s=5.1)})
         assert set(heartbeats.silent) == {"b"}
 
@@ -392,7 +392,7 @@ class TestHearing:
         assert hear(self.Deaf(RegistryUnavailable("away")), ["a"]) is None
 
     def test_who_may_not_look_at_leases_is_told_none(self) -> None:
-        assert hear(self.Deaf(AccessDenied("no")), ["a"]) == Heard(["a"], {})
+        assert hear(self.Deaf(AccessDenied("no")), ["a"]) == AgesRead(["a"], {})
 
 
 class TestLines:
@@ -484,9 +484,9 @@ class TestTable:
 
     @pytest.mark.parametrize(("nodes", "resources"), [(0, 5), (1, 500), (30, 500), (1_000, 5_000)])
     @pytest.mark.parametrize("size", [(80, 24), (120, 40), (40, 12)])
-    @pytest.mark.parametrize("page", list(Page))
+    @pytest.mark.parametrize("page", list(WatchPage))
     def test_every_page_stays_within_the_terminal(
-        self, nodes: int, resources: int, size: tuple[int, int], page: Page
+        self, nodes: int, resources: int, size: tuple[int, int], page: WatchPage
     ) -> None:
         free = state(*(resource(f"r{n}", None, None, reason=f"{n}") for n in range(resources)), nodes=())
         view = seeing(large(nodes, resources) if nodes else free)
@@ -548,10 +548,10 @@ class TestKeys:
         view = seeing(large(100, 1_000), group({f"part-{n:05}": "one" for n in range(1_000)}))
         screen(view)
         for page, line in [
-            (Page.RESOURCES, "  resources 1 to 20 of 1,000"),
-            (Page.MOVES, "  moves 1 to 20 of 1,000"),
-            (Page.WAITS, "  nothing"),
-            (Page.NODES, "  nodes 1 to 1 of 1"),
+            (WatchPage.RESOURCES, "  resources 1 to 20 of 1,000"),
+            (WatchPage.MOVES, "  moves 1 to 20 of 1,000"),
+            (WatchPage.WAITS, "  nothing"),
+            (WatchPage.NODES, "  nodes 1 to 1 of 1"),
         ]:
             press(view, "tab")
             assert view.page is page
@@ -582,7 +582,7 @@ class TestKeys:
     def test_a_filter_holds_on_every_page(self) -> None:
         owners = {f"part-{n}": "one" for n in range(30)}
         view = seeing(group(owners), group({**owners, "part-7": "two", "part-8": "two"}))
-        view.page = Page.RESOURCES
+        view.page = WatchPage.RESOURCES
         press(view, "/", *"two")
         assert "  resources 1 to 2 of 2 with 'two'" in screen(view)
         press(view, "enter", "tab")
@@ -600,5 +600,5 @@ class TestKeys:
     def test_moves_that_are_forgotten_are_counted(self) -> None:
         names = [f"r{n}" for n in range(MOST_MOVES + 5)]
         view = seeing(group(dict.fromkeys(names, "one")), group(dict.fromkeys(names, "two")))
-        view.page = Page.MOVES
+        view.page = WatchPage.MOVES
         assert "  moves 1 to 20 of 10,000; 5 earlier ones are forgotten" in screen(view)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser.core.group import FactKind
-from rebalanser.history import Protocol, Record, Unreadable, UnreadableReason, read_records
+from rebalanser.history import Protocol, Record, UnreadableLine, UnreadableReason, read_records
 from support.histories import CLOCK_ERROR_S, DRAMAS, SPOILING, Defect, World, tell, write_pages
 from support.histories.healthy import LIVES
 
@@ -72,7 +72,7 @@ def test_all_that_is_written_is_read_but_what_was_planted_as_no_record(tmp_path:
     for seed in SEEDS:
         story = tell(seed)
         write_pages(tmp_path / str(seed), [story.pages], files=2, seed=seed)
-        unread = [line for line in read_records(tmp_path / str(seed)) if isinstance(line, Unreadable)]
+        unread = [line for line in read_records(tmp_path / str(seed)) if isinstance(line, UnreadableLine)]
         reasons = sorted(one.reason or "" for one in story.planted if one.defect is Defect.QUARANTINE)
         assert sorted(line.reason for line in unread) == reasons
 
@@ -80,7 +80,7 @@ def test_all_that_is_written_is_read_but_what_was_planted_as_no_record(tmp_path:
 def test_a_torn_line_is_the_last_of_its_file(tmp_path: Path) -> None:
     story = tell(5, ["torn_line"])
     write_pages(tmp_path, [story.pages], files=2, seed=5)
-    (torn,) = (line for line in read_records(tmp_path) if isinstance(line, Unreadable))
+    (torn,) = (line for line in read_records(tmp_path) if isinstance(line, UnreadableLine))
     assert torn.reason is UnreadableReason.TORN
     assert torn.line == len(torn.file.read_bytes().splitlines())
 

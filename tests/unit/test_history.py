@@ -23,7 +23,7 @@ from rebalanser.history import (
     Event,
     Protocol,
     Record,
-    Unreadable,
+    UnreadableLine,
     UnreadableReason,
     describe,
     event_of,
@@ -157,7 +157,7 @@ def test_a_gap_stands_where_the_first_dropped_record_would() -> None:
     assert Record.model_validate_json(gap.to_line()) == gap
 
 
-def read_all(path: Path) -> list[Record | Unreadable]:
+def read_all(path: Path) -> list[Record | UnreadableLine]:
     return list(read_records(path))
 
 
@@ -197,7 +197,7 @@ def test_an_unreadable_line_is_told_and_the_next_one_read(
     file.write_bytes(record(0).to_line() + line + record(1).to_line())
     first, bad, last = read_all(file)
     assert (first, last) == (record(0), record(1))
-    assert isinstance(bad, Unreadable)
+    assert isinstance(bad, UnreadableLine)
     assert (bad.file, bad.line, bad.reason) == (file, 2, reason)
     assert detail in bad.detail
 
@@ -212,7 +212,7 @@ def test_a_line_torn_anywhere_is_a_record_or_told_as_torn(tmp_path: Path) -> Non
         if length == len(line) - 1:
             assert torn == record(1), "only the newline is missing"
         else:
-            assert isinstance(torn, Unreadable)
+            assert isinstance(torn, UnreadableLine)
             assert (torn.line, torn.reason) == (2, UnreadableReason.TORN)
 
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from rebalanser.cli import main
 from rebalanser.cli.arguments import parse_time, shown_time
 from rebalanser.cli.history_sources import FileSource, HistoryFile, open_source
-from rebalanser.cli.history_stats import Numbers, Tally, printable, record_line, stats_table
+from rebalanser.cli.history_stats import Numbers, RecordCounter, printable, record_line, stats_table
 from rebalanser.core.group.messages import FactKind
 from rebalanser.errors import UnusableHistory
-from rebalanser.history import Author, Event, Record, Unreadable, UnreadableReason
+from rebalanser.history import Author, Event, Record, UnreadableLine, UnreadableReason
 from rebalanser.history import Protocol as HistoryProtocol
 from rebalanser.history.reader import MAX_LINE_BYTES
 
@@ -256,7 +256,7 @@ def test_a_line_longer_than_any_record_is_never_held(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"x" * (3 * MAX_LINE_BYTES) + b"\n" + record(1).to_line())
     first, second = (item for _, item in HistoryFile(path).read(growing=False))
-    assert isinstance(first, Unreadable)
+    assert isinstance(first, UnreadableLine)
     assert (first.line, first.reason) == (1, UnreadableReason.TOO_LONG)
     assert second == record(1)
 
@@ -302,7 +302,7 @@ def test_stats_for_people_name_what_is_not_as_it_should_be(cli: Cli, tmp_path: P
 def test_stats_on_a_terminal_are_a_table() -> None:
     from rich.console import Console
 
-    tally = Tally()
+    tally = RecordCounter()
     tally.add(record(1, "[bold]a"))
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     console.print(stats_table(tally.stats(["x"])))

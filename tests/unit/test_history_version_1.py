@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser.history import Protocol, Record, Unreadable, UnreadableReason, read_records
+from rebalanser.history import Protocol, Record, UnreadableLine, UnreadableReason, read_records
 from rebalanser.history.version_1 import DEFAULTS_OF_VERSION_1, INCARNATION_OF_NODE, Version1, upgrade
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_a_file_of_both_versions_is_read_as_one(tmp_path: Path) -> None:
     file.write_bytes(LINE + upgraded.to_line() + LINE.replace(b"start_entered", b"exploded"))
     first, second, bad = read_records(file)
     assert first == second == upgraded
-    assert isinstance(bad, Unreadable)
+    assert isinstance(bad, UnreadableLine)
     assert (bad.reason, bad.line) == (UnreadableReason.NOT_A_RECORD, 3)
     assert "is no kind of group" in bad.detail
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.tables import FINDINGS, PARTY, WITNESS, Certainty
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from rebalanser.history import Protocol
 
 _SEEN: Final = "evidence_seen"
-_BEGINNINGS: Final = (str(Step.ELECTED), str(Step.START_ENTERED), str(Step.UPDATED), str(Step.FINISHED))
+_BEGINNINGS: Final = (
+    str(HistoryStep.ELECTED),
+    str(HistoryStep.START_ENTERED),
+    str(HistoryStep.UPDATED),
+    str(HistoryStep.FINISHED),
+)
 
 
 def subject() -> Column:
@@ -78,7 +83,7 @@ def party(owner: Column) -> Column:
     return F.struct(*(value.alias(name) for name, value in fields.items())).cast(PARTY)
 
 
-def witness(process: Column, sequence: Column, step: Step) -> Column:
+def witness(process: Column, sequence: Column, step: HistoryStep) -> Column:
     """The ``WITNESS`` of one record, named only: evidence adds the rest."""
     known = {"process": process, "sequence": sequence, "kind": F.lit(str(step))}
     return F.struct(

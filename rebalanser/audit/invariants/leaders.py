@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from rebalanser.audit.invariants.findings import by_protocol, findings, named, party, text, witness, worded
 from rebalanser.audit.tables import FindingKind
-from rebalanser.history import Protocol, Step
+from rebalanser.history import HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +22,7 @@ _RULES: Final = {Protocol.GROUP: "RB-5", Protocol.SHIVA: "SH-7"}
 def two_leaders(case: Case) -> DataFrame:
     """Terms in which two nodes report that they were elected: certain. Of more than two, two are named."""
     elected = (
-        case.records.where(F.col("step") == Step.ELECTED)
+        case.records.where(F.col("step") == HistoryStep.ELECTED)
         .groupBy(*_TERM, "process", "node")
         .agg(
             F.min("sequence").alias("sequence"),
@@ -64,8 +64,8 @@ def two_leaders(case: Case) -> DataFrame:
             sentence=sentence,
             parties=[party(one), party(other)],
             evidence=[
-                witness(one["process"], one["sequence"], Step.ELECTED),
-                witness(other["process"], other["sequence"], Step.ELECTED),
+                witness(one["process"], one["sequence"], HistoryStep.ELECTED),
+                witness(other["process"], other["sequence"], HistoryStep.ELECTED),
             ],
             begins=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),
             ends=F.greatest(one["start_entered_wall"], other["start_entered_wall"]),

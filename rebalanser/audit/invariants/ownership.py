@@ -23,7 +23,7 @@ from rebalanser.audit.invariants.findings import (
 )
 from rebalanser.audit.owner_pairs import OWNER, SERIES, has_barriers, may_overlap_for
 from rebalanser.audit.tables import EndedBy, FindingKind
-from rebalanser.history import Protocol, Step
+from rebalanser.history import HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,10 +224,10 @@ def _told_of_overlaps() -> Wording:
         sentence=sentence,
         parties=[party(earlier), party(later)],
         evidence=[
-            _witness(earlier, Step.START_ENTERED),
-            _witness(earlier, Step.STOP_RETURNED),
-            _witness(earlier, Step.STOP_FAILED),
-            _witness(later, Step.START_ENTERED),
+            _witness(earlier, HistoryStep.START_ENTERED),
+            _witness(earlier, HistoryStep.STOP_RETURNED),
+            _witness(earlier, HistoryStep.STOP_FAILED),
+            _witness(later, HistoryStep.START_ENTERED),
         ],
         begins=begins,
         ends=F.greatest(begins, F.least(*(_wall_end(owner) for owner in (earlier, later)))),
@@ -267,7 +267,7 @@ def _told_of_barriers() -> Wording:
         rule=F.lit("RB-12"),
         sentence=sentence,
         parties=[party(earlier), party(later)],
-        evidence=[_witness(earlier, Step.BARRIER_REMOVED), _witness(later, Step.BARRIER_ADDED)],
+        evidence=[_witness(earlier, HistoryStep.BARRIER_REMOVED), _witness(later, HistoryStep.BARRIER_ADDED)],
         begins=later["barrier_added_wall"],
         ends=earlier["barrier_removed_wall"],
         fenced=_fenced_by(earlier, later),
@@ -315,9 +315,9 @@ def unowned(case: Case) -> DataFrame:
             sentence=sentence,
             parties=[party(earlier), party(later)],
             evidence=[
-                _witness(earlier, Step.START_ENTERED),
-                _witness(earlier, Step.STOP_RETURNED),
-                _witness(later, Step.START_ENTERED),
+                _witness(earlier, HistoryStep.START_ENTERED),
+                _witness(earlier, HistoryStep.STOP_RETURNED),
+                _witness(later, HistoryStep.START_ENTERED),
             ],
             begins=earlier["end_wall"],
             ends=later["start_entered_wall"],
@@ -403,7 +403,10 @@ def _of_tokens(pairs: DataFrame, kind: FindingKind, sentence: Column, uncertaint
             rule=by_protocol(_TOKEN_RULES),
             sentence=sentence,
             parties=[party(earlier), party(later)],
-            evidence=[_witness(earlier, Step.START_ENTERED), _witness(later, Step.START_ENTERED)],
+            evidence=[
+                _witness(earlier, HistoryStep.START_ENTERED),
+                _witness(later, HistoryStep.START_ENTERED),
+            ],
             begins=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
             ends=F.greatest(earlier["start_entered_wall"], later["start_entered_wall"]),
             uncertainty_s=uncertainty_s,
@@ -431,5 +434,5 @@ def _fenced_by(earlier: Column, later: Column) -> Column:
     return F.coalesce(earlier["fenced"] & later["fenced"], earlier["fenced"], later["fenced"])
 
 
-def _witness(owner: Column, step: Step) -> Column:
+def _witness(owner: Column, step: HistoryStep) -> Column:
     return witness(owner["process"], owner[f"{step}_sequence"], step)

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from rebalanser.audit.invariants.findings import findings, party, subject, text, witness, worded
 from rebalanser.audit.owner_pairs import has_barriers, stopped_too_late
 from rebalanser.audit.tables import ACCESSES, EndedBy, FindingKind
-from rebalanser.history import Step
+from rebalanser.history import HistoryStep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -51,7 +51,7 @@ def start_without_barrier(case: Case) -> DataFrame:
                 "{} entered OnStart of {} (token {}) {}", F.col("label"), subject(), F.col("token"), how
             ),
             parties=[_party()],
-            evidence=[_witness(Step.START_ENTERED), _witness(Step.BARRIER_ADDED)],
+            evidence=[_witness(HistoryStep.START_ENTERED), _witness(HistoryStep.BARRIER_ADDED)],
             begins=F.col("start_entered_wall"),
             ends=F.coalesce("barrier_added_wall", "end_wall"),
             fenced=F.col("fenced"),
@@ -105,11 +105,11 @@ def step_order(case: Case) -> DataFrame:
             ),
             parties=[_party()],
             evidence=[
-                _witness(Step.BARRIER_ADDED),
-                _witness(Step.START_ENTERED),
-                _witness(Step.START_RETURNED),
-                _witness(Step.STOP_RETURNED),
-                _witness(Step.BARRIER_REMOVED),
+                _witness(HistoryStep.BARRIER_ADDED),
+                _witness(HistoryStep.START_ENTERED),
+                _witness(HistoryStep.START_RETURNED),
+                _witness(HistoryStep.STOP_RETURNED),
+                _witness(HistoryStep.BARRIER_REMOVED),
             ],
             begins=F.coalesce(F.least("barrier_removed_wall", "stop_returned_wall"), "start_entered_wall"),
             ends=F.coalesce(F.greatest("barrier_removed_wall", "stop_returned_wall"), "end_wall"),
@@ -122,5 +122,5 @@ def _party() -> Column:
     return party(F.struct(*ACCESSES.fieldNames()))
 
 
-def _witness(step: Step) -> Column:
+def _witness(step: HistoryStep) -> Column:
     return witness(F.col("process"), F.col(f"{step}_sequence"), step)

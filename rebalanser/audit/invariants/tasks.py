@@ -10,7 +10,7 @@ from rebalanser.audit.invariants.findings import findings, named, party, subject
 from rebalanser.audit.owner_pairs import SERIES
 from rebalanser.audit.running_max import bucketed, running_max
 from rebalanser.audit.tables import ACCESSES, FindingKind
-from rebalanser.history import Protocol, Step
+from rebalanser.history import HistoryStep, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,7 +29,7 @@ def claim_twice(case: Case) -> DataFrame:
 def update_gap(case: Case) -> DataFrame:
     """Claims whose accepted updates are not numbered 0, 1, 2... without a gap (SK-9)."""
     numbers = (
-        case.records.where(_in_skuld() & (F.col("step") == Step.UPDATED) & F.col("value").isNotNull())
+        case.records.where(_in_skuld() & (F.col("step") == HistoryStep.UPDATED) & F.col("value").isNotNull())
         .groupBy(*_CLAIM, F.col("value").cast("long").alias("number"))
         .agg(F.min("sequence").alias("sequence"), F.min("wall_time").alias("wall"))
     )
@@ -60,8 +60,8 @@ def update_gap(case: Case) -> DataFrame:
             sentence=sentence,
             parties=[party(_writer())],
             evidence=[
-                witness(F.col("process"), F.col("first_sequence"), Step.UPDATED),
-                witness(F.col("process"), F.col("last_sequence"), Step.UPDATED),
+                witness(F.col("process"), F.col("first_sequence"), HistoryStep.UPDATED),
+                witness(F.col("process"), F.col("last_sequence"), HistoryStep.UPDATED),
             ],
             begins=F.col("start_entered_wall"),
             ends=F.col("end_wall"),
@@ -71,8 +71,8 @@ def update_gap(case: Case) -> DataFrame:
 
 def stale_write(case: Case) -> DataFrame:
     """Updates and completions accepted after a later claim had been granted, by revisions (SK-10)."""
-    steps = F.col("step").isin(Step.START_ENTERED, Step.UPDATED, Step.FINISHED)
-    granted = F.col("step") == Step.START_ENTERED
+    steps = F.col("step").isin(HistoryStep.START_ENTERED, HistoryStep.UPDATED, HistoryStep.FINISHED)
+    granted = F.col("step") == HistoryStep.START_ENTERED
     written_at = F.when(~granted, F.col("revision"))
     claims = (
         case.records.where(_in_skuld() & steps & F.col("token").isNotNull())
@@ -112,8 +112,8 @@ def stale_write(case: Case) -> DataFrame:
             sentence=sentence,
             parties=[party(_writer())],
             evidence=[
-                witness(F.col("process"), F.col("written_sequence"), Step.UPDATED),
-                witness(F.col("later.process"), F.col("later.granted_sequence"), Step.START_ENTERED),
+                witness(F.col("process"), F.col("written_sequence"), HistoryStep.UPDATED),
+                witness(F.col("later.process"), F.col("later.granted_sequence"), HistoryStep.START_ENTERED),
             ],
             begins=F.col("written_wall"),
             ends=F.col("written_wall"),
@@ -153,8 +153,8 @@ def _held_twice(claims: DataFrame, name: str) -> DataFrame:
             sentence=sentence,
             parties=[party(one), party(other)],
             evidence=[
-                witness(one["process"], one["start_entered_sequence"], Step.START_ENTERED),
-                witness(other["process"], other["start_entered_sequence"], Step.START_ENTERED),
+                witness(one["process"], one["start_entered_sequence"], HistoryStep.START_ENTERED),
+                witness(other["process"], other["start_entered_sequence"], HistoryStep.START_ENTERED),
             ],
             begins=other["start_entered_wall"],
             ends=F.least(one["end_wall"], other["end_wall"]),

@@ -1,24 +1,25 @@
 """The report of an audit: one HTML file that opens anywhere, without a network, and stays readable (AU-8).
 
-Spark reduces tables of any size to a ``Content`` of bounded size (``report.aggregates``). ``report.figures``
-draws its plots, and ``report.page`` makes a page of both. Omitted items are counted and reported.
+Spark reduces tables of any size to a ``ReportContent`` of bounded size (``report.aggregates``).
+``report.figures`` draws its plots, and ``report.page`` makes a page of both. Omitted items are counted and
+reported.
 """
 
 from __future__ import annotations
 
-from rebalanser.audit.options import Limits
+from rebalanser.audit.options import ReportLimits
 from rebalanser.audit.report.aggregates import gather
 from rebalanser.audit.report.content import ReportInput
 from rebalanser.audit.report.figures import draw
 from rebalanser.audit.report.page import render
 
-__all__ = ["Limits", "ReportInput", "build"]
+__all__ = ["ReportInput", "ReportLimits", "build"]
 
 
-def build(tables: ReportInput, limits: Limits | None = None) -> str:
+def build(tables: ReportInput, limits: ReportLimits | None = None) -> str:
     """The report as HTML (AU-8).
 
     No more than ``limits`` leaves Spark (AU-10). The text is readable without JavaScript; the plots need it.
     """
-    content = gather(tables, limits or Limits())
+    content = gather(tables, limits or ReportLimits())
     return render(content, draw(content))

@@ -10,18 +10,18 @@ from rebalanser.audit.metrics import BALANCE_POINTS
 from rebalanser.audit.report.content import (
     Balance,
     Bar,
-    Content,
     Facts,
     Findings,
     Heat,
     Leaders,
     Loads,
     Rebalances,
+    ReportContent,
     Spread,
     Summary,
     Timeline,
     Unavailability,
-    Unread,
+    UnreadSummary,
 )
 from rebalanser.audit.report.words import KIND_NAMES, duration, natural, number
 from rebalanser.audit.tables import EndedBy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from rebalanser.audit.options import Limits
+    from rebalanser.audit.options import ReportLimits
     from rebalanser.audit.report.content import ReportInput
 
 HEAT_LEVELS: Final = (
@@ -58,7 +58,7 @@ _PHASES: Final = {
 }
 
 
-def gather(tables: ReportInput, limits: Limits) -> Content:
+def gather(tables: ReportInput, limits: ReportLimits) -> ReportContent:
     """Collect the content of the report, each part bounded by ``limits``."""
     findings = _findings(tables.findings, limits)
     unavailable = _unavailability(tables.unavailability, limits)
@@ -70,7 +70,7 @@ def gather(tables: ReportInput, limits: Limits) -> Content:
     by_time = f.desc_nulls_last("p99_s")
     handlers = _top(tables.handlers, limits.worst, by_time, *_GROUP, "label", "handler")
     clocks = _top(tables.clocks, limits.clocks, f.desc("behind_s"), "group", "host", "behind_host")
-    return Content(
+    return ReportContent(
         verdict=tables.verdict,
         limits=limits,
         summary=_summary(tables.processes, unavailable, tables.gaps),
@@ -143,7 +143,7 @@ def _summary(processes: DataFrame, unavailable: Unavailability, gaps: DataFrame)
     )
 
 
-def _findings(frame: DataFrame, limits: Limits) -> Findings:
+def _findings(frame: DataFrame, limits: ReportLimits) -> Findings:
     kinds = frame.groupBy("kind", "certainty").agg(
         f.count("*").alias("count"),
         f.max("lasts_s").alias("longest_s"),
@@ -168,7 +168,7 @@ def _findings(frame: DataFrame, limits: Limits) -> Findings:
     )
 
 
-def _unread(tables: ReportInput, limits: Limits) -> Unread:
+def _unread(tables: ReportInput, limits: ReportLimits) -> UnreadSummary:
     reasons = _top(tables.quarantine.groupBy("reason").agg(f.count("*").alias("count")), 100, f.desc("count"))
     examples = tables.quarantine.select(
         "source", "position", "reason", "detail", f.substring("raw", 1, 200).alias("raw")
@@ -181,7 +181,7 @@ def _unread(tables: ReportInput, limits: Limits) -> Unread:
         rotated=f.count_if(is_rotated),
     )
     largest = tables.gaps.where(~is_rotated)
-    return Unread(
+    return UnreadSummary(
         quarantined=sum(row["count"] for row in reasons),
         doubtful=sum(row["count"] for row in reasons if row["reason"] not in HARMLESS),
         reasons=reasons[: limits.reasons],
@@ -198,7 +198,7 @@ def _key(values: Sequence[Any]) -> Column:
     return f.struct(*(f.lit(value).alias(name) for name, value in zip(_RESOURCE, values, strict=True)))
 
 
-def _rows_of_timeline(findings: Findings, unavailability: DataFrame, limits: Limits) -> list[Facts]:
+def _rows_of_timeline(findings: Findings, unavailability: DataFrame, limits: ReportLimits) -> list[Facts]:
     """The resources to draw: those with findings, worst first, then those that were unowned longest."""
     keys: dict[tuple[Any, ...], None] = {}
     for finding in findings.shown:
@@ -228,7 +228,7 @@ def _rows_of_timeline(findings: Findings, unavailability: DataFrame, limits: Lim
 
 
 def _timeline(
-    spans: DataFrame, findings: Findings, chosen: Sequence[Facts], resources: int, limits: Limits
+    spans: DataFrame, findings: Findings, chosen: Sequence[Facts], resources: int, limits: ReportLimits
 ) -> Timeline | None:
     if not chosen:
         return None
@@ -343,7 +343,7 @@ def _marks(findings: Findings, rows: dict[tuple[Any, ...], int]) -> Iterable[Bar
             yield Bar(row, finding["id"], finding["begins"], ends, said)
 
 
-def _heat(spans: DataFrame, unavailability: DataFrame, limits: Limits) -> Heat | None:
+def _heat(spans: DataFrame, unavailability: DataFrame, limits: ReportLimits) -> Heat | None:
     """Number of resources in each stretch of time, by the share of it that they were owned.
 
     A resource counts from its first owner to the end of its last one, as in ``UNAVAILABILITY``.
@@ -398,7 +398,7 @@ def _spread(row: Facts, column: str, name: str) -> Spread:
     return Spread(name, row[f"{column}_count"], p50_s, p99_s, row[f"{column}_max"])
 
 
-def _rebalances(frame: DataFrame, limits: Limits) -> Rebalances:
+def _rebalances(frame: DataFrame, limits: ReportLimits) -> Rebalances:
     told = f.col("moves").isNotNull() & f.col("least_moves").isNotNull()
     spreads: dict[str, Column] = {}
     for column in _PHASES:
@@ -432,7 +432,7 @@ def _in_time(rebalances: Iterable[Facts]) -> tuple[Facts, ...]:
     return tuple(sorted(rebalances, key=lambda row: (row["published_wall"], row["group"], row["version"])))
 
 
-def _unavailability(frame: DataFrame, limits: Limits) -> Unavailability:
+def _unavailability(frame: DataFrame, limits: ReportLimits) -> Unavailability:
     unowned = f.col("unowned_s")
     whole = _one(
         frame,
@@ -456,7 +456,7 @@ def _unavailability(frame: DataFrame, limits: Limits) -> Unavailability:
     )
 
 
-def _balance(frame: DataFrame, limits: Limits) -> Balance:
+def _balance(frame: DataFrame, limits: ReportLimits) -> Balance:
     sizes = frame.groupBy(*_GROUP).agg(f.max("owned").alias("owned"))
     largest = _top(sizes, limits.groups, f.desc("owned"), *_GROUP)
     points: dict[tuple[str, str], list[Facts]] = {(row["protocol"], row["group"]): [] for row in largest}
@@ -471,7 +471,7 @@ def _balance(frame: DataFrame, limits: Limits) -> Balance:
     )
 
 
-def _leaders(frame: DataFrame, limits: Limits) -> Leaders:
+def _leaders(frame: DataFrame, limits: ReportLimits) -> Leaders:
     terms = frame.groupBy(*_GROUP).agg(f.count_distinct("term").alias("terms"))
     counted = _one(terms, terms=f.sum("terms"), changes=f.sum(f.col("terms") - 1))
     newest = _top(frame, limits.terms, f.desc("from_wall"), *_GROUP, "term") if counted["terms"] else ()
@@ -482,7 +482,7 @@ def _leaders(frame: DataFrame, limits: Limits) -> Leaders:
     )
 
 
-def _loads(frame: DataFrame, limits: Limits) -> Loads:
+def _loads(frame: DataFrame, limits: ReportLimits) -> Loads:
     whole = _one(frame, resources=f.count("*"), groups=f.count_distinct(*_GROUP), samples=f.sum("samples"))
     weights = frame.groupBy("weight").agg(f.count("*").alias("count"))
     most = round(MOST_WEIGHT * 10**DECIMALS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from rebalanser.audit.options import Limits
+    from rebalanser.audit.options import ReportLimits
 
 Facts: TypeAlias = Mapping[str, Any]
 """One row, its values by the names of its columns."""
@@ -62,7 +62,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadSummary:
     """Lines that could not be read, and records that are missing."""
 
     quarantined: int
@@ -182,14 +182,14 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ReportContent:
     """The content of a report."""
 
     verdict: str
-    limits: Limits
+    limits: ReportLimits
     summary: Summary
     findings: Findings
-    unread: Unread
+    unread: UnreadSummary
     timeline: Timeline | None
     heat: Heat | None
     rebalances: Rebalances

@@ -22,7 +22,7 @@ from rebalanser.audit.weights import DECIMALS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rebalanser.audit.report.content import Content, Facts, Heat, Timeline
+    from rebalanser.audit.report.content import Facts, Heat, ReportContent, Timeline
 
 BLUE: Final = "#0072b2"
 ORANGE: Final = "#e69f00"
@@ -54,7 +54,7 @@ class Figure:
     plot: dict[str, Any]
 
 
-def draw(content: Content) -> list[Figure]:
+def draw(content: ReportContent) -> list[Figure]:
     """All plots that have something to show."""
     drawn = []
     if content.timeline is not None and content.timeline.bars:

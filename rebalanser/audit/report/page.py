@@ -16,7 +16,7 @@ from rebalanser.audit.weights import LEAST_WEIGHT, MOST_WEIGHT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rebalanser.audit.report.content import Content
+    from rebalanser.audit.report.content import ReportContent
     from rebalanser.audit.report.figures import Figure
 
 SECTIONS: Final = (
@@ -35,7 +35,7 @@ SECTIONS: Final = (
 """The sections in their order, each with its anchor and title."""
 
 
-def render(content: Content, figures: Sequence[Figure]) -> str:
+def render(content: ReportContent, figures: Sequence[Figure]) -> str:
     """The report as HTML. Every name is escaped; nothing is loaded when it is opened."""
     environment = Environment(
         loader=PackageLoader("rebalanser.audit.report", "."),
@@ -72,7 +72,7 @@ def render(content: Content, figures: Sequence[Figure]) -> str:
     )
 
 
-def _state(content: Content) -> str:
+def _state(content: ReportContent) -> str:
     """Style of the verdict: something is refuted, something is unsure, or neither."""
     if content.findings.certain_unfenced:
         return "certain"
