@@ -44,7 +44,7 @@ import log_events
 import rebalanser
 import rebalanser.tasks
 import rebalanser.testing
-from rebalanser import cli, errors
+from rebalanser import cli, errors, history
 from rebalanser.admin import Owner
 from rebalanser.audit import Options, tables
 from rebalanser.audit.result import FOLDERS
@@ -815,6 +815,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "audit-findings": audit_findings,
     "audit-options": audit_options,
     "audit-tables": audit_tables,
+    "history": history.describe,
     "kafka-capabilities": kafka_capabilities,
     "kafka-group-topic": kafka_group_topic,
 }

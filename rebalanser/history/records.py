@@ -1,4 +1,4 @@
-"""Record of the history, one line, in the present version of the schema."""
+"""Record of a history, one JSON line, in the current version of the schema."""
 
 from __future__ import annotations
 
@@ -63,56 +63,56 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    schema_version: Literal[2] = Field(description="the version of this schema")
-    protocol: Protocol = Field(description="who wrote it: `group`, `shiva`, `neli` or `skuld`")
-    group: str = Field(description="the group's name; a cluster's in Shiva, a queue's in Skuld")
-    process: str = Field(
-        description="names the process, of all that ever ran, whose records `sequence` counts"
+    schema_version: Literal[2] = Field(description="version of this schema")
+    protocol: Protocol = Field(
+        description="protocol that wrote the record: `group`, `shiva`, `neli` or `skuld`"
     )
-    node: str = Field(description="the id of the node's incarnation, never used again")
-    label: str = Field(description="the name that a person gave the node; many nodes may share it")
-    incarnation: int = Field(ge=0, description="which incarnation of its process this is")
-    host: str | None = Field(default=None, description="the name of the host, for people")
+    group: str = Field(description="name of the group; in Shiva of the cluster, in Skuld of the queue")
+    process: str = Field(description="unique name of one run of a process; `sequence` counts its records")
+    node: str = Field(description="id of the node; each incarnation has its own, never used again")
+    label: str = Field(description="human-readable name of the node; several nodes may share it")
+    incarnation: int = Field(ge=0, description="number of the node among the incarnations of its process")
+    host: str | None = Field(default=None, description="name of the host, for display")
     boot: str | None = Field(
         default=None,
-        description="names one run of one host's kernel: the monotonic times of equal boots are of one clock",
+        description="id of one run of a host's kernel: monotonic times with the same `boot` are of one clock",
     )
     sequence: int = Field(
         ge=0,
-        description="counts the records of one process from 0, across its incarnations; "
-        "a number is missing only where a record was dropped",
+        description="number of the record in its process, from 0, across incarnations; "
+        "a number is missing only if a record was dropped",
     )
-    kind: str = Field(description="what happened, a word of the protocol's table of kinds")
-    term: int = Field(ge=0, description="the leader's term that the node knew; 0 before it knew one")
+    kind: str = Field(description="what happened: one of the kinds of the protocol")
+    term: int = Field(ge=0, description="latest term that the node knew; 0 before the first")
     version: int = Field(
         ge=0,
-        description="the latest allocation that the node had read or, leading, committed; 0 before the first",
+        description="latest allocation that the node had read or, as leader, committed; 0 before the first",
     )
-    resource: str | None = Field(default=None, description="the resource concerned, if it is one only")
+    resource: str | None = Field(default=None, description="the resource, if the record concerns exactly one")
     token: int | None = Field(
-        default=None, ge=0, description="the resource's fencing token, where one is held"
+        default=None, ge=0, description="fencing token of the resource, if the node holds one"
     )
     revision: int | None = Field(
-        default=None, ge=0, description="the registry revision at which it was seen or done"
+        default=None, ge=0, description="registry revision at which the event happened or was seen"
     )
-    value: float | None = Field(default=None, description="the number that the kind is about, such as a load")
+    value: float | None = Field(
+        default=None, description="number whose meaning depends on the kind, such as a load"
+    )
     fenced: bool | None = Field(
         default=None,
-        description="whether the application says that every receiver of its writes checks the token",
+        description="true if the application declares that every receiver of its writes checks the token",
     )
     overlap_limit_s: float | None = Field(
         default=None,
         ge=0,
-        description="for how long the next owner may begin before this one has ended, by the mode that the "
-        "operator chose; null is not at all, 1e12 is without limit",
+        description="how long the next owner may overlap with this one in the configured mode; "
+        "null: not at all, 1e12: without limit",
     )
-    wall_time: float = Field(description="seconds since 1970 by the host's clock, which may jump")
+    wall_time: float = Field(description="Unix time in seconds by the host's clock, which may jump")
     monotonic_time: float = Field(
-        description="seconds of the clock that leases are counted on; comparable within one `boot`"
+        description="seconds on the clock that times leases; comparable within one `boot`"
     )
-    detail: dict[str, Value] = Field(
-        default_factory=dict, description="what else there is to say of the kind"
-    )
+    detail: dict[str, Value] = Field(default_factory=dict, description="further values, by kind")
 
     @model_validator(mode="after")
     def _kind_is_a_word_of_its_protocol(self) -> Self:
@@ -122,10 +122,10 @@ class Record(BaseModel):
 
     @classmethod
     def of(cls, author: Author, event: Event, *, sequence: int, wall: float, monotonic: float) -> Self:
-        """Make a record of an event: ``wall`` in seconds since 1970, ``monotonic`` of the lease clock.
+        """Make a record of an event: ``wall`` is Unix time, ``monotonic`` is on the lease clock.
 
-        Takes any text and number: text that is no valid Unicode is escaped, long text is cut, secrets are
-        hidden, and a number that JSON does not know becomes text.
+        Accepts any text and number: invalid Unicode is escaped, long text is truncated, secrets are masked,
+        and a number that JSON can't represent becomes text.
         """
         return cls(
             schema_version=SCHEMA_VERSION,
@@ -154,7 +154,7 @@ class Record(BaseModel):
 
     @classmethod
     def gap(cls, first: Record, last: Record, *, dropped: int, reason: str) -> Self:
-        """The record in place of ``dropped`` records, from ``first`` to ``last``."""
+        """The record that replaces ``dropped`` records, from ``first`` to ``last``."""
         return cls(
             schema_version=SCHEMA_VERSION,
             protocol=first.protocol,
@@ -205,8 +205,8 @@ def _value(value: Value) -> Value:
 def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
     """The fact as an ``Event`` for a ``Journal``.
 
-    ``fenced`` is the application's statement on the receivers of its writes; it is written where access
-    begins.
+    ``fenced`` is what the application declares about the receivers of its writes; only records that begin
+    access have it.
     """
     return Event(
         kind=fact.kind,

@@ -25,7 +25,6 @@ from rebalanser.history import (
     Record,
     UnreadableLine,
     UnreadableReason,
-    describe,
     event_of,
     json_schema,
     read_records,
@@ -33,7 +32,6 @@ from rebalanser.history import (
 from rebalanser.history.reader import MAX_LINE_BYTES
 from rebalanser.history.records import MAX_TEXT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 AUTHOR = Author(Protocol.GROUP, "orders", "w-7", "worker 7", "alpha", "boot-1")
 WORDS = [(protocol, kind) for protocol, kinds in KINDS.items() for kind in kinds]
 
@@ -237,10 +235,3 @@ def test_every_kind_is_described(protocol: Protocol, kinds: type[StrEnum]) -> No
 
 def test_every_field_is_described() -> None:
     assert all(field.description for field in Record.model_fields.values())
-
-
-def test_the_reference_in_the_documentation_is_what_the_code_says() -> None:
-    page = (DOCS / "reference" / "history.md").read_text()
-    begin, end = "<!-- history: begin -->\n", "\n<!-- history: end -->"
-    shown = page.partition(begin)[2].partition(end)[0]
-    assert shown == describe(), "put what rebalanser.history.describe() returns between the markers"
