@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 HIDDEN: Final = "***"
 
@@ -60,3 +60,18 @@ def redact(text: str) -> str:
 def names_secret(name: str) -> bool:
     """True if a field of this name holds a secret, whatever its value looks like."""
     return _SECRET_NAME.fullmatch(name) is not None
+
+
+def url_options(query: str) -> dict[str, str]:
+    """Parse the options of a URL.
+
+    Raises:
+        ValueError: one has no value, as in ``ca=$CA``, which must not mean the system's CAs. The message
+            shows no text without an equals sign, as that may be a part of a password.
+    """
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in options.items():
+        if not value:
+            shown = repr(name) if f"{name}=" in query else "without a name"
+            raise ValueError(f"option {shown} has no value")
+    return options

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rebalanser.errors import FixConfiguration, RetryLater
-from rebalanser.redaction import hide_secret
+from rebalanser.redaction import hide_secret, url_options
 
 LINES: Final = (".jsonl", ".jsonl.gz")
 ROWS: Final = (".parquet",)
@@ -69,7 +69,10 @@ class KafkaTopic:
         if not hosts or not name or "/" in name:
             raise InvalidTopic(f"{shown} names no topic; write kafka://HOST:PORT/TOPIC")
         servers = ",".join(host if _has_port(host) else f"{host}:{_PORT}" for host in hosts.split(","))
-        asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+        try:
+            asked = url_options(parts.query)
+        except ValueError as error:
+            raise InvalidTopic(f"{error} in the URL {shown}") from None
         for option in asked:
             if not option.startswith(_PASSED_ON):
                 raise InvalidTopic(

@@ -14,7 +14,7 @@ from rebalanser.cli.options import JsonOption, KafkaOption
 from rebalanser.cli.output import Face
 from rebalanser.core.shiva.types import check_part
 from rebalanser.errors import InvalidSettings, InvalidUrl
-from rebalanser.registry.urls import known_schemes
+from rebalanser.registry.urls import known_schemes, with_scheme
 from rebalanser.settings import Settings
 from rebalanser.shiva import TopicNames, open_cluster
 from rebalanser.shiva.cluster import ENTRY_POINT_GROUP, Cluster
@@ -90,8 +90,7 @@ class ClusterOptions:
             needed = {"--kafka": self.kafka, "--cluster": self.cluster}
             missing = " and ".join(name for name, value in needed.items() if value is None)
             raise InvalidUrl(f"which cluster? {missing} missing (or --registry kafka://HOST:PORT/CLUSTER)")
-        address = self.kafka if "://" in self.kafka else f"kafka://{self.kafka}"
-        base, question, options = address.partition("?")
+        base, question, options = with_scheme(self.kafka, "kafka").partition("?")
         return f"{base.rstrip('/')}/{check_part(self.cluster, 'cluster')}{question}{options}"
 
     def face(self, verbose: int = 0) -> Face:

@@ -14,7 +14,7 @@ from rebalanser.core.neli.messages import CallFenced, CallInduced, CallLapsed, F
 from rebalanser.core.neli.roles import Role, Roles
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.neli.description import GroupDescription
-from rebalanser.registry.urls import RegistryUrl, check_topic_name, load_opener, parse_url
+from rebalanser.registry.urls import RegistryUrl, check_topic_name, load_opener, parse_url, with_scheme
 
 ENTRY_POINT_GROUP = "rebalanser.neli"
 PARTITIONS = 12
@@ -131,6 +131,6 @@ def open_elections(address: str, timeout_s: float) -> Elections:
         MissingExtra: the backend's packages are not installed.
         RegistryUnavailable: no answer within ``timeout_s`` seconds; the message says what was tried.
     """
-    parsed = parse_url(address if "://" in address else f"kafka://{address}")
+    parsed = parse_url(with_scheme(address, "kafka"))
     opener: OpenElections = load_opener(parsed.scheme, ENTRY_POINT_GROUP)
     return opener(parsed, timeout_s)

@@ -24,10 +24,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rebalanser.errors import InvalidName, InvalidUrl, MissingExtra, NotARegistry, UnknownScheme
-from rebalanser.redaction import hide_secret, redact
+from rebalanser.redaction import hide_secret, redact, url_options
 from rebalanser.registry.contract import Capabilities, Registry
 from rebalanser.registry.coordinator import Coordinator
 
@@ -145,6 +145,11 @@ def url_or_default(url: str | None) -> str:
     return chosen
 
 
+def with_scheme(address: str, scheme: str) -> str:
+    """Return the URL of a bare ``HOST:PORT,…``; an address that has a scheme as it is."""
+    return address if "://" in address else f"{scheme}://{address}"
+
+
 def parse_url(text: str) -> RegistryUrl:
     """Parse a registry URL: ``SCHEME://[USER[:PASSWORD]@][HOST[:PORT],…][/PATH][?NAME=VALUE&…]``.
 
@@ -158,7 +163,7 @@ def parse_url(text: str) -> RegistryUrl:
         )
     if not rest or rest.startswith(("/", "?")):  # a path, in which other characters have no meaning
         path, _, options = rest.partition("?")
-        return RegistryUrl(scheme, path=path, options=dict(parse_qsl(options, keep_blank_values=True)))
+        return RegistryUrl(scheme, path=path, options=_options(options, scheme))
     account, _, location = rest.rpartition("@")
     try:
         parts = urlsplit(f"//{location}")
@@ -177,14 +182,10 @@ def parse_url(text: str) -> RegistryUrl:
 
 
 def _options(query: str, scheme: str) -> dict[str, str]:
-    """Parse options; an empty one is refused, as ``ca=$CA`` must not mean the system's CAs."""
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    for name, value in options.items():
-        if not value:
-            # Without an equals sign it may be a part of a password.
-            shown = repr(name) if f"{name}=" in query else "without a name"
-            raise InvalidUrl(f"option {shown} has no value in the URL {scheme}://…")
-    return options
+    try:
+        return url_options(query)
+    except ValueError as error:
+        raise InvalidUrl(f"{error} in the URL {scheme}://…") from None
 
 
 class GroupStore(ABC):

@@ -185,7 +185,14 @@ def test_the_account_of_a_topic_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["kafka://broker", "kafka:///history", "kafka://broker/a/b", "kafka://b/t?acks=1"]
+    "url",
+    [
+        "kafka://broker",
+        "kafka:///history",
+        "kafka://broker/a/b",
+        "kafka://b/t?acks=1",
+        "kafka://b/t?ssl.ca.location=",
+    ],
 )
 def test_a_url_that_names_no_topic_is_refused(url: str) -> None:
     with pytest.raises(InvalidTopic):

@@ -215,6 +215,7 @@ def test_bad_input_gets_one_line(cli: Cli, arguments: tuple[str, ...], code: int
         ("groups.db", ["is not a registry URL such as sqlite:///groups.db"]),
         ("etcd://127.0.0.1", ["is not HOST:PORT"]),
         ("etcd+tls://127.0.0.1:1?ca=", ["option 'ca' has no value"]),
+        ("sqlite:///groups.db?file_mode=", ["option 'file_mode' has no value in the URL sqlite://…"]),
         *(
             (
                 f"etcd+srv://{there}/x",
