@@ -233,8 +233,6 @@ class ResourceFeed:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._fed = threading.Condition()
-        self._fed_epoch: DocumentEpoch | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -316,13 +314,6 @@ class ResourceFeed:
                 if not self._stopping.is_set():
                     raise
 
-    def wait_fed(self, epoch: DocumentEpoch, timeout_s: float) -> bool:
-        """Wait until the document of this epoch, or a later one, has been fed; whether it was in time."""
-        with self._fed:
-            return self._fed.wait_for(
-                lambda: self._fed_epoch is not None and self._fed_epoch >= epoch, timeout_s
-            )
-
     def _load_backends(self) -> None:
         if isinstance(self._source, str):
             load_opener(parse_url(self._source).scheme, ENTRY_POINT_GROUP)
@@ -403,7 +394,6 @@ class ResourceFeed:
                 removed=len(changes.remove),
             )
         self._newest = applications.epoch
-        self._tell_fed(applications.epoch)
 
     def _warn_if_behind(self, epoch: DocumentEpoch, fed: DocumentEpoch | None) -> None:
         if fed is None or fed <= epoch or self._behind == fed:
@@ -417,8 +407,3 @@ class ResourceFeed:
             epoch=f"{epoch[0]}.{epoch[1]}",
             fed=f"{fed[0]}.{fed[1]}",
         )
-
-    def _tell_fed(self, epoch: DocumentEpoch) -> None:
-        with self._fed:
-            self._fed_epoch = epoch
-            self._fed.notify_all()

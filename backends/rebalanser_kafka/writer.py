@@ -65,7 +65,6 @@ class LogWriter:
                 "message.max.bytes": max_record_bytes + FRAMING_BYTES,
             },
         )
-        self._delivery_timeout_s = delivery_timeout_s
         self._max_record_bytes = max_record_bytes
         self._lock = threading.Lock()
         self._closing = threading.Event()

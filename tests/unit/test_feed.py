@@ -60,6 +60,8 @@ class FakeSource:
         self._away = False
         self._news = False
         self.reads = 0
+        self._taken: tuple[int, int] | None = None
+        self._done: tuple[int, int] | None = None
 
     def say(self, epoch: tuple[int, int], *names: str, away: bool = False) -> tuple[int, int]:
         with self._changed:
@@ -68,6 +70,15 @@ class FakeSource:
             self._news = True
             self._changed.notify_all()
         return epoch
+
+    def let_feed(self, epoch: tuple[int, int], *names: str) -> None:
+        """Say something, and wait until the feed has acted on it."""
+        self.wait_done(self.say(epoch, *names))
+
+    def wait_done(self, epoch: tuple[int, int]) -> None:
+        """Wait until the feed has acted on a document: it then waits for the next one."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._done == epoch, PATIENCE_S)
 
     def go_away(self) -> None:
         with self._changed:
@@ -85,10 +96,13 @@ class FakeSource:
             self._changed.notify_all()
             if self._away:
                 raise RegistryUnavailable("the source is away")
+            self._taken = self._applications.epoch if self._applications else None
             return self._applications
 
     def wait(self, timeout_s: float) -> bool:
         with self._changed:
+            self._done = self._taken
+            self._changed.notify_all()
             news = self._changed.wait_for(lambda: self._news, timeout_s)
             self._news = False
             return news
@@ -128,20 +142,20 @@ def names(admin: Admin) -> set[str]:
 def test_what_runs_is_a_resource_and_what_stopped_is_none(
     admin: Admin, source: FakeSource, feed: ResourceFeed
 ) -> None:
-    assert feed.wait_fed(source.say((1, 1), "t/c/a", "t/c/b"), PATIENCE_S)
+    source.let_feed((1, 1), "t/c/a", "t/c/b")
     assert names(admin) == {"t/c/a", "t/c/b"}
-    assert feed.wait_fed(source.say((1, 2), "t/c/b", "t/c/d"), PATIENCE_S)
+    source.let_feed((1, 2), "t/c/b", "t/c/d")
     assert names(admin) == {"t/c/b", "t/c/d"}
-    assert feed.wait_fed(source.say((1, 3)), PATIENCE_S)
+    source.let_feed((1, 3))
     assert names(admin) == set()
 
 
 def test_a_source_that_is_away_changes_nothing(admin: Admin, source: FakeSource, feed: ResourceFeed) -> None:
-    assert feed.wait_fed(source.say((1, 1), "a"), PATIENCE_S)
+    source.let_feed((1, 1), "a")
     source.go_away()
     source.wait_until_read(source.reads + 3)
     assert names(admin) == {"a"}
-    assert feed.wait_fed(source.say((1, 2), "a", "b"), PATIENCE_S)
+    source.let_feed((1, 2), "a", "b")
     assert names(admin) == {"a", "b"}
 
 
@@ -155,8 +169,8 @@ def test_a_cluster_without_a_document_changes_nothing(url: str, admin: Admin, so
 def test_what_operators_added_is_left_alone(admin: Admin, source: FakeSource, feed: ResourceFeed) -> None:
     admin.add("own", "both", weight=3.0)
     admin.add("other feed's", attributes={FED_BY: "shiva:other", FED_EPOCH: "1.1"})
-    assert feed.wait_fed(source.say((1, 1), "both", "a"), PATIENCE_S)
-    assert feed.wait_fed(source.say((1, 2)), PATIENCE_S)
+    source.let_feed((1, 1), "both", "a")
+    source.let_feed((1, 2))
     assert {each.resource: each.weight for each in admin.resources()} == {
         "own": 3.0,
         "both": 3.0,
@@ -167,26 +181,26 @@ def test_what_operators_added_is_left_alone(admin: Admin, source: FakeSource, fe
 def test_a_feed_that_starts_anew_goes_on_where_the_last_one_was(
     url: str, admin: Admin, source: FakeSource, feed: ResourceFeed
 ) -> None:
-    assert feed.wait_fed(source.say((2, 5), "a", "b"), PATIENCE_S)
+    source.let_feed((2, 5), "a", "b")
     feed.stop()
     late = FakeSource()
     late.say((2, 4), "b", "c")
-    with ResourceFeed(late, "group", url) as second:
-        assert second.wait_fed((2, 4), PATIENCE_S)
+    with ResourceFeed(late, "group", url):
+        late.wait_done((2, 4))
         assert names(admin) == {"a", "b"}, "an older document undoes nothing"
-        assert second.wait_fed(late.say((3, 1), "c"), PATIENCE_S)
+        late.let_feed((3, 1), "c")
         assert names(admin) == {"c"}
 
 
 def test_a_document_that_only_removes_is_remembered(
     url: str, admin: Admin, source: FakeSource, feed: ResourceFeed
 ) -> None:
-    assert feed.wait_fed(source.say((1, 1), "a", "b"), PATIENCE_S)
-    assert feed.wait_fed(source.say((1, 3), "a"), PATIENCE_S)
+    source.let_feed((1, 1), "a", "b")
+    source.let_feed((1, 3), "a")
     late = FakeSource()
     late.say((1, 2), "a", "b")
-    with ResourceFeed(late, "group", url) as second:
-        assert second.wait_fed((1, 2), PATIENCE_S)
+    with ResourceFeed(late, "group", url):
+        late.wait_done((1, 2))
     assert names(admin) == {"a"}
 
 
@@ -210,13 +224,13 @@ def test_a_source_that_was_made_anew_is_told_and_goes_on_once_what_was_fed_is_re
     )
     monkeypatch.setattr(feed_module, "_log", log)
     admin.add("fed before", attributes={FED_BY: FEED, FED_EPOCH: "70.2"})
-    with ResourceFeed(source, "group", url) as feed:
-        assert feed.wait_fed(source.say((5, 1), "a"), PATIENCE_S)
+    with ResourceFeed(source, "group", url):
+        source.let_feed((5, 1), "a")
         assert names(admin) == {"fed before"}
-        assert feed.wait_fed(source.say((5, 2), "a"), PATIENCE_S)
+        source.let_feed((5, 2), "a")
         assert [(each["epoch"], each["fed"]) for each in warnings] == [("5.1", "70.2")]
         admin.remove(["fed before"])
-        assert feed.wait_fed(source.say((5, 3), "a"), PATIENCE_S)
+        source.let_feed((5, 3), "a")
         assert names(admin) == {"a"}
         for _ in range(2):  # once it looks again it has done with the first
             reads = source.reads

@@ -46,7 +46,7 @@ from rebalanser.core.group.types import (
 from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
 from rebalanser.registry.coordinator import GroupView
 from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
-from rebalanser_kafka.group.leases import LATEST_S, REPEAT_S, STAGGER_S, LeaseCounter, rank
+from rebalanser_kafka.group.leases import MAX_RANK, REPEAT_S, STAGGER_S, LeaseCounter, rank
 from rebalanser_kafka.group.log import topic_of, weaknesses
 from rebalanser_kafka.group.parts import REACH, in_parts
 from rebalanser_kafka.group.records import (
@@ -496,7 +496,7 @@ class TestLeaseCounter:
 
     def test_each_waits_for_those_that_joined_before(self) -> None:
         members = [1, 2, 3]
-        for own, waits_s in ((1, 0.0), (2, STAGGER_S), (None, LATEST_S)):
+        for own, waits_s in ((1, 0.0), (2, STAGGER_S), (None, STAGGER_S * MAX_RANK)):
             counter = LeaseCounter()
             counter.observe({3: LogLease(1.0, 1)}, 0.0)
             if waits_s:
@@ -517,7 +517,7 @@ class TestLeaseCounter:
 
     def test_a_rank_is_bounded(self) -> None:
         assert rank([], None) == 0
-        assert rank(range(100), 99) * STAGGER_S <= LATEST_S
+        assert rank(range(100), 99) == MAX_RANK
 
 
 @pytest.mark.rule("RB-33")

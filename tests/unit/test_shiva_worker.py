@@ -1101,11 +1101,12 @@ class TestExclusive:
         assert extend.deadline == pytest.approx(sent_at + ALLOWED_S)
         assert not only(bench.ping(heard), ExtendDeadline)
         assert not only(bench.ping(1), ExtendDeadline)
-        assert bench.worker.permitted_until == extend.deadline
+        assert bench.worker.next_wakeup == extend.deadline - 5.0
 
     def test_a_worker_that_hears_no_leader_within_its_deadline_stops(self) -> None:
         bench = running(Mode.EXCLUSIVE)
-        until = bench.worker.permitted_until
+        (start,) = only(bench.asked, StartProcess)
+        until = start.deadline
         assert until is not None
         assert bench.worker.next_wakeup == until - 5.0
         bench.now = until - 5.0

@@ -111,7 +111,7 @@ LIMITS = {"timeout", "timeout_s", "within_s"}
 WAITS = {
     "acquire": 0, "append_and_wait": 4, "bounds": 0, "communicate": 1, "create_connection": 1,
     "end_offset": 0, "exception": 0, "expect": 2, "flush": 0, "join": 0, "list_topics": 1, "result": 0,
-    "run": 1, "settimeout": 0, "terminate": 0, "urlopen": 2, "wait": 0, "wait_balanced": 0, "wait_fed": 1,
+    "run": 1, "settimeout": 0, "terminate": 0, "urlopen": 2, "wait": 0, "wait_balanced": 0,
     "wait_for": 1, "wait_healthy": 0, "wait_leader": 1, "wait_ready": 0, "wait_settled": 0,
     "wait_stopped": 0, "wait_until": 2,
 }  # fmt: skip

@@ -28,8 +28,7 @@ from rebalanser_kafka.group.replica import LogLease
 
 STAGGER_S: Final = 0.05
 MAX_RANK: Final = 8
-LATEST_S: Final = STAGGER_S * MAX_RANK
-"""Maximum seconds, after the end of a lease, until the member that is last in turn writes ``Expire``."""
+"""Maximum number of ``STAGGER_S`` after the end of a lease until the last in turn writes ``Expire``."""
 REPEAT_S: Final = 1.0
 """Seconds until an ``Expire`` without effect is written again."""
 

@@ -185,11 +185,6 @@ class Worker:
         return max(0, self._announced, self._ping_term, adopted)
 
     @property
-    def permitted_until(self) -> float | None:
-        """Time (monotonic seconds) by which exclusive processes must have ended; None before a permission."""
-        return self._permission.until
-
-    @property
     def reports(self) -> Mapping[ApplicationId, RunReport]:
         """Reports of the applications for the next pong."""
         return MappingProxyType({application: run.report for application, run in sorted(self._runs.items())})
