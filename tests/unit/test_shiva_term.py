@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 from confluent_kafka import TopicPartition
 
+from rebalanser.core.clock import RESTART_MAX_S
 from rebalanser.core.shiva.changes import DocumentChain, change_between
 from rebalanser.core.shiva.messages import (
     Deposed,
@@ -353,6 +354,32 @@ def test_a_candidate_that_is_not_admitted_to_the_group_joins_anew(monkeypatch: p
     term.stop.assert_called_once()
     assert [consumer.did for consumer in Forgotten.made] == [["closed"]] * 3
     assert next(times) > 2 * (leading.MAX_POLL_INTERVAL_S + LeaderOptions().session_timeout_s)
+
+
+STEPS_DOWN_S = 600.0
+"""Seconds in which a leader begins terms that step down at once."""
+
+
+@pytest.mark.rule("SH-3")
+def test_a_leader_whose_terms_step_down_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, began = itertools.count(0.0, 0.05), list[float]()
+    term = mock.Mock(ended=True, failure=None)
+    monkeypatch.setattr(leading, "time", mock.Mock(monotonic=lambda: next(times)))
+    monkeypatch.setattr(leading, "Consumer", Consumer)
+    monkeypatch.setattr(leading, "Term", lambda *_: term)
+    leader = LeaderCandidate(CONNECTION, TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0)
+
+    def begin() -> None:
+        began.append(next(times))
+        if began[-1] > STEPS_DOWN_S:
+            leader.stop()
+
+    term.begin = begin
+    leader.begin()
+    assert leader.wait(PATIENCE_S)
+    rests = [later - earlier for earlier, later in itertools.pairwise(began)]
+    assert [round(rest) for rest in rests[:6]] == [1, 2, 4, 8, 16, 30]
+    assert all(RESTART_MAX_S <= rest < RESTART_MAX_S + 1 for rest in rests[5:])
 
 
 @pytest.mark.rule("SH-22")

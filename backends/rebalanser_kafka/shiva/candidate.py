@@ -14,6 +14,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.shiva.messages import Fact
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.types import LeaderId
@@ -39,7 +40,11 @@ from rebalanser_kafka.shiva.throttled_warning import ThrottledWarning
 
 POLL_S: Final = 0.1
 RETRY_S: Final = 1.0
-"""Seconds from a term that ended by itself to the next one, while the partition is still held."""
+"""Seconds from a term that failed to the next one, while the partition is still held.
+
+After terms that stepped down in a row, as those of an old leader beside newer records, they double up to
+``RESTART_MAX_S``.
+"""
 LONGEST_HEARTBEAT_MS: Final = 500
 """Maximum milliseconds between heartbeats, whose answers tell that the leader was lost or has left."""
 MAX_POLL_INTERVAL_S: Final = 60.0
@@ -78,7 +83,9 @@ class LeaderCandidate:
         """Time (monotonic seconds) since which it waits to be admitted to the group; None while it is in."""
         self._membership: object = None
         self._term: Term | None = None
+        self._began_at = 0.0
         self._retry_at = 0.0
+        self._retries = GrowingDelay(RETRY_S)
         self._progress = -1
         self._looked_at = 0.0
         self._stood_still_s = 0.0
@@ -251,6 +258,7 @@ class LeaderCandidate:
             consumer.pause(partitions)
             self._held = True
             self._retry_at = 0.0
+            self._retries = GrowingDelay(RETRY_S)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if partitions:
@@ -266,6 +274,7 @@ class LeaderCandidate:
     def _begin_term(self) -> None:
         """Begin a term; each is an incarnation of its own in the history."""
         number = next(self._numbers)
+        self._began_at = time.monotonic()
 
         def tell(fact: Fact) -> None:
             self._facts.tell(fact, f"{self._process}-{number}", number)
@@ -287,15 +296,21 @@ class LeaderCandidate:
             self._close_term(self._term)
 
     def _close_term(self, term: Term) -> None:
-        """Finish a term; start another one if the term failed for a reason that may pass.
+        """Finish a term; start another one later, unless the term failed for a reason that does not pass.
 
         A fenced leader may have been paused, and another one may hold the partition: a new term at once would
         fence that leader. Within a session this process learns who holds it.
         """
         term.close()
         self._term = None
-        fenced = isinstance(term.failure, Fenced)
-        self._retry_at = time.monotonic() + (self._options.session_timeout_s if fenced else RETRY_S)
+        now = time.monotonic()
+        match term.failure:
+            case None:
+                self._retry_at = now + self._retries.after(now - self._began_at)
+            case Fenced():
+                self._retry_at = now + self._options.session_timeout_s
+            case _:
+                self._retry_at = now + RETRY_S
         if term.failure is not None:
             if not isinstance(term.failure, RetryLater | StopAccess):
                 raise term.failure
