@@ -192,17 +192,8 @@ class KafkaCluster(Cluster):
                 left_out[application] = _refused(application, entry)
             else:
                 replicas = command.replicas if isinstance(command, ScaleCommand) else entry.replicas
-                starts.append(
-                    StartCommand(
-                        application,
-                        uuid.uuid4().hex,
-                        entry.archive,
-                        entry.mode,
-                        entry.tags,
-                        entry.requests,
-                        replicas,
-                    )
-                )
+                start = StartCommand.of(application, entry)
+                starts.append(replace(start, command=uuid.uuid4().hex, replicas=replicas))
         return self._commanded(starts, {**left_out, **self._unknown(gone, document)})
 
     def scale(self, application: ApplicationId, replicas: int) -> CommandId:

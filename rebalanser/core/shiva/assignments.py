@@ -251,9 +251,7 @@ class AssignmentTable:
         Those that go on are left alone: of their entries only the number changes.
         """
         first = self.entries[application]
-        start = StartCommand(
-            application, first.command, first.archive, first.mode, first.tags, first.requests, replicas
-        )
+        start = replace(StartCommand.of(application, first), replicas=replicas)
         for replica in range(replicas):
             each = application.numbered(replica)
             entry = self.entries.get(each)
@@ -271,17 +269,7 @@ class AssignmentTable:
 
     def _start(self, application: ApplicationId, start: StartCommand, offset: int, timestamp_ms: int) -> None:
         before = self.entries.get(application)
-        entry = ApplicationEntry(
-            command=start.command,
-            state=ApplicationState.WAITING,
-            mode=start.mode,
-            archive=start.archive,
-            tags=start.tags,
-            requests=start.requests,
-            offset=offset,
-            timestamp_ms=timestamp_ms,
-            replicas=start.replicas,
-        )
+        entry = start.entry(ApplicationState.WAITING, offset, timestamp_ms)
         if before is not None:
             stays = before.mode is start.mode and before.requests == start.requests
             vacated = before if stays else self._vacated(before)
@@ -307,22 +295,9 @@ class AssignmentTable:
     def refuse(self, start: StartCommand, offset: int, timestamp_ms: int, reason: str) -> None:
         """Note a refused start command of an application that is not to run now."""
         before = self.entries.get(start.application)
-        self.put(
-            start.application,
-            ApplicationEntry(
-                command=start.command,
-                state=ApplicationState.REFUSED,
-                mode=start.mode,
-                archive=start.archive,
-                tags=start.tags,
-                requests=start.requests,
-                leaving=before.leaving if before else None,
-                reason=reason,
-                offset=offset,
-                timestamp_ms=timestamp_ms,
-                replicas=start.replicas,
-            ),
-        )
+        entry = start.entry(ApplicationState.REFUSED, offset, timestamp_ms)
+        leaving = before.leaving if before else None
+        self.put(start.application, replace(entry, leaving=leaving, reason=reason))
 
     def stop(self, application: ApplicationId) -> None:
         """Stop all replicas of an application; each is removed once nothing of it runs any more (SH-5)."""

@@ -75,6 +75,27 @@ class StartCommand:
         self.application.require_whole()
         check_replicas(self.replicas)
 
+    @classmethod
+    def of(cls, application: ApplicationId, entry: ApplicationEntry) -> StartCommand:
+        """Return the command that an entry of an application comes from."""
+        return cls(
+            application, entry.command, entry.archive, entry.mode, entry.tags, entry.requests, entry.replicas
+        )
+
+    def entry(self, state: ApplicationState, offset: int, timestamp_ms: int) -> ApplicationEntry:
+        """Return the entry of this command from its record on COMMAND."""
+        return ApplicationEntry(
+            command=self.command,
+            state=state,
+            mode=self.mode,
+            archive=self.archive,
+            tags=self.tags,
+            requests=self.requests,
+            offset=offset,
+            timestamp_ms=timestamp_ms,
+            replicas=self.replicas,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:

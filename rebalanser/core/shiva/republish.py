@@ -9,7 +9,7 @@ from rebalanser.core.shiva.command_log import Files, RetainedRecords
 from rebalanser.core.shiva.messages import DropRecords, KeepCommands, Standing
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import KeptCommand, StartCommand
-from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, CommandId
+from rebalanser.core.shiva.types import ApplicationId, CommandId
 from rebalanser.errors import InternalError
 
 
@@ -48,7 +48,7 @@ class Republisher:
                 if commands and size_bytes > self._batch_bytes:
                     break
                 original = self._retained.original(application, entry)
-                commands.append(KeptCommand(_start_of(application, entry), original))
+                commands.append(KeptCommand(StartCommand.of(application, entry), original))
                 self._under_way[application] = entry.command
             del self._soon[application]
         return KeepCommands(tuple(commands)) if commands else None
@@ -93,9 +93,3 @@ class Republisher:
         application, sha256 = files
         entry = self._assignments.needing(application)
         return entry is not None and entry.archive.sha256 == sha256
-
-
-def _start_of(application: ApplicationId, entry: ApplicationEntry) -> StartCommand:
-    return StartCommand(
-        application, entry.command, entry.archive, entry.mode, entry.tags, entry.requests, entry.replicas
-    )
