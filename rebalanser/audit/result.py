@@ -20,7 +20,7 @@ from rebalanser.audit.ingest import RAW, Ingested, parse_once, read
 from rebalanser.audit.metrics import measure
 from rebalanser.audit.options import Options
 from rebalanser.audit.outputs import OutputFolder, write_file
-from rebalanser.audit.report import ReportInput, build
+from rebalanser.audit.report import build
 from rebalanser.audit.sequences import gaps_of, tallies
 from rebalanser.audit.sources import LINES, NoHistory
 from rebalanser.audit.tables import CLOCKS, FINDINGS, GAPS, Tables
@@ -158,24 +158,7 @@ class Audit:
         """
         verdict = self.verdict()
         self._step("drawing the report")
-        tables = self.tables
-        page = build(
-            ReportInput(
-                verdict="\n".join(verdict.sentences()),
-                findings=tables.findings,
-                gaps=tables.gaps,
-                quarantine=tables.quarantine,
-                clocks=tables.clocks,
-                processes=tables.processes,
-                accesses=tables.accesses,
-                rebalances=tables.rebalances,
-                unavailability=tables.unavailability,
-                handlers=tables.handlers,
-                balance=tables.balance,
-                leaders=tables.leaders,
-                loads=tables.loads,
-            )
-        )
+        page = build(self.tables, "\n".join(verdict.sentences()))
         write_file(Path(path), page)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType
 
 from rebalanser.audit.metrics import balance, handlers, unavailability
-from rebalanser.audit.report import ReportInput, ReportLimits, build, page, words
+from rebalanser.audit.report import ReportLimits, build, page, words
 from rebalanser.audit.report.aggregates import gather
 from rebalanser.audit.tables import (
     ACCESSES,
@@ -30,6 +30,7 @@ from rebalanser.audit.tables import (
     REBALANCES,
     UNAVAILABILITY,
     WITNESS,
+    Tables,
 )
 from rebalanser.audit.weights import DECIMALS, LEAST_WEIGHT, MOST_WEIGHT
 from rebalanser.testing.waiting import PATIENCE_S
@@ -74,7 +75,7 @@ def named(schema: StructType, values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(schema.names, values, strict=True))
 
 
-def tables(spark: SparkSession, verdict: str, **given: DataFrame) -> ReportInput:
+def tables(spark: SparkSession, verdict: str, **given: DataFrame) -> tuple[Tables, str]:
     """The given tables, those that follow from the accesses where they aren't given, and empty ones."""
     whole = {name: given.get(name) or frame(spark, schema, []) for name, schema in SCHEMAS.items()}
     if "accesses" in given:
@@ -82,13 +83,13 @@ def tables(spark: SparkSession, verdict: str, **given: DataFrame) -> ReportInput
         whole["unavailability"] = unavailability(accesses, 50_000).cache()
         whole["handlers"] = handlers(accesses).cache()
         whole["balance"] = balance(accesses, whole["processes"]).cache()
-    return ReportInput(verdict=verdict, **whole)
+    return Tables(**whole), verdict
 
 
-def release(report: ReportInput) -> None:
+def release(report: tuple[Tables, str]) -> None:
     """Give back what ``tables`` keeps in memory."""
-    for each in fields(report)[1:]:
-        getattr(report, each.name).unpersist()
+    for each in fields(report[0]):
+        getattr(report[0], each.name).unpersist()
 
 
 def some_accesses(
@@ -262,7 +263,7 @@ def several_findings() -> list[dict[str, Any]]:
     ]
 
 
-def healthy(spark: SparkSession) -> ReportInput:
+def healthy(spark: SparkSession) -> tuple[Tables, str]:
     """Twenty-four resources on four nodes for eight hours."""
     return tables(
         spark,
@@ -275,7 +276,7 @@ def healthy(spark: SparkSession) -> ReportInput:
     )
 
 
-def broken(spark: SparkSession) -> ReportInput:
+def broken(spark: SparkSession) -> tuple[Tables, str]:
     """The same with findings, gaps, quarantine, clocks apart, and a resource and a node with evil names."""
     accesses = some_accesses(spark, 24, 8, 9)
     evil = f.when(f.col("resource") == "orders/partition-2", EVIL).otherwise(f.col("resource"))
@@ -300,7 +301,7 @@ def broken(spark: SparkSession) -> ReportInput:
     )
 
 
-def large(spark: SparkSession) -> ReportInput:
+def large(spark: SparkSession) -> tuple[Tables, str]:
     """Ten thousand resources on fifty nodes, a thousand findings, two thousand rebalances."""
     template = frame(spark, FINDINGS, [finding(0)])
     resource = f.format_string("orders/partition-%d", f.col("number") * 7)
@@ -339,7 +340,7 @@ class Opened:
     complaints: list[str]
 
 
-def empty(spark: SparkSession) -> ReportInput:
+def empty(spark: SparkSession) -> tuple[Tables, str]:
     """Nothing at all."""
     return tables(spark, "No record was found.")
 
@@ -355,7 +356,7 @@ class Reports:
         path = self._folder / f"{name}.html"
         if not path.exists():
             report = {"healthy": healthy, "broken": broken, "large": large, "empty": empty}[name](self._spark)
-            path.write_text(build(report), encoding="utf-8")
+            path.write_text(build(*report), encoding="utf-8")
             release(report)
         return path
 
@@ -521,7 +522,7 @@ def test_the_page_forbids_everything_that_is_not_in_it(reports: Reports) -> None
 @pytest.mark.rule("AU-10")
 def test_many_accesses_of_few_resources_are_drawn_in_slots(spark: SparkSession) -> None:
     report = tables(spark, "", accesses=some_accesses(spark, 4, 100, 3))
-    timeline = gather(report, ReportLimits(bars=40)).timeline
+    timeline = gather(*report, ReportLimits(bars=40)).timeline
     release(report)
     assert timeline is not None
     assert timeline.slot_s is not None
@@ -532,7 +533,7 @@ def test_many_accesses_of_few_resources_are_drawn_in_slots(spark: SparkSession) 
 @pytest.mark.rule("AU-10")
 def test_the_heat_map_counts_every_resource_at_every_time(spark: SparkSession) -> None:
     report = tables(spark, "", accesses=some_accesses(spark, 70, 6, 3))
-    heat = gather(report, ReportLimits(heat_columns=12)).heat
+    heat = gather(*report, ReportLimits(heat_columns=12)).heat
     release(report)
     assert heat is not None
     by_column = [sum(level[column] for level in heat.counts) for column in range(12)]

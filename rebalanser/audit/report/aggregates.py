@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from rebalanser.audit.options import ReportLimits
-    from rebalanser.audit.report.content import ReportInput
+    from rebalanser.audit.tables import Tables
 
 HEAT_LEVELS: Final = (
     (1 - 1e-9, "always"),
@@ -58,7 +58,7 @@ _PHASES: Final = {
 }
 
 
-def gather(tables: ReportInput, limits: ReportLimits) -> ReportContent:
+def gather(tables: Tables, verdict: str, limits: ReportLimits) -> ReportContent:
     """Collect the content of the report, each part bounded by ``limits``."""
     findings = _findings(tables.findings, limits)
     unavailable = _unavailability(tables.unavailability, limits)
@@ -71,7 +71,7 @@ def gather(tables: ReportInput, limits: ReportLimits) -> ReportContent:
     handlers = _top(tables.handlers, limits.worst, by_time, *_GROUP, "label", "handler")
     clocks = _top(tables.clocks, limits.clocks, f.desc("behind_s"), "group", "host", "behind_host")
     return ReportContent(
-        verdict=tables.verdict,
+        verdict=verdict,
         limits=limits,
         summary=_summary(tables.processes, unavailable, tables.gaps),
         findings=findings,
@@ -168,7 +168,7 @@ def _findings(frame: DataFrame, limits: ReportLimits) -> Findings:
     )
 
 
-def _unread(tables: ReportInput, limits: ReportLimits) -> UnreadSummary:
+def _unread(tables: Tables, limits: ReportLimits) -> UnreadSummary:
     reasons = _top(tables.quarantine.groupBy("reason").agg(f.count("*").alias("count")), 100, f.desc("count"))
     examples = tables.quarantine.select(
         "source", "position", "reason", "detail", f.substring("raw", 1, 200).alias("raw")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from rebalanser.audit.options import ReportLimits
 
 Facts: TypeAlias = Mapping[str, Any]
@@ -201,25 +199,3 @@ class ReportContent:
     loads: Loads
     clock_count: int
     clocks: tuple[Facts, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportInput:
-    """The tables of ``rebalanser.audit.tables`` by name, and the verdict in words.
-
-    Each is read several times: frames that are costly to compute should be cached or read from a file.
-    """
-
-    verdict: str
-    findings: DataFrame
-    gaps: DataFrame
-    quarantine: DataFrame
-    clocks: DataFrame
-    processes: DataFrame
-    accesses: DataFrame
-    rebalances: DataFrame
-    unavailability: DataFrame
-    handlers: DataFrame
-    balance: DataFrame
-    leaders: DataFrame
-    loads: DataFrame
