@@ -10,7 +10,7 @@ from rebalanser.errors import UnusableStore
 from rebalanser_sqlite.failures import OUT_OF_FILES, out_of_files
 
 
-class Clock(Protocol):
+class MonotonicClock(Protocol):
     """A clock that never goes back while the host runs and is the same in all of its processes."""
 
     def now(self) -> float:

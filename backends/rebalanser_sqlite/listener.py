@@ -24,13 +24,13 @@ PATIENCE_S: Final = 1.0
 _log = logging.getLogger("rebalanser.sqlite")
 
 
-class Watch(Protocol):
+class OpenWatch(Protocol):
     """A running watch."""
 
     open: bool
 
 
-WatchT = TypeVar("WatchT", bound=Watch)
+WatchT = TypeVar("WatchT", bound=OpenWatch)
 
 
 class Listener(ABC, Generic[WatchT]):

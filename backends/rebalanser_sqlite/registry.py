@@ -26,7 +26,7 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.registry.store import check_transaction
 from rebalanser_sqlite import history, leases, transactions
-from rebalanser_sqlite.clock import Clock, HostClock, host_boot_id
+from rebalanser_sqlite.clock import HostClock, MonotonicClock, host_boot_id
 from rebalanser_sqlite.location import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.watcher import Watcher
@@ -76,7 +76,7 @@ class SqliteRegistry(Registry):
         path: Path,
         timeout_s: float = OPEN_TIMEOUT_S,
         *,
-        clock: Clock | None = None,
+        clock: MonotonicClock | None = None,
         boot_id: str | None = None,
         file_mode: int = 0o600,
     ) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from rebalanser_sqlite.clock import Clock
+    from rebalanser_sqlite.clock import MonotonicClock
 
 APPLICATION_ID = 0x5242_4C31
 SCHEMA_VERSION = 1
@@ -155,7 +155,7 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, clock: Clock, boot_id: str, deadline: Deadline, file_mode: int = 0o600
+        self, path: Path, clock: MonotonicClock, boot_id: str, deadline: Deadline, file_mode: int = 0o600
     ) -> None:
         if sqlite3.sqlite_version_info < OLDEST:
             raise UnusableStore(

@@ -21,7 +21,7 @@ from rebalanser.errors import InvalidState
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import StopRequest
 from rebalanser.tasks.claim import LOG_PAGE, Claim
-from rebalanser.tasks.execution.bodies import Job, ThreadCaller, cut_of
+from rebalanser.tasks.execution.bodies import BodyCall, ThreadCaller, cut_of
 from rebalanser.tasks.execution.outcomes import BodyOutcome, Cut, raised
 from rebalanser.tasks.functions import TaskBody
 from rebalanser.tasks.loops import ErrorPolicy, Loop
@@ -151,11 +151,11 @@ class LoopCaller:
         """Start the thread that ends bodies."""
         self._supervisor.start()
 
-    def call(self, job: Job) -> BodyOutcome:
+    def call(self, job: BodyCall) -> BodyOutcome:
         """Call a body that is no coroutine function."""
         return self._plain.call(job)
 
-    def begin(self, job: Job) -> Future[BodyOutcome] | None:
+    def begin(self, job: BodyCall) -> Future[BodyOutcome] | None:
         """Begin a coroutine in the loop; give its task back if the loop is closed."""
         if not job.body.is_coroutine:
             return None
@@ -198,7 +198,7 @@ class LoopCaller:
 class _Followed:
     """A running body, and the call that ends it."""
 
-    job: Job
+    job: BodyCall
     cancel: Callable[[], object]
     ends_at: float | None
     wake: Callable[[], None] = lambda: None
@@ -246,7 +246,7 @@ class BodySupervisor:
             self._changed.notify()
 
     def follow(
-        self, job: Job, ended: Future[BodyOutcome], cancel: Callable[[], object]
+        self, job: BodyCall, ended: Future[BodyOutcome], cancel: Callable[[], object]
     ) -> Future[BodyOutcome]:
         """Call ``cancel`` once a body must be ended; return the future of its outcome.
 
@@ -324,7 +324,7 @@ class BodySupervisor:
 class _Call:
     """A body in the loop; all but ``ended`` belongs to the loop."""
 
-    def __init__(self, job: Job, threads: Threads, tasks: set[asyncio.Task[Any]]) -> None:
+    def __init__(self, job: BodyCall, threads: Threads, tasks: set[asyncio.Task[Any]]) -> None:
         self.ended: Future[BodyOutcome] = Future()
         self._job = job
         self._threads = threads

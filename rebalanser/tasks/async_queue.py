@@ -37,8 +37,8 @@ from typing import (
 
 from rebalanser import forks
 from rebalanser.core.clock import Clock
-from rebalanser.core.tasks.failures import Trouble
-from rebalanser.core.tasks.model import Enqueued, Room, Stored, TaskId
+from rebalanser.core.tasks.failures import LoopFailure
+from rebalanser.core.tasks.model import Enqueued, LimitRoom, Stored, TaskId
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
@@ -320,7 +320,7 @@ class AsyncQueue(TaskRegistry[AsyncTaskDecorator]):
         return self._url
 
     @property
-    def troubles(self) -> tuple[Trouble, ...]:
+    def troubles(self) -> tuple[LoopFailure, ...]:
         """Failures in this process that are retried now; as ``Queue.troubles``."""
         return () if self._queue is None else self._queue.troubles
 
@@ -334,10 +334,10 @@ class AsyncQueue(TaskRegistry[AsyncTaskDecorator]):
             raise InvalidState("the queue is not open yet")
         return self._queue.measure()
 
-    async def rooms(self, tasks: Tasks) -> dict[TaskId, Room]:
+    async def rooms(self, tasks: Tasks) -> dict[TaskId, LimitRoom]:
         """Find the room that limits leave to those of these tasks that wait; as ``Queue.rooms``."""
         queue = await self._opened()
-        rooms: dict[TaskId, Room] = {}
+        rooms: dict[TaskId, LimitRoom] = {}
         async for some in _batches(tasks):
             rooms |= await self._threads.run(queue.rooms, some)
         return rooms

@@ -210,7 +210,7 @@ def main(file: int, worker: int) -> None:
     except BaseException as error:  # whatever a module does when it is imported
         pipe.send(ChildReady(f"{type(error).__name__}: {error}"))
         return
-    child = _Child(pipe, bodies)
+    child = _BodyServer(pipe, bodies)
     pipe.send(ChildReady())
     child.serve()
 
@@ -221,7 +221,7 @@ def _bodies(pipe: Connection[Any, Any]) -> dict[str, TaskBody]:
     return {name: body_at(reference, name) for name, reference in begin.references.items()}
 
 
-class _Child:
+class _BodyServer:
     """Caller of the bodies in the child process."""
 
     def __init__(self, pipe: Connection[Any, Any], bodies: Mapping[str, TaskBody]) -> None:

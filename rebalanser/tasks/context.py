@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 from rebalanser import forks
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks import rules
-from rebalanser.core.tasks.model import State, Stored, TaskId, Term, Update
+from rebalanser.core.tasks.model import ClaimTerm, Stored, TaskId, TaskState, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
-from rebalanser.core.tasks.store import Change, ChangeFilter, Conflict, Lost, Move
+from rebalanser.core.tasks.store import Change, ChangeFilter, ChangesLost, Move, WriteConflict
 from rebalanser.core.tasks.writes import PendingWrite, WriteFuture
 from rebalanser.errors import Forked, InternalError, InvalidState, RegistryUnavailable, RetryLater
 from rebalanser.history import Event, Journal, Protocol, SkuldKind, author_here, open_sinks
@@ -27,7 +27,7 @@ from rebalanser.settings import Settings
 from rebalanser.tasks.ancestry import Ancestry
 from rebalanser.tasks.batcher import WriteBatcher, result_of
 from rebalanser.tasks.claim import LOG_PAGE, check_content, read_log
-from rebalanser.tasks.engine import ClaimsFromIndex, Engine, MovesInTransactions, Sink, Watch
+from rebalanser.tasks.engine import ClaimsFromIndex, Engine, EngineWatch, MovesInTransactions, Sink
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import TaskMetrics
 
@@ -197,9 +197,9 @@ class Beginning:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._watch: Future[Watch] = Future()
+        self._watch: Future[EngineWatch] = Future()
 
-    def succeed(self, watch: Watch) -> None:
+    def succeed(self, watch: EngineWatch) -> None:
         """Pass the watch on to the threads that wait."""
         self._watch.set_result(watch)
 
@@ -211,7 +211,7 @@ class Beginning:
             self._watch.cancel()
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> EngineWatch:
         """The watch, once it has begun."""
         return self._watch.result()
 
@@ -255,19 +255,19 @@ class SharedWatch:
         self._lock = threading.Lock()
         self._feed = _Feed(errors)
 
-    def join(self, sink: Sink, wants: ChangeFilter | None, timeout_s: float = math.inf) -> Watch:
+    def join(self, sink: Sink, wants: ChangeFilter | None, timeout_s: float = math.inf) -> EngineWatch:
         """Report all changes to a sink from now on; raises what the engine does.
 
         It takes ``timeout_s`` seconds at most, and no more than the queue's timeout.
         """
-        reader = _Reader(self, sink, wants)
+        reader = _WatchReader(self, sink, wants)
         left_s = timeout_s = min(timeout_s, self._timeout_s)
         ends_at = time.monotonic() + timeout_s
         while not self._has_joined(reader, left_s):
             left_s = max(0.0, ends_at - time.monotonic())
         return reader
 
-    def _has_joined(self, reader: _Reader, timeout_s: float) -> bool:
+    def _has_joined(self, reader: _WatchReader, timeout_s: float) -> bool:
         """Join the watch; False if the thread that was to begin it could not, and this one should."""
         mine = Beginning(timeout_s)
         with self._lock:
@@ -295,7 +295,7 @@ class SharedWatch:
             raise
         beginning.succeed(watch)
 
-    def leave(self, reader: _Reader) -> None:
+    def leave(self, reader: _WatchReader) -> None:
         """Stop reporting to a sink; a report under way may still come."""
         with self._lock:
             feed = self._feed
@@ -311,7 +311,7 @@ class _Feed:
     """The readers of one watch of the engine, which reports from one thread at a time."""
 
     def __init__(self, errors: ErrorPolicy) -> None:
-        self.readers: tuple[_Reader, ...] = ()
+        self.readers: tuple[_WatchReader, ...] = ()
         self.beginning: Beginning | None = None
         """The watch, or who begins it; None as long as there is no reader."""
         self._errors = errors
@@ -326,18 +326,20 @@ class _Feed:
                     wanted = True
             except Exception as error:  # the other sinks must get the change
                 self._errors.ignored("a watch", error)
-                self._report(each, Lost(change.revision))
+                self._report(each, ChangesLost(change.revision))
         return wanted
 
-    def receive(self, news: Sequence[Stored] | Lost) -> None:
+    def receive(self, news: Sequence[Stored] | ChangesLost) -> None:
         """Pass each reader the news that it wants."""
         for each in self.readers:
-            theirs = news if isinstance(news, Lost) else [one for one in news if one.head.id in each.wanted]
+            theirs = (
+                news if isinstance(news, ChangesLost) else [one for one in news if one.head.id in each.wanted]
+            )
             each.wanted.clear()
             if theirs:
                 self._report(each, theirs)
 
-    def _report(self, reader: _Reader, news: Sequence[Stored] | Lost) -> None:
+    def _report(self, reader: _WatchReader, news: Sequence[Stored] | ChangesLost) -> None:
         try:
             reader.sink(news)
         except Exception as error:
@@ -345,7 +347,7 @@ class _Feed:
 
 
 @dataclass(eq=False, slots=True)
-class _Reader:
+class _WatchReader:
     """One sink of a shared watch. ``wanted`` are the tasks that it gets next."""
 
     shared: SharedWatch
@@ -412,9 +414,9 @@ class Context:
         self.is_inherited = True
         self.batcher.forked()
 
-    def term(self) -> Term:
+    def term(self) -> ClaimTerm:
         """Return the term of a claim that a request from now on makes or renews."""
-        return Term(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
+        return ClaimTerm(self.ttl_s, self.clock_name, self.clock.now() + self.ttl_s)
 
     def submit(self, pending: PendingWrite[ResultT]) -> WriteFuture[ResultT]:
         """Submit a pending write; see ``submit``."""
@@ -445,7 +447,9 @@ class Context:
         self.refuse_fork()
         return self.engine.updates(self.queue, task, self.timeout_s, claim=claim, first=first, limit=limit)
 
-    def watch(self, sink: Sink, wants: ChangeFilter | None = None, timeout_s: float = math.inf) -> Watch:
+    def watch(
+        self, sink: Sink, wants: ChangeFilter | None = None, timeout_s: float = math.inf
+    ) -> EngineWatch:
         """Watch the queue from now on; see ``watch``.
 
         It takes ``timeout_s`` seconds at most, and no more than the queue's timeout.
@@ -465,7 +469,7 @@ class Context:
 
     def complete_in(
         self, connection: sqlite3.Connection, stored: Stored, held: ClaimKey, result: bytes | None
-    ) -> State | Refused:
+    ) -> TaskState | Refused:
         """Complete a task within the transaction that ``connection`` has begun."""
         engine = self.engine
         if not isinstance(engine, MovesInTransactions):
@@ -476,7 +480,7 @@ class Context:
                 return decision
             head = stored.head
             move = Move(head.id, head.queue, stored.partition, stored.revision, decision, head=head)
-            if not isinstance(engine.move_in(connection, move), Conflict):
+            if not isinstance(engine.move_in(connection, move), WriteConflict):
                 return decision
             # The revision may be a renewal or an update of this very claim, not yet answered. From here on
             # the transaction holds the write lock, so the next read stays valid.

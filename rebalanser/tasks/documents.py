@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
-from rebalanser.core.tasks.model import AfterFailure, ClaimState, Room, Status, Stored, Task, Update
+from rebalanser.core.tasks.model import AfterFailure, ClaimState, LimitRoom, Status, Stored, Task, Update
 from rebalanser.errors import InvalidTask
 from rebalanser.tasks.results import sources_in, without_sources
 
@@ -79,7 +79,7 @@ class RoomDocument(BaseModel):
     )
 
     @classmethod
-    def of(cls, room: Room) -> Self:
+    def of(cls, room: LimitRoom) -> Self:
         """Return the document of a room."""
         return cls(running=room.running, at=room.at)
 
@@ -127,7 +127,7 @@ class TaskDocument(BaseModel):
     )
 
     @classmethod
-    def of(cls, stored: Stored, blockers: Sequence[Stored] = (), room: Room | None = None) -> Self:
+    def of(cls, stored: Stored, blockers: Sequence[Stored] = (), room: LimitRoom | None = None) -> Self:
         """Return the document of a task, with its blockers and the room that its limits leave."""
         head, state = stored.head, stored.state
         return cls(
@@ -167,7 +167,7 @@ class FullTaskDocument(TaskDocument):
 
     @classmethod
     def with_payload(
-        cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = (), room: Room | None = None
+        cls, stored: Stored, payload: bytes, blockers: Sequence[Stored] = (), room: LimitRoom | None = None
     ) -> Self:
         """Return the document of a task with its payload; see ``of``."""
         try:

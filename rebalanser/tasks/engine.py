@@ -22,9 +22,9 @@ answer from a store that has not seen that revision, such as one put back from a
 the very write that makes the entry's task, and by no other, so that an entry is taken once, however often it
 is sent, and whatever happened to its task since: collections keep the tallies.
 
-**Watches** report changed states in the order of revisions, each at least once, or ``Lost``, which means
-"read again". A state that was replaced before it was reported may be left out; its successor is reported. A
-watch is a wake-up, never a proof. The conformance suite for all of this is
+**Watches** report changed states in the order of revisions, each at least once, or ``ChangesLost``, which
+means "read again". A state that was replaced before it was reported may be left out; its successor is
+reported. A watch is a wake-up, never a proof. The conformance suite for all of this is
 ``rebalanser.testing.engine_suite``.
 """
 
@@ -39,10 +39,10 @@ from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskI
 from rebalanser.core.tasks.store import (
     Answer,
     ChangeFilter,
+    ChangesLost,
     ClaimAnswer,
     ClaimQuery,
     FreeSlot,
-    Lost,
     Move,
     Page,
     QueueNote,
@@ -71,14 +71,14 @@ class EngineCapabilities:
     """Maximum useful number of calls of ``apply`` at the same time from one process."""
 
 
-class Watch(Protocol):
+class EngineWatch(Protocol):
     """A running watch."""
 
     def close(self) -> None:
         """Stop the watch. Closing twice does nothing."""
 
 
-Sink: TypeAlias = Callable[[Sequence[Stored] | Lost], None]
+Sink: TypeAlias = Callable[[Sequence[Stored] | ChangesLost], None]
 """Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
 
 
@@ -219,14 +219,16 @@ class Engine(ABC):
         """Count the claimed tasks of limits, for people; one that takes long to count may be missing."""
 
     @abstractmethod
-    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
+    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> EngineWatch:
         """Call ``wake``, from a thread of the engine's, soon after a pause changed after ``from_revision``.
 
         It may be called more often. It must return soon and not raise.
         """
 
     @abstractmethod
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         """Report to ``sink`` all states written after ``from_revision``, also the first of new tasks.
 
         With ``wants`` only those that it wants, so that the others need not be read. It is called once for
@@ -238,7 +240,7 @@ class Engine(ABC):
         """Close the store. Closing twice does nothing."""
 
 
-SlotSink: TypeAlias = Callable[[Sequence[SlotNews] | Lost], None]
+SlotSink: TypeAlias = Callable[[Sequence[SlotNews] | ChangesLost], None]
 """Called from a thread of the engine's, one call at a time; it must return soon and not raise."""
 
 
@@ -286,7 +288,7 @@ class SharesSlots(ABC):
         """Read all free and used slots, and the revision of the read."""
 
     @abstractmethod
-    def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
+    def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> EngineWatch:
         """Report to ``sink`` all slots published, used or deleted after ``from_revision``."""
 
 
@@ -297,7 +299,7 @@ class MovesInTransactions(ABC):
     def move_in(self, connection: sqlite3.Connection, move: Move) -> Answer:
         """Carry out a move within the transaction that ``connection``, to the engine's own file, has begun.
 
-        It takes effect if and when that transaction commits. Answered ``Applied`` or ``Conflict``.
+        It takes effect if and when that transaction commits. Answered ``Applied`` or ``WriteConflict``.
         """
 
 
@@ -335,7 +337,7 @@ class ClaimsFromIndex(ABC):
         """Read the functions that have ready tasks."""
 
     @abstractmethod
-    def watch_commits(self, wake: Callable[[], None]) -> Watch:
+    def watch_commits(self, wake: Callable[[], None]) -> EngineWatch:
         """Call ``wake``, from a thread of the engine's, soon after each commit of any process.
 
         Commits that follow each other quickly may share a call. It must return soon and not raise.

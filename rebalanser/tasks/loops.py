@@ -17,8 +17,8 @@ from rebalanser.core.tasks.failures import (
     REPORT_S,
     SHORTEST_PAUSE_S,
     ErrorKind,
+    LoopFailure,
     LoopFailures,
-    Trouble,
     summary_of,
 )
 from rebalanser.runtime.logs import get_logger
@@ -39,14 +39,14 @@ class ErrorPolicy:
         self._clock = clock
         self._end = end
         self._failures = LoopFailures()
-        self._unreadable: dict[str, tuple[Trouble, float]] = {}
+        self._unreadable: dict[str, tuple[LoopFailure, float]] = {}
         self._ignored: dict[str, float] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._ended = False
 
     @property
-    def troubles(self) -> tuple[Trouble, ...]:
+    def troubles(self) -> tuple[LoopFailure, ...]:
         """The loops that fail now, and the functions whose tasks can't be read; empty if all is well."""
         now = self._clock.now()
         with self._lock:
@@ -111,7 +111,7 @@ class ErrorPolicy:
         with self._lock:
             known, _ = self._unreadable.get(name, (None, 0.0))
             since, attempts = (self._clock.wall(), 0) if known is None else (known.since, known.attempts)
-            trouble = Trouble(loop, ErrorKind.POISON, error_text, since, attempts + 1)
+            trouble = LoopFailure(loop, ErrorKind.POISON, error_text, since, attempts + 1)
             self._unreadable[name] = (trouble, self._clock.now())
         if known is None:
             _log.error(

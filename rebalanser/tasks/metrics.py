@@ -27,7 +27,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rebalanser.core.tasks.failures import Trouble
+from rebalanser.core.tasks.failures import LoopFailure
 from rebalanser.core.tasks.model import Status
 from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.errors import MissingExtra
@@ -195,7 +195,7 @@ class Measurement:
     counts: TaskCounts
     errors: Mapping[tuple[str, str], int]
     """Number of errors of each loop, by kind."""
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[LoopFailure, ...]
     oldest_ready_s: float | None
     """Seconds for which the oldest ready task has waited, as far as this process knows; 0 for no such task.
 

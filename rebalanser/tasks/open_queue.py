@@ -11,7 +11,7 @@ from typing import Final
 
 from rebalanser import folders, forks
 from rebalanser.core.clock import Clock
-from rebalanser.core.tasks.failures import Trouble
+from rebalanser.core.tasks.failures import LoopFailure
 from rebalanser.core.tasks.model import EnqueueAnswer, Stored, TaskId, is_seconds
 from rebalanser.core.tasks.retention import Retention
 from rebalanser.errors import InvalidArgument, RetryLater, UnknownQueue, UnknownTask
@@ -210,7 +210,7 @@ class OpenQueue(ABC):
         return self._opening.opened().context
 
     @property
-    def troubles(self) -> tuple[Trouble, ...]:
+    def troubles(self) -> tuple[LoopFailure, ...]:
         """Failures in this process that are retried now, such as claiming while the engine is away.
 
         Empty if all is well. An unforeseen error that lasts for 60 s ends the process, see

@@ -13,7 +13,7 @@ from typing import Final
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.clocks import room_at
 from rebalanser.core.tasks.ids import created_at, lowest_id_at
-from rebalanser.core.tasks.model import Room, Status, Stored, TaskId, Update, is_seconds
+from rebalanser.core.tasks.model import LimitRoom, Status, Stored, TaskId, Update, is_seconds
 from rebalanser.core.tasks.retention import Collected
 from rebalanser.core.tasks.rules import Decision, Refused
 from rebalanser.core.tasks.writes import PendingMove
@@ -145,7 +145,7 @@ class Operator(OpenQueue):
         """
         return with_blockers(tasks, self.context.read)
 
-    def rooms(self, tasks: Iterable[Stored]) -> dict[TaskId, Room]:
+    def rooms(self, tasks: Iterable[Stored]) -> dict[TaskId, LimitRoom]:
         """Find the room that limits leave to those of these tasks that wait, as it is now (SK-23).
 
         A task is missing if it has no limit, or, on etcd, if its partition has more tasks than are counted.
@@ -158,7 +158,7 @@ class Operator(OpenQueue):
         running = engine.running(self.name, limits, self._timeout_s)
         marks = engine.rates(self.name, limits, self._timeout_s)
         return {
-            each.head.id: Room(running[limit], room_at(each.head, marks.get(limit)))
+            each.head.id: LimitRoom(running[limit], room_at(each.head, marks.get(limit)))
             for each in limited
             if (limit := each.head.limit) in running
         }

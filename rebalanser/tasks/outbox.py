@@ -39,7 +39,16 @@ from tenacity import (
 
 from rebalanser.core.tasks.ids import partition_of_task
 from rebalanser.core.tasks.model import EnqueueAnswer, Head, Task, TaskId
-from rebalanser.core.tasks.store import Answer, Applied, Conflict, Duplicate, Enqueue, Skip, Taken, enqueued
+from rebalanser.core.tasks.store import (
+    Answer,
+    Applied,
+    Duplicate,
+    Enqueue,
+    Skip,
+    Taken,
+    WriteConflict,
+    enqueued,
+)
 from rebalanser.errors import (
     DependencyCycle,
     InternalError,
@@ -152,7 +161,7 @@ class Forwarding:
         if taken == len(entries):
             return
         entry, answer = entries[taken], answers[taken]
-        if not isinstance(answer, Conflict):
+        if not isinstance(answer, WriteConflict):
             self._refused_or_there(entry, writes[taken], answer)
         elif taken == 0:
             self._renew(entry)
@@ -207,7 +216,7 @@ class Forwarding:
         (answer,) = self._context.engine.apply([write], self._context.timeout_s)
         if isinstance(answer, Applied | Taken):
             return isinstance(answer, Applied)
-        if isinstance(answer, Conflict):
+        if isinstance(answer, WriteConflict):
             self._renew(entry)
             return self._count(entry)
         raise InternalError(f"a skip was answered {answer!r}")

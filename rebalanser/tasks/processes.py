@@ -34,7 +34,7 @@ from rebalanser.tasks.child_process import (
     UpdateRequest,
     refuse_in_child,
 )
-from rebalanser.tasks.execution.bodies import BodyWaits, Job
+from rebalanser.tasks.execution.bodies import BodyCall, BodyWaits
 from rebalanser.tasks.execution.outcomes import BodyLost, BodyOutcome, Cut, Raised, raised
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
 from rebalanser.tasks.functions import TaskBody, reference_of
@@ -296,7 +296,7 @@ class ProcessCaller:
             self.close()
             raise
 
-    def call(self, job: Job) -> BodyOutcome:
+    def call(self, job: BodyCall) -> BodyOutcome:
         """Call a body in a process that is idle, or a new one."""
         child = self._child()
         if isinstance(child, Exception):
@@ -318,7 +318,7 @@ class ProcessCaller:
                 self._idle.append(child)
         return outcome.result()
 
-    def begin(self, _job: Job) -> None:
+    def begin(self, _job: BodyCall) -> None:
         """Return None: all bodies must be called."""
 
     def takes_thread(self, _body: TaskBody) -> bool:

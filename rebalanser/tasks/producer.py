@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVa
 
 from rebalanser.core.tasks.failures import concerning
 from rebalanser.core.tasks.ids import created_at, partition_of_task
-from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Head, State, Status, Stored, Task, TaskId
+from rebalanser.core.tasks.model import EnqueueAnswer, Enqueued, Head, Status, Stored, Task, TaskId, TaskState
 from rebalanser.core.tasks.store import Duplicate, Enqueue, enqueued
 from rebalanser.core.tasks.writes import (
     Await,
@@ -66,7 +66,7 @@ MAX_WARNED: Final = 100
 MAX_SHOWN: Final = 20
 RETRIES: Final = int(TaskOptions().retries)
 """Default number of retries of a task whose function is not known here."""
-READY: Final = State()
+READY: Final = TaskState()
 """State of a new task without a delay."""
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -391,7 +391,7 @@ class Producer(TaskRegistry[TaskDecorator], OpenQueue):
     def _placed(self, head: Head, payload: bytes, options: EnqueueOptions) -> Enqueue:
         if options.task_id is not None:
             self._refuse_far_future(options.task_id)
-        state = State(due=self._clock.wall() + options.delay_s) if options.delay_s else READY
+        state = TaskState(due=self._clock.wall() + options.delay_s) if options.delay_s else READY
         partition = UNPLACED if self._outbox_folder else partition_of_task(head, self.partition_count)
         return Enqueue(Task(head, payload), partition, state, options.waits_for_unknown)
 

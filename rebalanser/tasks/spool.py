@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from rebalanser import forks
-from rebalanser.core.tasks.model import Head, State, Task, TaskId
+from rebalanser.core.tasks.model import Head, Task, TaskId, TaskState
 from rebalanser.core.tasks.store import Enqueue, Forwarded
 from rebalanser.errors import (
     OutcomeUnknown,
@@ -109,7 +109,7 @@ class SpooledContent(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
 
     head: Head
-    state: State
+    state: TaskState
     waits_for_unknown: bool
 
 

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rebalanser.core.tasks.failures import ErrorKind, Trouble
+from rebalanser.core.tasks.failures import ErrorKind, LoopFailure
 from rebalanser.core.tasks.model import Status
 from rebalanser.tasks.context import Context
 from rebalanser.tasks.loops import Loop
@@ -46,7 +46,7 @@ class TroubleDocument(BaseModel):
     attempts: int = Field(description="Number of failures in a row.")
 
     @classmethod
-    def of(cls, trouble: Trouble) -> Self:
+    def of(cls, trouble: LoopFailure) -> Self:
         """Return the document of a trouble."""
         return cls(
             loop=trouble.loop,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rebalanser.core.clock import Clock
 from rebalanser.core.tasks.model import Status, Stored, TaskId, is_number
-from rebalanser.core.tasks.store import Change, Lost
+from rebalanser.core.tasks.store import Change, ChangesLost
 from rebalanser.errors import InvalidArgument, NotSettled, TaskFailed
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Beginning, Context
@@ -120,9 +120,11 @@ class CompletionNotifier:
     def _is_awaited(self, change: Change) -> bool:
         return change.task in self._listeners
 
-    def _receive(self, news: Sequence[Stored] | Lost) -> None:
+    def _receive(self, news: Sequence[Stored] | ChangesLost) -> None:
         with self._lock:
-            tasks = list(self._listeners) if isinstance(news, Lost) else [each.head.id for each in news]
+            tasks = (
+                list(self._listeners) if isinstance(news, ChangesLost) else [each.head.id for each in news]
+            )
             listeners = [listener for task in tasks for listener in self._listeners.get(task, ())]
         for listener in listeners:
             listener()

@@ -35,13 +35,13 @@ from rebalanser.core.tasks.model import (
     OPEN,
     AfterFailure,
     ClaimState,
+    ClaimTerm,
     Head,
-    State,
     Status,
     Stored,
     Task,
     TaskId,
-    Term,
+    TaskState,
     Update,
     rate_of,
 )
@@ -49,18 +49,17 @@ from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Change,
+    ChangesLost,
     ClaimAnswer,
     ClaimQuery,
     Collect,
-    Conflict,
     Duplicate,
     Enqueue,
     EnqueueAll,
-    Epoch,
     Exists,
     Forwarded,
-    Lost,
     Move,
+    OwnerEpoch,
     Page,
     Paused,
     QueueNote,
@@ -70,6 +69,7 @@ from rebalanser.core.tasks.store import (
     TakeOver,
     Unknown,
     Write,
+    WriteConflict,
 )
 from rebalanser.errors import InvalidName, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine
@@ -101,22 +101,24 @@ AWKWARD_NAMES = (
 UNSTORABLE_NAMES = ("", "line\nfeed", "null\0", "x" * 513, "\ud800")
 
 BIT_FOR_BIT = bytes(range(256))
-TERM = Term(30.5, "a boot of a host", 12345.0625)
+TERM = ClaimTerm(30.5, "a boot of a host", 12345.0625)
 TTL_S = 30.0
 BUFFER_S = 3.0
-OWN_TERM = Term(TTL_S, "this boot", 100.0)
+OWN_TERM = ClaimTerm(TTL_S, "this boot", 100.0)
 """Term of holders that claim tasks, counted on one clock."""
 EVERY_STATE = (
-    State(),
-    State(due=1.7e9 + 0.125),
-    State(Status.CLAIMED, ClaimState(0, "holder", "worker", TERM)),
-    State(Status.CLAIMED, ClaimState(2**31, "hölder 🐙", "", Term(0.5, "", -1.0), 2**31), failures=3),
-    State(Status.WAITING, ClaimState(3, "h", "w", TERM, 7), 1.5, 2, "it failed:\n\0 so"),
-    State(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=BIT_FOR_BIT),
-    State(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=b""),
-    State(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=None),
-    State(Status.DEAD, ClaimState(9, "h", "w", TERM), failures=10, error="x" * 5000),
-    State(Status.CANCELLED),
+    TaskState(),
+    TaskState(due=1.7e9 + 0.125),
+    TaskState(Status.CLAIMED, ClaimState(0, "holder", "worker", TERM)),
+    TaskState(
+        Status.CLAIMED, ClaimState(2**31, "hölder 🐙", "", ClaimTerm(0.5, "", -1.0), 2**31), failures=3
+    ),
+    TaskState(Status.WAITING, ClaimState(3, "h", "w", TERM, 7), 1.5, 2, "it failed:\n\0 so"),
+    TaskState(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=BIT_FOR_BIT),
+    TaskState(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=b""),
+    TaskState(Status.COMPLETED, ClaimState(1, "h", "w", TERM), result=None),
+    TaskState(Status.DEAD, ClaimState(9, "h", "w", TERM), failures=10, error="x" * 5000),
+    TaskState(Status.CANCELLED),
 )
 
 
@@ -148,18 +150,18 @@ class Recorder:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._told: list[Stored | Lost] = []
+        self._told: list[Stored | ChangesLost] = []
         self._threads: set[int] = set()
         self._more = threading.Condition()
 
-    def __call__(self, told: Sequence[Stored] | Lost) -> None:
+    def __call__(self, told: Sequence[Stored] | ChangesLost) -> None:
         with self._more:
-            self._told.extend([told] if isinstance(told, Lost) else told)
+            self._told.extend([told] if isinstance(told, ChangesLost) else told)
             self._threads.add(threading.get_ident())
             self._more.notify_all()
 
     @property
-    def told(self) -> tuple[Stored | Lost, ...]:
+    def told(self) -> tuple[Stored | ChangesLost, ...]:
         """All events so far."""
         with self._more:
             return tuple(self._told)
@@ -175,7 +177,7 @@ class Recorder:
         with self._more:
             return frozenset(self._threads)
 
-    def wait_until(self, satisfied: Callable[[Sequence[Stored | Lost]], bool], what: str) -> None:
+    def wait_until(self, satisfied: Callable[[Sequence[Stored | ChangesLost]], bool], what: str) -> None:
         """Block until ``satisfied(told)``; raise AssertionError when patience is over."""
         with self._more:
             if not self._more.wait_for(lambda: satisfied(self._told), timeout=self._patience_s):
@@ -187,16 +189,16 @@ class Recorder:
         """Block until all the expected states have arrived."""
         missing = set(expected)
 
-        def complete(told: Sequence[Stored | Lost]) -> bool:
+        def complete(told: Sequence[Stored | ChangesLost]) -> bool:
             missing.difference_update(item for item in told if isinstance(item, Stored))
             return not missing
 
         self.wait_until(complete, str(expected[:20]))
 
-    def wait_for_loss(self) -> Lost:
+    def wait_for_loss(self) -> ChangesLost:
         """Block until a loss of history has arrived; return the last one."""
-        self.wait_until(lambda told: any(isinstance(item, Lost) for item in told), "Lost")
-        return [item for item in self.told if isinstance(item, Lost)][-1]
+        self.wait_until(lambda told: any(isinstance(item, ChangesLost) for item in told), "ChangesLost")
+        return [item for item in self.told if isinstance(item, ChangesLost)][-1]
 
 
 Connect: TypeAlias = Callable[[], Engine]
@@ -212,7 +214,7 @@ def make(
     *,
     queue: str = QUEUE,
     payload: bytes = b"payload",
-    state: State | None = None,
+    state: TaskState | None = None,
     after: Sequence[int] = (),
     waits_for_unknown: bool = False,
     **fields: object,
@@ -221,7 +223,7 @@ def make(
     dependencies = tuple(task_id(dependency) for dependency in after)
     head = replace(Head(task_id(number), queue, "send", after=dependencies), **fields)  # type: ignore[arg-type]
     return Enqueue(
-        Task(head, payload), partition_of_id(head.id, PARTITIONS), state or State(), waits_for_unknown
+        Task(head, payload), partition_of_id(head.id, PARTITIONS), state or TaskState(), waits_for_unknown
     )
 
 
@@ -273,14 +275,14 @@ def stored(enqueue: Enqueue, revision: int) -> Stored:
     return Stored(enqueue.task.head, enqueue.state, revision, enqueue.partition)
 
 
-def move(of: Stored, state: State, update: Update | None = None, epoch: Epoch | None = None) -> Move:
+def move(of: Stored, state: TaskState, update: Update | None = None, epoch: OwnerEpoch | None = None) -> Move:
     """A write that moves a task from the state that was read to another."""
     return Move(of.head.id, of.head.queue, of.partition, of.revision, state, epoch, update)
 
 
-def claimed(number: int = 0, updates: int = 0) -> State:
+def claimed(number: int = 0, updates: int = 0) -> TaskState:
     """A state of a task that is claimed."""
-    return State(Status.CLAIMED, ClaimState(number, f"holder-{number}", "worker", TERM, updates))
+    return TaskState(Status.CLAIMED, ClaimState(number, f"holder-{number}", "worker", TERM, updates))
 
 
 def collect(*tasks: Stored) -> Collect:
@@ -333,7 +335,7 @@ def index_of(engine: Engine) -> ClaimsFromIndex:
 def request(
     *holders: str,
     names: Sequence[str] | None = ("send",),
-    term: Term = OWN_TERM,
+    term: ClaimTerm = OWN_TERM,
     now: float = 0.0,
     wall: float = 0.0,
 ) -> ClaimQuery:
@@ -394,7 +396,7 @@ class LimitedTasks:
         )
         priority = self._random.choice((0, 0, 5))
         limits: dict[str, Any] = {"limit_key": key, "max_running": limit, "rate_limit": rate}
-        write = make(number, priority=priority, state=State(due=due), after=needed, **limits)
+        write = make(number, priority=priority, state=TaskState(due=due), after=needed, **limits)
         (revision,) = applied(self._engine, write)
         self._tasks[write.task.head.id] = stored(write, revision)
 
@@ -559,7 +561,7 @@ class EngineSuite:
         applied(engine, *before)
         parts = [make(number, after=[others]) for number in range(100, 198)]
         last = make(300, after=[*range(1, others + 1), *range(100, 198)], payload=b"x" * 20_000)
-        tasks = (*parts, last, make(301, after=[300], state=State(due=1.5)))
+        tasks = (*parts, last, make(301, after=[300], state=TaskState(due=1.5)))
         with closing(engine.watch(QUEUE, engine.page(QUEUE, TIMEOUT_S, limit=1).revision, recorder)):
             (revision,) = applied(engine, EnqueueAll(tasks))
             found = engine.read(QUEUE, [each.task.head.id for each in tasks], TIMEOUT_S)
@@ -570,7 +572,7 @@ class EngineSuite:
         assert engine.payloads(QUEUE, [task_id(300)], TIMEOUT_S) == {task_id(300): b"x" * 20_000}
         assert counts(engine) == {Status.WAITING: others + 100}
         for needed in (others, 100, 300):
-            assert apply(engine, collect(read(engine, task_id(needed)))) == [Conflict()]
+            assert apply(engine, collect(read(engine, task_id(needed)))) == [WriteConflict()]
         applied(engine, collect(*everything(engine)))
 
     @pytest.mark.rule("SK-2", "SK-3", "SK-5")
@@ -632,7 +634,7 @@ class EngineSuite:
                     assert enqueued == Unknown((task_id(number),))
                     assert find(producer, task_id(number + 2)) is None
                 else:
-                    assert collected == Conflict()
+                    assert collected == WriteConflict()
                     assert isinstance(enqueued, Applied)
                     assert find(producer, task_id(number)) is not None
 
@@ -681,7 +683,7 @@ class EngineSuite:
             name: str = "send",
         ) -> Enqueue:
             born_id = f"{int((wall - age_s) * 1000):016x}{0:024x}"
-            state = State(due=due)
+            state = TaskState(due=due)
             return make(1, id=born_id, state=state, after=after, priority=priority, name=name)
 
         def oldest_s() -> float | None:
@@ -728,7 +730,7 @@ class EngineSuite:
         engine = connect()
         entries = [forwarded(make(number), number) for number in range(1, 61)]
         applied(engine, *entries)
-        done = State(Status.COMPLETED, ClaimState(0, "holder", "worker", TERM))
+        done = TaskState(Status.COMPLETED, ClaimState(0, "holder", "worker", TERM))
         applied(engine, *(move(item, done) for item in everything(engine)))
         first, *others = everything(engine)
         applied(engine, collect(first), collect(*others))
@@ -740,14 +742,14 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-4")
     def test_no_entry_is_taken_before_another(self, engine: Engine) -> None:
-        """Holds: "if one before it was not, ``Conflict``"."""
-        assert apply(engine, forwarded(make(2), 2)) == [Conflict()]
+        """Holds: "if one before it was not, ``WriteConflict``"."""
+        assert apply(engine, forwarded(make(2), 2)) == [WriteConflict()]
         assert find(engine, task_id(2)) is None
         first, third, second = apply(
             engine, forwarded(make(1), 1), forwarded(make(3), 3), forwarded(make(2), 2)
         )
         assert isinstance(first, Applied)
-        assert third == Conflict()
+        assert third == WriteConflict()
         assert isinstance(second, Applied)
         applied(engine, forwarded(make(3), 3))
 
@@ -766,19 +768,19 @@ class EngineSuite:
         entries = [forwarded(make(1), 1), forwarded(make(1), 2), forwarded(make(2), 3)]
         first, *others = apply(engine, *entries)
         assert isinstance(first, Applied)
-        assert others == [Exists(stored(make(1), first.revision), b"payload"), Conflict()]
+        assert others == [Exists(stored(make(1), first.revision), b"payload"), WriteConflict()]
         applied(engine, skip(2), forwarded(make(2), 3))
 
     @pytest.mark.rule("SK-4")
     def test_entries_of_one_batch_are_taken_up_to_one_that_is_refused(self, engine: Engine) -> None:
-        """Holds: "if one before it was not, ``Conflict``", of a batch of 200."""
+        """Holds: "if one before it was not, ``WriteConflict``", of a batch of 200."""
         payload = bytes(10_000)
         (revision,) = applied(engine, make(100, payload=b"other"))
         entries = [forwarded(make(number, payload=payload), number) for number in range(1, 201)]
         answers = apply(engine, *entries)
         assert all(isinstance(answer, Applied) for answer in answers[:99])
         assert answers[99] == Exists(stored(make(100), revision), b"other")
-        assert answers[100:] == [Conflict()] * 100
+        assert answers[100:] == [WriteConflict()] * 100
         answers = apply(engine, make(300), *entries[:99], skip(100), *entries[99:], make(301), skip(201))
         assert [type(answer) for answer in answers] == [
             Applied, *[Taken] * 99, Applied, Taken, *[Applied] * 100, Applied, Applied,
@@ -791,9 +793,9 @@ class EngineSuite:
         """Holds: "An entry that is answered ``Exists``", or ``Unknown``, "is not counted"."""
         (revision,) = applied(engine, make(1, payload=b"first"))
         exists = Exists(stored(make(1), revision), b"first")
-        assert apply(engine, forwarded(make(1), 1), forwarded(make(2), 2)) == [exists, Conflict()]
+        assert apply(engine, forwarded(make(1), 1), forwarded(make(2), 2)) == [exists, WriteConflict()]
         unknown = forwarded(make(2, after=[9]), 1)
-        assert apply(engine, unknown, forwarded(make(3), 2)) == [Unknown((task_id(9),)), Conflict()]
+        assert apply(engine, unknown, forwarded(make(3), 2)) == [Unknown((task_id(9),)), WriteConflict()]
         many = list(range(100, 201))
         assert apply(engine, forwarded(make(2, after=many), 1)) == [Unknown(tuple(map(task_id, many)))]
         applied(engine, make(9))
@@ -804,7 +806,7 @@ class EngineSuite:
         """Holds: "an entry is taken once, however often it is sent", of a task after 100."""
         applied(engine, *(make(number) for number in range(1, 101)))
         fan = forwarded(make(1000, after=list(range(1, 101))), 1)
-        assert apply(engine, forwarded(make(1000, after=list(range(1, 101))), 2)) == [Conflict()]
+        assert apply(engine, forwarded(make(1000, after=list(range(1, 101))), 2)) == [WriteConflict()]
         applied(engine, fan)
         applied(engine, collect(*everything(engine)))
         assert apply(engine, fan) == [Taken()]
@@ -813,7 +815,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-4")
     def test_an_entry_may_be_skipped(self, engine: Engine) -> None:
         """Holds: "Count an entry of an outbox and make no task of it"."""
-        assert apply(engine, skip(2)) == [Conflict()]
+        assert apply(engine, skip(2)) == [WriteConflict()]
         applied(engine, skip(1), skip(1), forwarded(make(2), 2))
         assert apply(engine, forwarded(make(1), 1), skip(1), skip(2)) == [Taken(), Taken(), Taken()]
         applied(engine, skip(3))
@@ -826,7 +828,7 @@ class EngineSuite:
         applied(engine, forwarded(make(1), 1), forwarded(make(2), 2))
         applied(engine, forwarded(make(3), 1, "other/outbox"), forwarded(make(1, queue=OTHER_QUEUE), 1))
         assert apply(engine, forwarded(make(4), 1, "other/outbox")) == [Taken()]
-        assert apply(engine, forwarded(make(4, queue=OTHER_QUEUE), 3)) == [Conflict()]
+        assert apply(engine, forwarded(make(4, queue=OTHER_QUEUE), 3)) == [WriteConflict()]
 
     @pytest.mark.rule("SK-4")
     def test_of_many_that_send_an_entry_one_has_it_taken(self, connect: Connect) -> None:
@@ -868,7 +870,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-23")
     @pytest.mark.parametrize("state", EVERY_STATE, ids=lambda state: state.status.value)
-    def test_a_task_keeps_others_out_while_it_is_open(self, engine: Engine, state: State) -> None:
+    def test_a_task_keeps_others_out_while_it_is_open(self, engine: Engine, state: TaskState) -> None:
         """Holds: "keeps new tasks out while it is open", and no closed one does."""
         enqueue = make(1, unique_key="k")
         (revision,) = applied(engine, enqueue)
@@ -883,7 +885,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-23")
     def test_a_task_keeps_others_out_for_its_time(self, engine: Engine) -> None:
         """Holds: "``unique_for_s`` seconds by the times of the ids", whatever its status."""
-        completed = State(Status.COMPLETED)
+        completed = TaskState(Status.COMPLETED)
         applied(engine, make(timed(100.0), unique_key="k", unique_for_s=5.0, state=completed))
         early = [make(timed(at_s, 1), unique_key="k") for at_s in (99.0, 100.0, 104.999)]
         assert apply(engine, *early) == [Duplicate(task_id(timed(100.0)))] * 3
@@ -893,7 +895,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-23")
     def test_of_duplicates_in_one_batch_the_first_is_made(self, engine: Engine) -> None:
         """Holds: "Writes of one batch take effect in their order"."""
-        done = make(1000, unique_key="9", state=State(Status.DEAD))
+        done = make(1000, unique_key="9", state=TaskState(Status.DEAD))
         applied(engine, done)
         writes = [make(number, unique_key=str(number % 10)) for number in range(1, 101)]
         answers = apply(engine, make(200), *writes, make(201))
@@ -904,7 +906,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-3", "SK-23")
     def test_a_unique_task_is_enqueued_twice(self, engine: Engine) -> None:
         """Holds: "``Exists`` where the id is taken", whatever was enqueued with its key since."""
-        one = make(1, unique_key="k", state=State(Status.COMPLETED))
+        one = make(1, unique_key="k", state=TaskState(Status.COMPLETED))
         (first,) = applied(engine, one)
         assert apply(engine, one) == [Exists(stored(one, first), b"payload")]
         applied(engine, make(2, unique_key="k"))
@@ -933,7 +935,7 @@ class EngineSuite:
         entries = [forwarded(make(number, unique_key="k" * (number < 3)), number) for number in (1, 2, 3)]
         answers = apply(engine, *entries)
         assert isinstance(answers[0], Applied)
-        assert answers[1:] == [Duplicate(task_id(1)), Conflict()]
+        assert answers[1:] == [Duplicate(task_id(1)), WriteConflict()]
         applied(engine, skip(2), entries[2])
         assert apply(engine, *entries) == [Taken()] * 3
         assert [item.head.id for item in everything(engine)] == [task_id(1), task_id(3)]
@@ -942,7 +944,7 @@ class EngineSuite:
     @pytest.mark.parametrize("beside", [0, 200])
     def test_a_deleted_task_keeps_nothing_out(self, engine: Engine, beside: int) -> None:
         """Holds: "and is not deleted", of few tasks and of as many as no transaction takes."""
-        closed = State(Status.COMPLETED)
+        closed = TaskState(Status.COMPLETED)
         old = make(1, unique_key="k", state=closed)
         last = make(2, unique_key="k", unique_for_s=60.0, state=closed)
         others = [make(number, unique_key="l", state=closed) for number in range(1000, 1000 + beside)]
@@ -961,7 +963,7 @@ class EngineSuite:
     def test_of_many_that_enqueue_with_a_key_one_makes_a_task(self, connect: Connect) -> None:
         """Holds: "Each ``Write`` is all or nothing and linearizable", of duplicates."""
         engines = [connect() for _ in range(3)]
-        closed = State(Status.DEAD)
+        closed = TaskState(Status.DEAD)
         applied(engines[0], *(make(10**6 + key, unique_key=str(key), state=closed) for key in range(5)))
 
         def enqueue(number: int) -> list[Answer]:
@@ -980,7 +982,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-6", "SK-10")
     @pytest.mark.parametrize("state", EVERY_STATE, ids=lambda state: state.status.value)
-    def test_a_move_puts_the_next_state(self, engine: Engine, state: State) -> None:
+    def test_a_move_puts_the_next_state(self, engine: Engine, state: TaskState) -> None:
         """Holds: "Put a task's next state in place of the one of ``revision``"."""
         for number, before in enumerate(EVERY_STATE):
             enqueue = make(number, state=before)
@@ -1001,7 +1003,7 @@ class EngineSuite:
         expected = replace(stored(enqueue, present), state=claimed())
         for wrong in (revision, present + 1, present + 1000, 0):
             stale = replace(expected, revision=wrong)
-            assert apply(engine, move(stale, claimed(7), Update(7, 0, b"stale"))) == [Conflict()]
+            assert apply(engine, move(stale, claimed(7), Update(7, 0, b"stale"))) == [WriteConflict()]
         assert read(engine, task_id(1)) == expected
         assert log(engine, task_id(1)) == []
         assert counts(engine) == {Status.CLAIMED: 1}
@@ -1013,7 +1015,7 @@ class EngineSuite:
         absent = stored(make(2), revision)
         elsewhere = stored(make(1, queue=OTHER_QUEUE), revision)
         moves = [move(of, claimed(), Update(0, 0, b"")) for of in (absent, elsewhere)]
-        assert apply(engine, *moves) == [Conflict(), Conflict()]
+        assert apply(engine, *moves) == [WriteConflict(), WriteConflict()]
         assert find(engine, task_id(2)) is None
         assert everything(engine, OTHER_QUEUE) == []
 
@@ -1025,31 +1027,31 @@ class EngineSuite:
         present = stored(enqueue, revision)
         answers = apply(engine, move(present, claimed(1)), move(present, claimed(2)))
         assert isinstance(answers[0], Applied)
-        assert answers[1] == Conflict()
+        assert answers[1] == WriteConflict()
         assert read(engine, task_id(1)).state == claimed(1)
 
     @pytest.mark.rule("SK-3", "SK-6", "SK-13", "SK-14")
     def test_a_refused_write_leaves_the_others_alone(self, engine: Engine) -> None:
         """Holds: "a write of it that is refused leaves the others alone", each answered in its place."""
         first, second = make(1), make(2)
-        revisions = applied(engine, first, second, TakeOver(QUEUE, Epoch(3, 10)))
+        revisions = applied(engine, first, second, TakeOver(QUEUE, OwnerEpoch(3, 10)))
         one, two = stored(first, revisions[0]), stored(second, revisions[1])
         answers = apply(
             engine,
             make(1, payload=b"again"),
             make(3, after=[99]),
             replace(move(one, claimed()), revision=one.revision + 5000),
-            TakeOver(QUEUE, Epoch(3, 9)),
+            TakeOver(QUEUE, OwnerEpoch(3, 9)),
             collect(one, replace(two, revision=two.revision + 5000)),
             move(one, claimed(), Update(0, 0, b"u")),
             collect(two),
             make(4),
         )
-        assert answers[:5] == [Exists(one, b"payload"), Unknown((task_id(99),)), *[Conflict()] * 3]
+        assert answers[:5] == [Exists(one, b"payload"), Unknown((task_id(99),)), *[WriteConflict()] * 3]
         assert all(isinstance(answer, Applied) for answer in answers[5:])
         assert [(item.head.id, item.state) for item in everything(engine)] == [
             (task_id(1), claimed()),
-            (task_id(4), State()),
+            (task_id(4), TaskState()),
         ]
 
     @pytest.mark.rule("SK-12")
@@ -1064,7 +1066,7 @@ class EngineSuite:
         latest = 0
         for number in range(20):
             enqueue = make(number, queue=(QUEUE, OTHER_QUEUE)[number % 3 == 0])
-            revisions = applied(engines[number % 2], enqueue, TakeOver(QUEUE, Epoch(0, number)))
+            revisions = applied(engines[number % 2], enqueue, TakeOver(QUEUE, OwnerEpoch(0, number)))
             revisions += applied(engines[number % 5 == 0], move(stored(enqueue, revisions[0]), claimed()))
             assert min(revisions) > latest
             assert revisions == sorted(revisions)
@@ -1115,7 +1117,7 @@ class EngineSuite:
             applied(
                 engine, move(read(engine, task_id(1)), claimed(claim, 1), Update(claim, 0, b"%d" % claim))
             )
-        applied(engine, move(read(engine, task_id(1)), State(Status.COMPLETED, claimed(2, 1).claim)))
+        applied(engine, move(read(engine, task_id(1)), TaskState(Status.COMPLETED, claimed(2, 1).claim)))
         assert log(engine, task_id(1)) == [Update(claim, 0, b"%d" % claim) for claim in range(3)]
         assert log(engine, task_id(1), claim=1) == [Update(1, 0, b"1")]
 
@@ -1128,49 +1130,51 @@ class EngineSuite:
 
         def with_epoch(token: int, partition: int = 0) -> Answer:
             present = read(engine, task_id(1))
-            (answer,) = apply(engine, move(present, claimed(), epoch=Epoch(partition, token)))
+            (answer,) = apply(engine, move(present, claimed(), epoch=OwnerEpoch(partition, token)))
             return answer
 
         partition = read(engine, task_id(1)).partition
         other = (partition + 1) % PARTITIONS
-        assert with_epoch(10, partition) == Conflict(), "nobody has taken the partition over"
-        applied(engine, TakeOver(QUEUE, Epoch(partition, 10)), TakeOver(QUEUE, Epoch(other, 99)))
-        applied(engine, TakeOver(OTHER_QUEUE, Epoch(partition, 77)))
+        assert with_epoch(10, partition) == WriteConflict(), "nobody has taken the partition over"
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(partition, 10)), TakeOver(QUEUE, OwnerEpoch(other, 99)))
+        applied(engine, TakeOver(OTHER_QUEUE, OwnerEpoch(partition, 77)))
         assert isinstance(with_epoch(10, partition), Applied)
-        assert [with_epoch(token, partition) for token in (9, 11, 0, 77, 99)] == [Conflict()] * 5
-        applied(engine, TakeOver(QUEUE, Epoch(partition, 2**62)))
-        assert with_epoch(10, partition) == Conflict()
+        assert [with_epoch(token, partition) for token in (9, 11, 0, 77, 99)] == [WriteConflict()] * 5
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(partition, 2**62)))
+        assert with_epoch(10, partition) == WriteConflict()
         assert isinstance(with_epoch(2**62, partition), Applied)
-        applied(engine, move(read(engine, task_id(1)), State()))
+        applied(engine, move(read(engine, task_id(1)), TaskState()))
 
     @pytest.mark.rule("SK-13")
     def test_an_older_owner_does_not_take_over(self, engine: Engine) -> None:
         """Holds: "Taking over again with the same token is ``Applied``; an older token is a
-        ``Conflict``"."""
-        applied(engine, TakeOver(QUEUE, Epoch(1, 10)))
-        applied(engine, TakeOver(QUEUE, Epoch(1, 10)), TakeOver(QUEUE, Epoch(1, 10)))
-        assert apply(engine, TakeOver(QUEUE, Epoch(1, 9))) == [Conflict()]
-        applied(engine, TakeOver(QUEUE, Epoch(2, 9)), TakeOver(QUEUE, Epoch(1, 11)))
-        assert apply(engine, TakeOver(QUEUE, Epoch(1, 10))) == [Conflict()]
+        ``WriteConflict``"."""
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(1, 10)))
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(1, 10)), TakeOver(QUEUE, OwnerEpoch(1, 10)))
+        assert apply(engine, TakeOver(QUEUE, OwnerEpoch(1, 9))) == [WriteConflict()]
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(2, 9)), TakeOver(QUEUE, OwnerEpoch(1, 11)))
+        assert apply(engine, TakeOver(QUEUE, OwnerEpoch(1, 10))) == [WriteConflict()]
 
     @pytest.mark.rule("SK-13")
     def test_taking_over_stands_in_the_order_of_its_batch(self, engine: Engine) -> None:
         """Holds: "Writes of one batch take effect in their order"."""
         enqueue = make(1)
         at = enqueue.partition
-        (revision, _) = applied(engine, enqueue, TakeOver(QUEUE, Epoch(at, 1)))
+        (revision, _) = applied(engine, enqueue, TakeOver(QUEUE, OwnerEpoch(at, 1)))
         present = stored(enqueue, revision)
-        answers = apply(engine, TakeOver(QUEUE, Epoch(at, 2)), move(present, claimed(), epoch=Epoch(at, 1)))
+        answers = apply(
+            engine, TakeOver(QUEUE, OwnerEpoch(at, 2)), move(present, claimed(), epoch=OwnerEpoch(at, 1))
+        )
         assert isinstance(answers[0], Applied)
-        assert answers[1] == Conflict()
-        applied(engine, move(present, claimed(), epoch=Epoch(at, 2)), TakeOver(QUEUE, Epoch(at, 3)))
+        assert answers[1] == WriteConflict()
+        applied(engine, move(present, claimed(), epoch=OwnerEpoch(at, 2)), TakeOver(QUEUE, OwnerEpoch(at, 3)))
 
     @pytest.mark.rule("SK-6", "SK-13")
     def test_no_claim_of_an_older_owner_follows_a_takeover(self, connect: Connect) -> None:
         """Holds: "Fencing token of a partition's owner, which alone may claim there"."""
         older, newer = connect(), connect()
         enqueue = make(1)
-        epoch = Epoch(enqueue.partition, 1)
+        epoch = OwnerEpoch(enqueue.partition, 1)
         (revision, _) = applied(older, enqueue, TakeOver(QUEUE, epoch))
         begun = threading.Event()
 
@@ -1189,7 +1193,7 @@ class EngineSuite:
         with ThreadPoolExecutor(1) as pool:
             claiming = pool.submit(claim_until_refused)
             assert begun.wait(TIMEOUT_S)
-            (taken_over,) = applied(newer, TakeOver(QUEUE, Epoch(enqueue.partition, 2)))
+            (taken_over,) = applied(newer, TakeOver(QUEUE, OwnerEpoch(enqueue.partition, 2)))
             seen = read(newer, task_id(1))
             assert claiming.result(TIMEOUT_S) <= taken_over
         assert read(newer, task_id(1)) == seen
@@ -1238,7 +1242,7 @@ class EngineSuite:
         engine, other = connect(), connect()
         applied(engine, *(make(number) for number in range(1, 5)), make(9, queue=OTHER_QUEUE))
         tasks = [read(engine, task_id(number)) for number in range(1, 5)]
-        epochs = {task.partition: Epoch(task.partition, 1) for task in tasks}
+        epochs = {task.partition: OwnerEpoch(task.partition, 1) for task in tasks}
         applied(engine, *(TakeOver(QUEUE, epoch) for epoch in epochs.values()))
         claims = [move(task, claimed(), epoch=epochs[task.partition]) for task in tasks]
         applied(engine, claims[0])
@@ -1249,11 +1253,11 @@ class EngineSuite:
         assert apply(engine, *claims[2:]) == [Paused(), Paused()]
         assert [read(engine, task.head.id) for task in tasks[2:]] == tasks[2:]
         begun = read(engine, task_id(1))
-        epoch = Epoch(begun.partition, 2)
-        applied(engine, move(begun, State(Status.COMPLETED)), make(5), TakeOver(QUEUE, epoch))
-        applied(engine, TakeOver(OTHER_QUEUE, Epoch(make(9).partition, 1)))
+        epoch = OwnerEpoch(begun.partition, 2)
+        applied(engine, move(begun, TaskState(Status.COMPLETED)), make(5), TakeOver(QUEUE, epoch))
+        applied(engine, TakeOver(OTHER_QUEUE, OwnerEpoch(make(9).partition, 1)))
         elsewhere = read(engine, task_id(9), OTHER_QUEUE)
-        applied(engine, move(elsewhere, claimed(), epoch=Epoch(elsewhere.partition, 1)))
+        applied(engine, move(elsewhere, claimed(), epoch=OwnerEpoch(elsewhere.partition, 1)))
         engine.put_pause(QUEUE, "", None, TIMEOUT_S)
         epochs[epoch.partition] = epoch
         applied(engine, *(move(task, claimed(), epoch=epochs[task.partition]) for task in tasks[2:]))
@@ -1317,8 +1321,8 @@ class EngineSuite:
         present = everything(engine)
         changed = replace(present[2], revision=present[2].revision + 5000)
         absent = replace(present[2], head=replace(present[2].head, id=task_id(9)))
-        assert apply(engine, collect(*present[:2], changed, *present[3:])) == [Conflict()]
-        assert apply(engine, collect(*present, absent)) == [Conflict()]
+        assert apply(engine, collect(*present[:2], changed, *present[3:])) == [WriteConflict()]
+        assert apply(engine, collect(*present, absent)) == [WriteConflict()]
         assert everything(engine) == present
         assert log(engine, task_id(1)) == [Update(0, 0, b"log")]
         assert engine.payloads(QUEUE, [task_id(5)], TIMEOUT_S) == {task_id(5): b"payload"}
@@ -1331,10 +1335,10 @@ class EngineSuite:
         applied(engine, make(5, after=[6], waits_for_unknown=True), make(6))
         one, two, three, four, five, six = everything(engine)
         for part in ([one], [two], [one, two], [one, three], [two, three, six], [four, one], [six]):
-            assert apply(engine, collect(*part)) == [Conflict()], part
+            assert apply(engine, collect(*part)) == [WriteConflict()], part
         assert everything(engine) == [one, two, three, four, five, six]
         applied(engine, collect(three, four))
-        assert apply(engine, collect(one)) == [Conflict()]
+        assert apply(engine, collect(one)) == [WriteConflict()]
         applied(engine, collect(two, one), collect(five, six))
         assert everything(engine) == []
 
@@ -1358,7 +1362,7 @@ class EngineSuite:
                 if isinstance(collected, Applied):
                     assert enqueued == Unknown((task_id(number),))
                 else:
-                    assert collected == Conflict()
+                    assert collected == WriteConflict()
                     assert isinstance(enqueued, Applied)
                     assert find(producer, task_id(number)) is not None
 
@@ -1377,7 +1381,11 @@ class EngineSuite:
         )
         assert isinstance(answers[0], Applied)
         assert isinstance(answers[2], Applied)
-        assert (answers[1], answers[3], answers[4]) == (Conflict(), Conflict(), Unknown((task_id(2),)))
+        assert (answers[1], answers[3], answers[4]) == (
+            WriteConflict(),
+            WriteConflict(),
+            Unknown((task_id(2),)),
+        )
 
     # -- reads
 
@@ -1478,7 +1486,7 @@ class EngineSuite:
         assert all(isinstance(answer, Applied) for answer in answers)
         ids = [task_id(number) for number in range(MANY)]
         moved = engine.read(QUEUE, ids[::10], TIMEOUT_S)
-        states = [State(status, claimed().claim) for status in Status]
+        states = [TaskState(status, claimed().claim) for status in Status]
         applied(
             engine, *(move(item, states[index % len(states)]) for index, item in enumerate(moved.values()))
         )
@@ -1563,7 +1571,7 @@ class EngineSuite:
         assert counts(engine) == {}
         applied(engine, *(make(number) for number in range(50)))
         assert counts(engine) == {Status.WAITING: 50}
-        states = [State(status, claimed().claim) for status in Status]
+        states = [TaskState(status, claimed().claim) for status in Status]
         present = everything(engine)
         applied(engine, *(move(item, states[number % 5]) for number, item in enumerate(present)))
         assert counts(engine) == dict.fromkeys(Status, 10)
@@ -1821,7 +1829,7 @@ class EngineSuite:
         assert [task.head.id for task, _ in first] == [task_id(number) for number in (2, 3, 5)]
         assert [payload for _, payload in first if payload is not None] == [b"payload"] * 3
         for holder, (task, _) in zip("abc", first, strict=True):
-            assert task.state == State(Status.CLAIMED, ClaimState(0, holder, "worker", OWN_TERM))
+            assert task.state == TaskState(Status.CLAIMED, ClaimState(0, holder, "worker", OWN_TERM))
             assert task == read(engine, task.head.id)
         rest = index.claim(request(*"defghi"), TIMEOUT_S).claimed
         assert [task.head.id for task, _ in rest] == [task_id(number) for number in (1, 6, 4)]
@@ -1841,24 +1849,24 @@ class EngineSuite:
         """Holds: "at most ``max_running`` are claimed at once", however a task becomes ready, or ends."""
         index = index_of(engine)
         limit: dict[str, Any] = {"limit_key": "a", "max_running": 1}
-        needed, failing = make(1), make(2, state=State(due=1e9))
-        revisions = applied(engine, needed, failing, make(7, state=State(due=1e9)))[:2]
+        needed, failing = make(1), make(2, state=TaskState(due=1e9))
+        revisions = applied(engine, needed, failing, make(7, state=TaskState(due=1e9)))[:2]
         applied(engine, *(make(each, after=[1], **limit) for each in (3, 4, 5)))
         fails: dict[str, Any] = {"after_failure": AfterFailure.FAIL, "priority": 9, **limit}
         applied(engine, make(6, after=[2], **fails), make(8, after=[7], **fails))
-        applied(engine, move(stored(needed, revisions[0]), State(Status.COMPLETED)))
+        applied(engine, move(stored(needed, revisions[0]), TaskState(Status.COMPLETED)))
         (third,) = index.claim(request(*"abcd"), TIMEOUT_S).claimed
         assert third[0].head.id == task_id(3)
-        applied(engine, move(stored(failing, revisions[1]), State(Status.CANCELLED)))
-        applied(engine, move(read(engine, task_id(7)), State(Status.CANCELLED)))
-        for state in (State(), State(Status.COMPLETED)):
+        applied(engine, move(stored(failing, revisions[1]), TaskState(Status.CANCELLED)))
+        applied(engine, move(read(engine, task_id(7)), TaskState(Status.CANCELLED)))
+        for state in (TaskState(), TaskState(Status.COMPLETED)):
             applied(engine, move(read(engine, task_id(7)), state))
         over = OWN_TERM.ends_at_s + BUFFER_S
         assert not index.claim(request(*"efgh", now=over - 1.0), TIMEOUT_S).claimed
         (eighth,) = index.claim(request(*"ijkl", now=over), TIMEOUT_S).claimed
         assert eighth[0].head.id == task_id(8)
         assert read(engine, task_id(3)).state.status is Status.DEAD
-        applied(engine, move(eighth[0], State(Status.COMPLETED)))
+        applied(engine, move(eighth[0], TaskState(Status.COMPLETED)))
         (fourth,) = index.claim(request(*"mnop", now=over), TIMEOUT_S).claimed
         assert (read(engine, task_id(6)).state.status, fourth[0].head.id) == (Status.DEAD, task_id(4))
 
@@ -1877,7 +1885,7 @@ class EngineSuite:
         assert (again[0].head.id, again[0].state.claim and again[0].state.claim.number) == (task_id(3), 1)
         assert counts(engine) == {Status.CLAIMED: 1, Status.WAITING: 2}
         applied(engine, make(4, priority=1, **limit))
-        applied(engine, move(again[0], State(Status.DEAD, again[0].state.claim)))
+        applied(engine, move(again[0], TaskState(Status.DEAD, again[0].state.claim)))
         (following,) = index.claim(request(*"ef", now=over), TIMEOUT_S).claimed
         assert following[0].head.id == task_id(4)
 
@@ -1954,12 +1962,12 @@ class EngineSuite:
         engine = connect()
         applied(engine, *(make(number, **rate) for number in range(1, 4)))
         assert index_of(engine).claim(request("a", now=5_000.0), TIMEOUT_S).claimed
-        other = Term(OWN_TERM.ttl_s, "another boot", OWN_TERM.ends_at_s)
+        other = ClaimTerm(OWN_TERM.ttl_s, "another boot", OWN_TERM.ends_at_s)
         for now in (100.0, 130.0, 159.0):  # each time another process
             index = index_of(connect())
             assert not index.claim(request("b", now=now, term=other, wall=1e9), TIMEOUT_S).claimed
         assert index.claim(request("c", now=160.0, term=other), TIMEOUT_S).claimed
-        nameless = Term(OWN_TERM.ttl_s, "", OWN_TERM.ends_at_s)
+        nameless = ClaimTerm(OWN_TERM.ttl_s, "", OWN_TERM.ends_at_s)
         index = index_of(connect())
         for now in (9_000.0, 9_059.0):
             assert not index.claim(request("d", now=now, term=nameless), TIMEOUT_S).claimed
@@ -1986,14 +1994,14 @@ class EngineSuite:
     def test_an_index_hands_out_what_is_due(self, engine: Engine) -> None:
         """Holds: "next_due is the first time (seconds since 1970) at which another task is due"."""
         index = index_of(engine)
-        applied(engine, make(1, state=State(due=20.0)), make(2, state=State(due=10.0)))
+        applied(engine, make(1, state=TaskState(due=20.0)), make(2, state=TaskState(due=10.0)))
         early = index.claim(request("a", wall=9.5), TIMEOUT_S)
         assert (early.claimed, early.next_due) == ((), 10.0)
         assert index.claim(request("a", wall=10.0, names=("other",)), TIMEOUT_S).others_ready
         (claimed,) = index.claim(request("a", "b", wall=10.0), TIMEOUT_S).claimed
         assert claimed[0].head.id == task_id(2)
         released = replace(claimed[0].state, status=Status.WAITING, due=15.0)
-        applied(engine, move(claimed[0], released), make(3), make(4, state=State(due=12.0), after=[3]))
+        applied(engine, move(claimed[0], released), make(3), make(4, state=TaskState(due=12.0), after=[3]))
         late = index.claim(request(*"abcd", wall=30.0), TIMEOUT_S).claimed
         assert [task.head.id for task, _ in late] == [task_id(number) for number in (1, 2, 3)]
         assert [each.state.claim.number for each, _ in late if each.state.claim] == [0, 1, 0]
@@ -2005,7 +2013,7 @@ class EngineSuite:
         the last task that it depends on becomes complete".
         """
         index = index_of(engine)
-        done = State(Status.COMPLETED)
+        done = TaskState(Status.COMPLETED)
         applied(engine, make(1), make(2), make(3, state=done), make(4, after=[3]))
         applied(engine, make(5, after=[1, 2, 1, 3]), make(6, after=[9], waits_for_unknown=True))
         first = [task for task, _ in index.claim(request(*"abcdef"), TIMEOUT_S).claimed]
@@ -2033,10 +2041,10 @@ class EngineSuite:
         index = index_of(engine)
         one, two, run, fail, wait, chain, timed, later, absent = range(base, base + 9)
 
-        def state(number: int) -> State:
+        def state(number: int) -> TaskState:
             return read(engine, task_id(number)).state
 
-        def put(number: int, state: State) -> None:
+        def put(number: int, state: TaskState) -> None:
             applied(engine, move(read(engine, task_id(number)), state))
 
         def claim(*holders: str, wall: float = 0.0) -> list[int]:
@@ -2054,39 +2062,45 @@ class EngineSuite:
                 after=[one, absent],
                 after_failure=AfterFailure.FAIL,
                 waits_for_unknown=True,
-                state=State(due=9.0),
+                state=TaskState(due=9.0),
             ),
-            make(later, name=f"{later}", after=[one], after_failure=AfterFailure.FAIL, state=State(due=20.0)),
+            make(
+                later,
+                name=f"{later}",
+                after=[one],
+                after_failure=AfterFailure.FAIL,
+                state=TaskState(due=20.0),
+            ),
         ]
         applied(engine, make(one), make(two), *(() if is_late else dependents))
         assert claim("a") == []
-        put(one, State(status))
+        put(one, TaskState(status))
         applied(engine, *(dependents if is_late else ()))
         assert claim("b", "c") == [chain - base]
         failed = state(fail)
         assert (failed.status, failed.failures, failed.claim) == (Status.DEAD, 0, None)
         assert failed.error == f"it depends on {task_id(one)}, which is {status}"
-        put(fail, State())
+        put(fail, TaskState())
         assert claim("x") == []
         assert state(fail) == failed, "it is the same when it is tried again"
-        put(one, State())
+        put(one, TaskState())
         assert state(fail) == failed, "a requeue does not undo it"
-        put(two, State(Status.CANCELLED))
+        put(two, TaskState(Status.CANCELLED))
         assert claim("d", wall=9.0) == [], "nothing has failed when one is due, and the other waits again"
-        put(one, State(Status.DEAD))
+        put(one, TaskState(Status.DEAD))
         assert claim("e", "f") == [run - base]
         assert (state(timed).status, state(later).status) == (Status.DEAD, Status.WAITING)
-        put(one, State())
+        put(one, TaskState())
         put(run, replace(state(run), status=Status.WAITING))
         assert claim("y") == [run - base], "nor does one undo that it ran"
-        put(one, State(Status.CANCELLED))
+        put(one, TaskState(Status.CANCELLED))
         assert claim("z", wall=20.0) == []
         assert state(later).status is Status.DEAD
-        put(one, State(Status.COMPLETED))
+        put(one, TaskState(Status.COMPLETED))
         assert claim("g") == []
-        put(two, State(Status.COMPLETED))
+        put(two, TaskState(Status.COMPLETED))
         assert claim("h", "i") == [wait - base]
-        put(fail, State())
+        put(fail, TaskState())
         assert claim("j", "k") == [fail - base]
 
     @pytest.mark.rule("SK-6", "SK-8", "SK-10")
@@ -2110,7 +2124,7 @@ class EngineSuite:
         assert again[0].state.claim == ClaimState(1, "c", "worker", OWN_TERM)
         assert again[0].state.failures == 1
         completed = replace(two.state, status=Status.COMPLETED)
-        assert apply(engine, move(two, completed)) == [Conflict()]
+        assert apply(engine, move(two, completed)) == [WriteConflict()]
         assert read(engine, two.head.id) == again[0]
 
     @pytest.mark.rule("SK-6", "SK-7", "SK-8")
@@ -2135,7 +2149,7 @@ class EngineSuite:
         engine = connect()
         index = index_of(engine)
         applied(engine, make(1, retries=5))
-        theirs = request("a", term=Term(TTL_S, clock, -5.0))
+        theirs = request("a", term=ClaimTerm(TTL_S, clock, -5.0))
         ((task, _),) = index.claim(theirs, TIMEOUT_S).claimed
         lasts_s = TTL_S + BUFFER_S
         assert not index.claim(request("b", now=1000.0), TIMEOUT_S).claimed
@@ -2143,7 +2157,7 @@ class EngineSuite:
         late = index_of(connect())
         assert not late.claim(request("c", now=1000.0 + lasts_s), TIMEOUT_S).claimed, "it sees it only now"
         assert task.state.claim is not None
-        renewed = replace(task.state.claim, term=Term(TTL_S, clock, 20.0))
+        renewed = replace(task.state.claim, term=ClaimTerm(TTL_S, clock, 20.0))
         applied(engine, move(task, replace(task.state, claim=renewed)))
         waits = index.claim(request("b", now=2000.0), TIMEOUT_S)
         assert waits.claimed == ()
@@ -2159,7 +2173,7 @@ class EngineSuite:
         applied(engine, *(make(number, retries=number % 2) for number in range(1, 5)))
         assert len(index.claim(request(*"abcd"), TIMEOUT_S).claimed) == 4
         over_at = OWN_TERM.ends_at_s + BUFFER_S
-        later = Term(TTL_S, OWN_TERM.clock, over_at + TTL_S)
+        later = ClaimTerm(TTL_S, OWN_TERM.clock, over_at + TTL_S)
         ((task, _),) = index.claim(request("e", now=over_at, term=later), TIMEOUT_S).claimed
         assert task.head.id == task_id(1)
         assert [
@@ -2253,14 +2267,14 @@ class EngineSuite:
         (revision,) = applied(engine, enqueue)
         present = stored(enqueue, revision)
         update = move(present, claimed(0, 1), Update(0, 0, bytes(limit + 1)))
-        result = move(present, State(Status.COMPLETED, claimed().claim, result=bytes(limit + 1)))
+        result = move(present, TaskState(Status.COMPLETED, claimed().claim, result=bytes(limit + 1)))
         for too_large in (update, result):
             with pytest.raises(RequestTooLarge):
                 apply(engine, make(2), too_large)
         assert everything(engine) == [present]
         applied(engine, move(present, claimed(0, 1), Update(0, 0, bytes(limit))))
         assert log(engine, task_id(1)) == [Update(0, 0, bytes(limit))]
-        final = State(Status.COMPLETED, claimed(0, 1).claim, result=bytes(limit))
+        final = TaskState(Status.COMPLETED, claimed(0, 1).claim, result=bytes(limit))
         applied(engine, move(read(engine, task_id(1)), final))
         assert read(engine, task_id(1)).state == final
 
@@ -2275,7 +2289,7 @@ class EngineSuite:
 
         def attempt(number: int, present: Stored, claim: int) -> tuple[str, Answer]:
             holder = f"holder-{number}"
-            state = State(Status.CLAIMED, ClaimState(claim, holder, "worker", TERM))
+            state = TaskState(Status.CLAIMED, ClaimState(claim, holder, "worker", TERM))
             together.wait(TIMEOUT_S)
             (answer,) = apply(engines[number], move(present, state, Update(claim, 0, holder.encode())))
             return holder, answer
@@ -2286,7 +2300,7 @@ class EngineSuite:
                 tried = [pool.submit(attempt, number, present, claim) for number in range(THREADS)]
                 outcomes = [future.result() for future in tried]
                 (winner,) = (outcome for outcome in outcomes if isinstance(outcome[1], Applied))
-                assert all(answer in (winner[1], Conflict()) for _, answer in outcomes)
+                assert all(answer in (winner[1], WriteConflict()) for _, answer in outcomes)
                 seen = read(engines[claim % THREADS], task_id(1))
                 assert seen.state.claim is not None
                 assert (seen.state.claim.holder, Applied(seen.revision)) == winner
@@ -2372,10 +2386,10 @@ class EngineSuite:
             applied(engine, make(1, payload=b"one"), make(2, after=[1]), make(3))
             present = read(engine, task_id(1))
             at = present.partition
-            applied(engine, TakeOver(QUEUE, Epoch(at, 5)))
-            applied(engine, move(present, claimed(0, 1), Update(0, 0, b"log"), Epoch(at, 5)))
+            applied(engine, TakeOver(QUEUE, OwnerEpoch(at, 5)))
+            applied(engine, move(present, claimed(0, 1), Update(0, 0, b"log"), OwnerEpoch(at, 5)))
             present = read(engine, task_id(2))
-            applied(engine, move(present, State(Status.COMPLETED, claimed().claim, result=b"result")))
+            applied(engine, move(present, TaskState(Status.COMPLETED, claimed().claim, result=b"result")))
             (latest,) = applied(engine, collect(read(engine, task_id(3))))
             before = everything(engine)
         with closing(harness.open()) as engine:
@@ -2385,8 +2399,11 @@ class EngineSuite:
             assert engine.payloads(QUEUE, [task_id(1)], TIMEOUT_S) == {task_id(1): b"one"}
             assert log(engine, task_id(1)) == [Update(0, 0, b"log")]
             assert counts(engine) == {Status.CLAIMED: 1, Status.COMPLETED: 1}
-            stale = move(before[0], claimed(1), epoch=Epoch(at, 4))
-            assert apply(engine, TakeOver(QUEUE, Epoch(at, 4)), stale) == [Conflict(), Conflict()]
+            stale = move(before[0], claimed(1), epoch=OwnerEpoch(at, 4))
+            assert apply(engine, TakeOver(QUEUE, OwnerEpoch(at, 4)), stale) == [
+                WriteConflict(),
+                WriteConflict(),
+            ]
             (later,) = applied(engine, make(4))
             assert later > latest
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rebalanser.core.tasks.model import ClaimState, RateMark, State, Status, Stored
+from rebalanser.core.tasks.model import ClaimState, RateMark, Status, Stored, TaskState
 from rebalanser.core.tasks.store import (
     Applied,
-    Conflict,
-    Epoch,
+    ChangesLost,
     FreeSlot,
     GoneSlot,
-    Lost,
     Move,
+    OwnerEpoch,
     Paused,
     RateMoved,
     RateStart,
@@ -25,6 +24,7 @@ from rebalanser.core.tasks.store import (
     SlotNews,
     TakeOver,
     UsedSlot,
+    WriteConflict,
 )
 from rebalanser.errors import LeaseNotFound
 from rebalanser.registry.urls import parse_url
@@ -93,12 +93,12 @@ class SlotRecorder:
     """A sink of slots that keeps what it is told, and lets a test wait for it."""
 
     def __init__(self) -> None:
-        self._told: list[SlotNews | Lost] = []
+        self._told: list[SlotNews | ChangesLost] = []
         self._more = threading.Condition()
 
-    def __call__(self, told: Sequence[SlotNews] | Lost) -> None:
+    def __call__(self, told: Sequence[SlotNews] | ChangesLost) -> None:
         with self._more:
-            self._told.extend([told] if isinstance(told, Lost) else told)
+            self._told.extend([told] if isinstance(told, ChangesLost) else told)
             self._more.notify_all()
 
     def wait_for(self, *expected: SlotNews) -> None:
@@ -134,13 +134,13 @@ class SlotSuite:
         """Tasks in partitions that were taken over."""
         applied(engine, *(make(number) for number in numbers))
         tasks = [read(engine, task_id(number)) for number in numbers]
-        applied(engine, *(TakeOver(QUEUE, Epoch(number, 1)) for number in range(PARTITIONS)))
+        applied(engine, *(TakeOver(QUEUE, OwnerEpoch(number, 1)) for number in range(PARTITIONS)))
         return tasks
 
     def claim(self, task: Stored, slot: FreeSlot, token: int = 1) -> Move:
         """The claim of a task for a slot."""
-        state = State(Status.CLAIMED, ClaimState(0, slot.holder, slot.worker, TERM))
-        return replace(move(task, state, epoch=Epoch(task.partition, token)), slot=slot)
+        state = TaskState(Status.CLAIMED, ClaimState(0, slot.holder, slot.worker, TERM))
+        return replace(move(task, state, epoch=OwnerEpoch(task.partition, token)), slot=slot)
 
     @pytest.mark.rule("SK-6", "SK-20")
     def test_a_slot_serves_one_claim(self, connect: Connect, engine: KeyValueEngine, lease: int) -> None:
@@ -166,11 +166,11 @@ class SlotSuite:
     def test_a_claim_that_is_refused_uses_no_slot(self, engine: KeyValueEngine, lease: int) -> None:
         (slot,) = self.publish(engine, lease, "a")
         (task,) = self.ready(engine, 1)
-        assert apply(engine, self.claim(task, slot, token=2)) == [Conflict()]
-        assert apply(engine, self.claim(replace(task, revision=task.revision - 1), slot)) == [Conflict()]
+        assert apply(engine, self.claim(task, slot, token=2)) == [WriteConflict()]
+        assert apply(engine, self.claim(replace(task, revision=task.revision - 1), slot)) == [WriteConflict()]
         assert self.slots(engine) == [slot]
-        applied(engine, TakeOver(QUEUE, Epoch(task.partition, 2)))
-        assert apply(engine, self.claim(task, slot, token=1)) == [Conflict()]
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(task.partition, 2)))
+        assert apply(engine, self.claim(task, slot, token=1)) == [WriteConflict()]
         applied(engine, self.claim(task, slot, token=2))
 
     @pytest.mark.rule("SK-6", "SK-20")
@@ -237,7 +237,7 @@ class SlotSuite:
         (slot,) = self.publish(engine, lease, "b")
         assert self.slots(engine) == [slot]
         told.wait_for(slot)
-        assert [each for each in told._told if not isinstance(each, Lost)] == [slot]
+        assert [each for each in told._told if not isinstance(each, ChangesLost)] == [slot]
 
 
 class RateSuite:
@@ -246,9 +246,9 @@ class RateSuite:
     @pytest.mark.rule("SK-23")
     def test_a_start_is_written_over_the_mark_that_it_follows(self, connect: Connect) -> None:
         engine = connect()
-        limit, epoch = ("send", "größe \0"), Epoch(0, 5)
+        limit, epoch = ("send", "größe \0"), OwnerEpoch(0, 5)
         applied(engine, TakeOver(QUEUE, epoch), *(make(number) for number in range(1, 5)))
-        claim = State(Status.CLAIMED, ClaimState(0, "h", "w", TERM))
+        claim = TaskState(Status.CLAIMED, ClaimState(0, "h", "w", TERM))
         mark = RateMark(0.25, "boot", 1e6 + 0.125, 1.7e9)
 
         def started(number: int, before: int) -> Move:
@@ -271,8 +271,8 @@ class RateSuite:
         engine.put_pause(QUEUE, "", b"pause", TIMEOUT_S)
         assert apply(engine, started(3, after.revision)) == [Paused()]
         engine.put_pause(QUEUE, "", None, TIMEOUT_S)
-        applied(engine, TakeOver(QUEUE, Epoch(0, 6)))
-        assert apply(engine, started(3, after.revision)) == [Conflict()]
+        applied(engine, TakeOver(QUEUE, OwnerEpoch(0, 6)))
+        assert apply(engine, started(3, after.revision)) == [WriteConflict()]
         assert engine.rates(QUEUE, [limit], TIMEOUT_S) == {limit: after}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser import Settings
-from rebalanser.core.tasks.model import AfterFailure, State, TaskId
+from rebalanser.core.tasks.model import AfterFailure, TaskId, TaskState
 from rebalanser.errors import TaskFailed
 from rebalanser.tasks import Claim, Queue, Status
 from rebalanser.tasks.checking import Check
@@ -36,10 +36,10 @@ class Stage:
 
         self.step = step
 
-    def state(self, task: TaskId) -> State:
+    def state(self, task: TaskId) -> TaskState:
         return self.queue.get(task).state
 
-    def await_status(self, task: TaskId, status: Status) -> State:
+    def await_status(self, task: TaskId, status: Status) -> TaskState:
         wait_until(lambda: self.state(task).status is status)
         return self.state(task)
 
@@ -81,7 +81,7 @@ def test_dependents_wait_run_or_fail(stage: Stage, *, is_late: bool) -> None:
     stage.has_failed_with(fails, broken, Status.DEAD)
     stage.has_failed_with(too, fails, Status.DEAD)
     assert stage.ran == ["broken", "runs", "after all"]
-    assert stage.state(waits) == State()
+    assert stage.state(waits) == TaskState()
     assert stage.faults() == [f"blocked {waits}"]
 
     stage.is_broken = False

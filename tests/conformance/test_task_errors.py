@@ -22,15 +22,15 @@ from rebalanser.core.group import Fact, FactKind
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.failures import ErrorKind, kind_of
 from rebalanser.core.tasks.ids import partition_of_id
-from rebalanser.core.tasks.model import OPEN, Head, State, Stored, TaskId
+from rebalanser.core.tasks.model import OPEN, Head, Stored, TaskId, TaskState
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     ClaimAnswer,
     ClaimQuery,
     Enqueue,
-    Epoch,
     Move,
+    OwnerEpoch,
     TakeOver,
     Write,
 )
@@ -159,7 +159,7 @@ def strange_argument(claim: Claim, currency: Annotated[str, AfterValidator(rate)
     raise AssertionError("its argument is refused")
 
 
-A_CLAIM = Move("", "work", 0, 0, State(Status.CLAIMED), Epoch(0, 0))
+A_CLAIM = Move("", "work", 0, 0, TaskState(Status.CLAIMED), OwnerEpoch(0, 0))
 """Stands for the claims that an engine makes itself."""
 BAD: dict[Callable[..., Any], str] = {
     too_large_a_result: "a result has 5242882 bytes; the limit is",
@@ -769,7 +769,7 @@ def test_a_body_reads_all_that_was_written_before_it(stage: Stage, monkeypatch: 
 def test_a_task_that_is_due_in_the_far_future_stops_no_worker(stage: Stage) -> None:
     """As an earlier version took it: no thread can wait for so long."""
     made = stage.queue.build_raw_enqueue("good", b'{"number": 1}', EnqueueOptions())
-    (late,) = stage.queue.commit([replace(made, state=State(due=1e300))])
+    (late,) = stage.queue.commit([replace(made, state=TaskState(due=1e300))])
     tasks = stage.enqueue()
     stage.queue.start(concurrency=2)
     stage.see_done(tasks)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rebalanser import Settings
-from rebalanser.core.tasks.model import Room, TaskId
+from rebalanser.core.tasks.model import LimitRoom, TaskId
 from rebalanser.errors import InvalidTask
 from rebalanser.tasks import Claim, Queue, Status
 from rebalanser.tasks.checking import Check
@@ -144,7 +144,7 @@ def test_what_a_limit_holds_back_keeps_nothing_else_waiting(stage: Stage) -> Non
     others += [stage.enqueue(f"none {number}", "bill") for number in range(0)]
     stage.wait(*others)
     queue = stage.queues[0]
-    assert queue.rooms([queue.get(each) for each in (slow, *held)]) == {each: Room(1) for each in held}
+    assert queue.rooms([queue.get(each) for each in (slow, *held)]) == {each: LimitRoom(1) for each in held}
     assert not any(name.startswith("held") for name in stage.began)
     cancelled, first, *rest = held
     stage.queues[0].cancel(cancelled)

@@ -18,15 +18,15 @@ import pytest
 from rebalanser.admin import Admin
 from rebalanser.core.tasks import slots as free_slots
 from rebalanser.core.tasks.claims import Claimed
-from rebalanser.core.tasks.model import AfterFailure, State, Status, TaskId
+from rebalanser.core.tasks.model import AfterFailure, Status, TaskId, TaskState
 from rebalanser.core.tasks.rules import ClaimKey
-from rebalanser.core.tasks.slots import Room
+from rebalanser.core.tasks.slots import WorkerRoom
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Change,
+    ChangesLost,
     FreeSlot,
-    Lost,
     Page,
     SlotNews,
     UsedSlot,
@@ -103,7 +103,7 @@ class Stage:
         return found
 
     def complete(self, task: TaskId) -> None:
-        ask = PendingMove(self.queue.get(task), lambda _: State(Status.COMPLETED))
+        ask = PendingMove(self.queue.get(task), lambda _: TaskState(Status.COMPLETED))
         self.queue.context.submit(ask)
         result_of(ask, PATIENCE_S)
 
@@ -580,7 +580,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     task = owner.enqueue()
-    idle.partitions.offer({NAMES: Room(2, 2)})
+    idle.partitions.offer({NAMES: WorkerRoom(2, 2)})
     lends(owner, task)
     (claimed,) = idle.claims()
     claim = owner.queue.get(task).state.claim
@@ -597,7 +597,7 @@ def test_an_owner_without_room_claims_for_an_idle_worker(neighbours: Neighbours)
 def test_an_owner_with_room_claims_for_itself_first(neighbours: Neighbours) -> None:
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    idle.partitions.offer({NAMES: Room(2, 2)})
+    idle.partitions.offer({NAMES: WorkerRoom(2, 2)})
     tasks = [owner.enqueue() for _ in range(4)]
     knows(owner, tasks=4, slots=2)
     own = owner.claims(1)
@@ -618,17 +618,17 @@ def test_no_task_of_a_rate_limit_is_claimed_ahead(neighbours: Neighbours) -> Non
     offers = busy.partitions._slots
     assert offers is not None
     offers.start()
-    offers.offering.own.offer({NAMES: Room(0, 1)}, 0.0)
+    offers.offering.own.offer({NAMES: WorkerRoom(0, 1)}, 0.0)
     offers.offering.own.used(UsedSlot("before", process_of(busy), plain[0]), SystemClock().now())
     offers.offering.own.take_arrived(1)
-    offers.offer({NAMES: Room(0, 1)})
+    offers.offer({NAMES: WorkerRoom(0, 1)})
     knows(owner, tasks=4, slots=1)
     assert [slot.ahead for slot in neighbours.slots() if isinstance(slot, FreeSlot)] == [True]
     own = owner.partitions.claim(4, None, ahead=3)
     assert [each.stored.head.id for each in own] == plain
     assert owner.partitions.next_wakeup(()) is None, "it does not try again before there is news"
     assert owner.queue.get(limited).state.status is Status.WAITING
-    offers.offer({NAMES: Room(1, 1)})
+    offers.offer({NAMES: WorkerRoom(1, 1)})
     lends(owner, limited)
     assert owner.queue.get(limited).state.failures == 0
 
@@ -637,14 +637,14 @@ def test_no_task_of_a_rate_limit_is_claimed_ahead(neighbours: Neighbours) -> Non
 def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours) -> None:
     owner = neighbours.open()
     owner.take(0, 1)
-    owner.partitions.offer({NAMES: Room(3, 3)})
+    owner.partitions.offer({NAMES: WorkerRoom(3, 3)})
     slots = owner.partitions._slots
     assert slots is not None
     assert slots.offering.own.next_wakeup(0.0) is None
     owner.woken.clear()
     owner.partitions.give_up([SimpleNamespace(resource="1")])  # type: ignore[list-item]
     assert owner.woken.is_set(), "or it would not offer anything before there is news"
-    owner.partitions.offer({NAMES: Room(3, 3)})
+    owner.partitions.offer({NAMES: WorkerRoom(3, 3)})
     neighbours.wait_for_slots(3)
 
 
@@ -652,7 +652,7 @@ def test_a_worker_that_owns_all_partitions_offers_nothing(neighbours: Neighbours
 def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neighbours) -> None:
     owner, leaving = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    leaving.partitions.offer({NAMES: Room(2, 2)})
+    leaving.partitions.offer({NAMES: WorkerRoom(2, 2)})
     task = owner.enqueue()
     lends(owner, task)
     assert owner.queue.get(task).state.status is Status.CLAIMED
@@ -661,7 +661,7 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
     leaving.queue.context.batcher.flush()
     state = owner.queue.get(task).state
     assert (state.status, state.failures) == (Status.WAITING, 0)
-    leaving.partitions.offer({NAMES: Room(2, 2)})
+    leaving.partitions.offer({NAMES: WorkerRoom(2, 2)})
     leaving.partitions.retire()
     assert neighbours.slots() == []
 
@@ -670,7 +670,7 @@ def test_what_is_claimed_for_a_worker_that_leaves_is_given_back(neighbours: Neig
 def test_what_was_claimed_before_the_lease_ended_is_given_back_too(neighbours: Neighbours) -> None:
     owner, leaving = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    leaving.partitions.offer({NAMES: Room(1, 1)})
+    leaving.partitions.offer({NAMES: WorkerRoom(1, 1)})
     task = owner.enqueue()
     lends(owner, task)
     slots = leaving.partitions._slots
@@ -688,7 +688,7 @@ def test_claims_for_which_there_is_no_room_any_more_are_given_back_at_once(neigh
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     tasks = [owner.enqueue() for _ in range(3)]
-    idle.partitions.offer({NAMES: Room(3, 3)})
+    idle.partitions.offer({NAMES: WorkerRoom(3, 3)})
     lends(owner, *tasks)
     assert idle.partitions._slots is not None
     wait_until(lambda: len(idle.partitions._slots.offering.own.arrived) == 3)  # type: ignore[union-attr]
@@ -710,7 +710,7 @@ def test_the_claim_of_an_old_slot_is_renewed_first(
     owner.take(0, 1)
     monkeypatch.setattr(free_slots, "FRESH_RATIO", -1.0)  # every slot is old
     tasks = [owner.enqueue(), owner.enqueue()]
-    idle.partitions.offer({NAMES: Room(2, 2)})
+    idle.partitions.offer({NAMES: WorkerRoom(2, 2)})
     lends(owner, *tasks)
     cancelled, kept = tasks
     assert idle.partitions._slots is not None
@@ -733,7 +733,7 @@ def test_claims_that_arrive_while_the_engine_is_away_are_taken_later(
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     task = owner.enqueue()
-    idle.partitions.offer({NAMES: Room(1, 1)})
+    idle.partitions.offer({NAMES: WorkerRoom(1, 1)})
     lends(owner, task)
     assert idle.woken.wait(PATIENCE_S)
     assert idle.partitions._slots is not None
@@ -763,7 +763,7 @@ def test_slots_that_could_not_be_published_are_published_later(
             raise faults.pop()
 
     monkeypatch.setattr(engine, "publish_slots", fault)
-    idle.partitions.offer({NAMES: Room(2, 2)})
+    idle.partitions.offer({NAMES: WorkerRoom(2, 2)})
     neighbours.wait_for_slots(2)
     tasks = {owner.enqueue() for _ in range(2)}
     lends(owner, *tasks)
@@ -779,7 +779,7 @@ def test_a_slot_serves_another_task_after_a_claim_that_could_not_be_written(
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
     bad = owner.enqueue()
-    idle.partitions.offer({NAMES: Room(1, 1)})
+    idle.partitions.offer({NAMES: WorkerRoom(1, 1)})
     knows(owner, tasks=1, slots=1)
     with monkeypatch.context() as patch:
         too_large = RequestTooLarge("the head of this task")
@@ -797,7 +797,7 @@ def test_slots_whose_lease_has_ended_are_published_anew(neighbours: Neighbours) 
     """The worker was paused, or cut off from the store, for longer than the lease."""
     owner, idle = neighbours.open(), neighbours.open()
     owner.take(0, 1)
-    idle.partitions.offer({NAMES: Room(1, 1)})
+    idle.partitions.offer({NAMES: WorkerRoom(1, 1)})
     neighbours.wait_for_slots(1)
     slots, engine = idle.partitions._slots, owner.queue.context.engine
     assert slots is not None
@@ -821,7 +821,7 @@ def test_changes_of_slots_that_a_watch_has_lost_are_read(
     for stage in (owner, idle):
         assert stage.partitions._slots is not None
         monkeypatch.setattr(stage.partitions._slots, "_learn", lambda _news: None)
-    idle.partitions.offer({NAMES: Room(1, 1)})
+    idle.partitions.offer({NAMES: WorkerRoom(1, 1)})
     neighbours.wait_for_slots(1)
     lose(owner)
     lends(owner, task)
@@ -832,7 +832,7 @@ def test_changes_of_slots_that_a_watch_has_lost_are_read(
 def lose(stage: Stage) -> None:
     slots = stage.partitions._slots
     assert slots is not None
-    SlotOffers._learn(slots, Lost(1))
+    SlotOffers._learn(slots, ChangesLost(1))
 
 
 class Shop:

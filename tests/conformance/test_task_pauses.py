@@ -18,7 +18,7 @@ import pytest
 from rebalanser import Settings
 from rebalanser.core.tasks import worker as execution
 from rebalanser.core.tasks.model import TaskId
-from rebalanser.core.tasks.slots import Room
+from rebalanser.core.tasks.slots import WorkerRoom
 from rebalanser.core.tasks.store import FreeSlot
 from rebalanser.core.tasks.ticking import CATCH_UP_S
 from rebalanser.errors import (
@@ -456,7 +456,7 @@ def test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn(tmp_path: Path
         owning.take([SimpleNamespace(resource="0", token=1)])  # type: ignore[list-item]
         (task,) = owner.commit([owner.build_raw_enqueue("send", b"{}", EnqueueOptions())])
         assert offering.claim(0, ["send"]) == []
-        offering.offer({frozenset({"send"}): Room(1, 1)})
+        offering.offer({frozenset({"send"}): WorkerRoom(1, 1)})
 
         def is_claimed() -> bool:
             return not owning.claim(0, ()) and owner.get(task).state.status is Status.CLAIMED
@@ -467,7 +467,7 @@ def test_a_claim_for_a_slot_is_given_back_and_slots_are_withdrawn(tmp_path: Path
 
         def is_given_back() -> bool:
             assert offering.claim(1, ["send"]) == []
-            offering.offer({frozenset({"send"}): Room(1, 1)})
+            offering.offer({frozenset({"send"}): WorkerRoom(1, 1)})
             return owner.get(task).state.status is Status.WAITING
 
         wait_until(is_given_back)

@@ -11,7 +11,7 @@ import pytest
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.ids import lowest_id_at
-from rebalanser.core.tasks.model import AfterFailure, State, Stored, TaskId, Term
+from rebalanser.core.tasks.model import AfterFailure, ClaimTerm, Stored, TaskId, TaskState
 from rebalanser.core.tasks.retention import DELAY_RATIO, LONGEST_INTERVAL_S, Mark, Marks
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import Answer, Applied, Collect, Move, Write
@@ -69,7 +69,7 @@ class Stage:
             self.queue.cancel(task)
         if status not in {Status.COMPLETED, Status.DEAD, Status.CLAIMED}:
             return
-        held, term = ClaimKey(0, f"holder {task}"), Term(30.0, "", 0.0)
+        held, term = ClaimKey(0, f"holder {task}"), ClaimTerm(30.0, "", 0.0)
         head = self.queue.get(task).head
         self._move(task, rules.claim(head, self.queue.get(task).state, held.holder, "me", term, over=False))
         state = self.queue.get(task).state
@@ -78,8 +78,8 @@ class Stage:
         elif status is Status.DEAD:
             self._move(task, rules.fail(head, state, held, "broken", None))
 
-    def _move(self, task: TaskId, state: State | rules.Refused) -> None:
-        assert isinstance(state, State)
+    def _move(self, task: TaskId, state: TaskState | rules.Refused) -> None:
+        assert isinstance(state, TaskState)
         stored = self.queue.get(task)
         move = Move(task, "work", stored.partition, stored.revision, state, head=stored.head)
         (answer,) = self.queue.context.engine.apply([move], PATIENCE_S)

@@ -19,8 +19,18 @@ from contextlib import closing
 from pathlib import Path
 
 from rebalanser.core.tasks.ids import partition_of_id
-from rebalanser.core.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, Task, Term, Update
-from rebalanser.core.tasks.store import Collect, Enqueue, EnqueueAll, Epoch, Move, TakeOver, Write
+from rebalanser.core.tasks.model import (
+    ID_DIGITS,
+    ClaimState,
+    ClaimTerm,
+    Head,
+    Status,
+    Stored,
+    Task,
+    TaskState,
+    Update,
+)
+from rebalanser.core.tasks.store import Collect, Enqueue, EnqueueAll, Move, OwnerEpoch, TakeOver, Write
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import store
 from rebalanser_sqlite.tasks import SqliteEngine
@@ -28,7 +38,7 @@ from rebalanser_sqlite.tasks import SqliteEngine
 QUEUE = "mail"
 PARTITIONS = 4
 TASKS = 6
-TERM = Term(30.0, "boot", 1.0)
+TERM = ClaimTerm(30.0, "boot", 1.0)
 COMMITS_PER_CHECKPOINT = 3
 """So that checkpoints are among the places of death."""
 READS = (
@@ -53,7 +63,7 @@ def enqueue(number: int, *, after: tuple[int, ...] = ()) -> Enqueue:
 def move(of: Stored, status: Status, *, updates: int = 0, result: bytes | None = None) -> Move:
     claim = ClaimState(0, "holder", "worker", TERM, updates)
     update = Update(0, updates - 1, bytes(2000)) if status is Status.CLAIMED and updates else None
-    state = State(status, claim, result=result)
+    state = TaskState(status, claim, result=result)
     return Move(of.head.id, QUEUE, of.partition, of.revision, state, update=update)
 
 
@@ -84,7 +94,7 @@ def steps(path: Path) -> Iterator[Callable[[], None]]:
             engine.ring()
 
         yield apply(*(enqueue(number) for number in range(1, TASKS)))
-        yield apply(enqueue(TASKS, after=(1, 2)), TakeOver(QUEUE, Epoch(1, 5)))
+        yield apply(enqueue(TASKS, after=(1, 2)), TakeOver(QUEUE, OwnerEpoch(1, 5)))
         chain = tuple(enqueue(number, after=(number - 1,)) for number in range(TASKS + 1, TASKS + 4))
         yield apply(EnqueueAll(chain))
         yield apply(*(move(present(number), Status.CLAIMED) for number in range(1, 5)))

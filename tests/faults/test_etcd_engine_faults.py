@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import pytest
 
-from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term
-from rebalanser.core.tasks.store import Applied, Collect, Enqueue, Exists, Lost, Move
+from rebalanser.core.tasks.model import ClaimState, ClaimTerm, Head, Status, Stored, Task, TaskId, TaskState
+from rebalanser.core.tasks.store import Applied, ChangesLost, Collect, Enqueue, Exists, Move
 from rebalanser.errors import OutcomeUnknown, RetryLater
 from rebalanser.tasks.key_value.engine import KeyValueEngine, open_engine
 from rebalanser.testing.engine_suite import Recorder
@@ -62,8 +62,8 @@ def enqueue(task: TaskId, payload: bytes = b"payload") -> Enqueue:
     return Enqueue(Task(Head(task, QUEUE, "send"), payload), int(task, 16) % PARTITIONS)
 
 
-def claimed(number: int, holder: str) -> State:
-    return State(Status.CLAIMED, ClaimState(number, holder, "worker", Term(30.0, "boot", 1.0)))
+def claimed(number: int, holder: str) -> TaskState:
+    return TaskState(Status.CLAIMED, ClaimState(number, holder, "worker", ClaimTerm(30.0, "boot", 1.0)))
 
 
 def collect(*tasks: Stored) -> Collect:
@@ -217,7 +217,7 @@ def test_a_collection_is_all_or_none_when_leaders_are_killed(
 def settle(engine: KeyValueEngine, tasks: Mapping[TaskId, Stored]) -> None:
     """Write to each of the tasks, which settles a collection that was cut off."""
     moves = [
-        Move(task, QUEUE, stored.partition, stored.revision, State(), head=stored.head)
+        Move(task, QUEUE, stored.partition, stored.revision, TaskState(), head=stored.head)
         for task, stored in tasks.items()
     ]
     engine.apply(moves, TIMEOUT_S)
@@ -261,7 +261,9 @@ def test_a_watch_goes_on_after_a_compaction(etcd: EtcdCluster, connect: Opener, 
         etcd.call("/v3/kv/compaction", {"revision": str(revision), "physical": True})
         proxy.heal()
         recorder.wait_until(
-            lambda told: any(isinstance(item, Lost) and item.revision >= revision - 1 for item in told),
+            lambda told: any(
+                isinstance(item, ChangesLost) and item.revision >= revision - 1 for item in told
+            ),
             f"Lost up to {revision}",
         )
         later = write(writer, 10)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rebalanser.core.tasks.model import Stored
-    from rebalanser.core.tasks.store import Lost
+    from rebalanser.core.tasks.store import ChangesLost
 
 SCRIPT = Path(__file__).with_name("task_writer.py")
 QUEUE = "mail"
@@ -274,7 +274,7 @@ def test_four_processes_never_share_a_claim(tmp_path: Path) -> None:
 def test_a_commit_that_nobody_rang_for_is_told(tmp_path: Path) -> None:
     path, told, more = tmp_path / "mail.db", [], threading.Event()
 
-    def sink(items: Sequence[Stored] | Lost) -> None:
+    def sink(items: Sequence[Stored] | ChangesLost) -> None:
         told.append(items)
         more.set()
 

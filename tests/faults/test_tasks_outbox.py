@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from rebalanser.core.tasks.model import ClaimState, EnqueueAnswer, State, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.model import (
+    ClaimState,
+    ClaimTerm,
+    EnqueueAnswer,
+    Status,
+    Stored,
+    TaskId,
+    TaskState,
+)
 from rebalanser.core.tasks.store import Applied, Collect, Move
 from rebalanser.tasks import Queue
 from rebalanser.tasks.functions import EnqueueOptions
@@ -27,7 +35,7 @@ PRODUCER = Path(__file__).with_name("outbox_producer.py")
 SHORT_S = 2.0
 AT_ONCE = 20
 GOOD = {task_id(number) for call in CALLS for number, _ in call if number != REFUSED}
-DONE = State(Status.COMPLETED, ClaimState(0, "holder", "worker", Term(30.0, "", 0.0)))
+DONE = TaskState(Status.COMPLETED, ClaimState(0, "holder", "worker", ClaimTerm(30.0, "", 0.0)))
 FULL_DISK = """
 import resource, sys
 from pathlib import Path

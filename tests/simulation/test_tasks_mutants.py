@@ -27,13 +27,13 @@ from rebalanser.core.tasks.clocks import ForeignTerms
 from rebalanser.core.tasks.dispensing import Dispensing
 from rebalanser.core.tasks.failures import LoopFailures
 from rebalanser.core.tasks.ids import partition_of_id
-from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, State, Status, Stored
-from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.model import CLOSED_UNDONE, OPEN, ClaimState, Status, Stored, TaskState
+from rebalanser.core.tasks.owner import PartitionOwner
 from rebalanser.core.tasks.ready_index import ClaimableTasks, RateState
 from rebalanser.core.tasks.retention import Components, Marks, Retention
 from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.core.tasks.slots import Arrival, OwnSlots, SlotDecisions
-from rebalanser.core.tasks.store import Tally, UsedSlot
+from rebalanser.core.tasks.store import OutboxTally, UsedSlot
 from rebalanser.core.tasks.ticking import Ticking
 from rebalanser.core.tasks.worker import ClaimLife, Execution
 from rebalanser.core.tasks.writes import Batches, PendingMove, Settlement
@@ -70,14 +70,14 @@ def _found_is_taken_for_mine(original: Callable[..., Any]) -> Any:
 
 
 def _whoever_asks(_: Any) -> Any:
-    def current(state: State, held: Any) -> ClaimState | Refused:
+    def current(state: TaskState, held: Any) -> ClaimState | Refused:
         return state.claim if state.status is Status.CLAIMED and state.claim else Refused(Reason.ENDED)
 
     return current
 
 
 def _gaps_are_skipped(_: Any) -> Any:
-    def update(state: State, held: Any, sequence: int, content: bytes, written: bytes | None) -> Any:
+    def update(state: TaskState, held: Any, sequence: int, content: bytes, written: bytes | None) -> Any:
         current = rules._current(state, held)
         if isinstance(current, Refused):
             return current
@@ -389,7 +389,7 @@ MUTANTS = (
     Mutant(
         "count of an outbox",
         "what an outbox has forwarded is not taken again, even once it was collected",
-        (Switch(Tally, "refusal", always(None)),),
+        (Switch(OutboxTally, "refusal", always(None)),),
         frozenset({"SK-4"}),
         "outboxes",
         first=150,
@@ -585,7 +585,7 @@ MUTANTS = (
         "an owner keeps the newest state that it knows",
         (
             Switch(
-                Owner,
+                PartitionOwner,
                 "_learn",
                 edited(
                     "if stored.revision < known:",
@@ -593,7 +593,7 @@ MUTANTS = (
                     ("OPEN:\n        if stored.revision > known:", "OPEN:\n        if True:"),
                 ),
             ),
-            Switch(Owner, "knows", lambda _: lambda _self, _task, _revision: False),
+            Switch(PartitionOwner, "knows", lambda _: lambda _self, _task, _revision: False),
         ),
         frozenset({"SK-11"}),
     ),

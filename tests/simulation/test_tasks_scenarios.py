@@ -19,7 +19,7 @@ import pytest
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import Claimed
-from rebalanser.core.tasks.model import AfterFailure, Head, State, Stored, Task, TaskId, Update
+from rebalanser.core.tasks.model import AfterFailure, Head, Stored, Task, TaskId, TaskState, Update
 from rebalanser.core.tasks.rules import Refused
 from rebalanser.core.tasks.store import Enqueue
 from rebalanser.core.tasks.worker import Try
@@ -180,7 +180,7 @@ class Stage:
             retries=int(given.get("retries", 3)),
             after_failure=AfterFailure(given.get("after_failure", "wait")),
         )
-        enqueue = Enqueue(Task(head, name.encode()), int(given.get("partition", 0)), State())
+        enqueue = Enqueue(Task(head, name.encode()), int(given.get("partition", 0)), TaskState())
         self.body_s[name] = float(given.get("takes", 0.01))
         self.world.network.write(self.bodies, enqueue)(lambda _: None)
         self.wait(given.get("wait", "0.1"))

@@ -14,12 +14,12 @@ import pytest
 from rebalanser.core.tasks import store
 from rebalanser.core.tasks.store import (
     Applied,
+    ChangesLost,
     ClaimAnswer,
     Collect,
     Enqueue,
     EnqueueAll,
     Exists,
-    Lost,
     Move,
     Skip,
     TakeOver,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from rebalanser.core.tasks.model import Status, Stored, TaskId, Update
     from rebalanser.core.tasks.store import Answer, ChangeFilter, ClaimAnswer, ClaimQuery, Page, Write
-    from rebalanser.tasks.engine import Engine, Sink, Watch
+    from rebalanser.tasks.engine import Engine, EngineWatch, Sink
 
 TESTS = dict(inspect.getmembers(EngineSuite, inspect.isfunction))
 
@@ -295,26 +295,40 @@ class ForgetsLogs(SqliteEngine):
 
 
 class TellsBackwards(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         return super().watch(
-            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[::-1]), wants
+            queue,
+            from_revision,
+            lambda told: sink(told if isinstance(told, ChangesLost) else told[::-1]),
+            wants,
         )
 
 
 class TellsOnlyTheLast(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         return super().watch(
-            queue, from_revision, lambda told: sink(told if isinstance(told, Lost) else told[-1:]), wants
+            queue,
+            from_revision,
+            lambda told: sink(told if isinstance(told, ChangesLost) else told[-1:]),
+            wants,
         )
 
 
 class TellsTheUnwanted(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         return super().watch(queue, from_revision, sink)
 
 
 class TellsFromTheStart(SqliteEngine):
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         return super().watch(queue, 0, sink, wants)
 
 
@@ -416,7 +430,7 @@ class RunsWhatFails(SqliteEngine):
 
 
 class WatchesNoCommits(SqliteEngine):
-    def watch_commits(self, wake: Callable[[], None]) -> Watch:
+    def watch_commits(self, wake: Callable[[], None]) -> EngineWatch:
         return super().watch_commits(lambda: None)
 
 
@@ -444,7 +458,7 @@ class PausesAllQueues(SqliteEngine):
 
 
 class WatchesNoPauses(SqliteEngine):
-    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
+    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> EngineWatch:
         return super().watch_pauses(queue, from_revision, lambda: None)
 
 

@@ -11,23 +11,33 @@ from functools import partial
 
 import pytest
 
-from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Task, TaskId, Term, Update
+from rebalanser.core.tasks.model import (
+    ClaimState,
+    ClaimTerm,
+    Head,
+    Status,
+    Stored,
+    Task,
+    TaskId,
+    TaskState,
+    Update,
+)
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Collect,
-    Conflict,
     Duplicate,
     Enqueue,
     EnqueueAll,
-    Epoch,
     Exists,
     FreeSlot,
     Move,
+    OwnerEpoch,
     TakeOver,
     Unknown,
     UsedSlot,
     Write,
+    WriteConflict,
 )
 from rebalanser.errors import (
     OutcomeUnknown,
@@ -177,11 +187,11 @@ def collect(*tasks: Stored) -> Collect:
     return Collect(QUEUE, {task.head.id: (task.partition, task.revision) for task in tasks})
 
 
-def claimed(updates: int = 0) -> State:
-    return State(Status.CLAIMED, ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), updates))
+def claimed(updates: int = 0) -> TaskState:
+    return TaskState(Status.CLAIMED, ClaimState(0, "holder", "worker", ClaimTerm(30.0, "boot", 1.0), updates))
 
 
-def move(of: Stored, state: State, **fields: object) -> Move:
+def move(of: Stored, state: TaskState, **fields: object) -> Move:
     return Move(of.head.id, QUEUE, of.partition, of.revision, state, **fields)  # type: ignore[arg-type]
 
 
@@ -217,10 +227,10 @@ def put_component(engine: KeyValueEngine, size: int = LARGE) -> list[Stored]:
 @pytest.mark.rule("SK-12")
 def test_a_batch_is_few_transactions(engine: KeyValueEngine, meddler: Meddler) -> None:
     apply(engine, *(make(number) for number in range(500)))
-    apply(engine, TakeOver(QUEUE, Epoch(0, 7)))
+    apply(engine, TakeOver(QUEUE, OwnerEpoch(0, 7)))
     tasks = everything(engine)
     meddler.transactions.clear()
-    epoch = Epoch(0, 7)
+    epoch = OwnerEpoch(0, 7)
     answers = apply(engine, *(move(task, claimed(), epoch=epoch, head=task.head) for task in tasks))
     assert all(isinstance(answer, Applied) for answer in answers)
     assert len(meddler.transactions) == 4
@@ -292,23 +302,23 @@ def test_a_write_that_others_always_forestall_is_given_up(
 
     def forestall(_number: int, transaction: Transaction) -> None:
         if transaction.writes:
-            apply(other, TakeOver(QUEUE, Epoch(0, next(tokens))))
+            apply(other, TakeOver(QUEUE, OwnerEpoch(0, next(tokens))))
 
     meddler.before = forestall
     with pytest.raises(RegistryUnavailable, match="quicker"):
-        apply(engine, TakeOver(QUEUE, Epoch(0, 10_000)))
+        apply(engine, TakeOver(QUEUE, OwnerEpoch(0, 10_000)))
     meddler.before = lambda _number, _transaction: None
-    assert isinstance(apply(engine, TakeOver(QUEUE, Epoch(0, 10_000)))[0], Applied)
+    assert isinstance(apply(engine, TakeOver(QUEUE, OwnerEpoch(0, 10_000)))[0], Applied)
 
 
 @pytest.mark.rule("SK-12")
 def test_moves_are_written_flat_and_one_that_is_refused_keeps_no_other(
     engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
 ) -> None:
-    epoch = Epoch(0, 7)
+    epoch = OwnerEpoch(0, 7)
     apply(engine, TakeOver(QUEUE, epoch), *(make(number) for number in range(100)))
     tasks = everything(engine)
-    apply(other, move(tasks[50], State(Status.CANCELLED)))
+    apply(other, move(tasks[50], TaskState(Status.CANCELLED)))
     moves = [move(task, claimed(), epoch=epoch, head=task.head) for task in tasks]
     meddler.transactions.clear()
     answers = apply(engine, *moves[:50])
@@ -316,7 +326,7 @@ def test_moves_are_written_flat_and_one_that_is_refused_keeps_no_other(
     assert len(flat.guards) == 52, "the epoch once, and once that the queue is not paused"
     assert all(isinstance(operation, Put) for operation in flat.then)
     answers += apply(engine, *moves[50:])
-    assert [index for index, answer in enumerate(answers) if answer == Conflict()] == [50]
+    assert [index for index, answer in enumerate(answers) if answer == WriteConflict()] == [50]
     assert len(meddler.transactions) == 3, "again, each for itself"
     found = everything(engine)
     assert [stored.state.status for stored in found].count(Status.CLAIMED) == 99
@@ -333,10 +343,10 @@ def test_moves_of_many_partitions_fit_into_their_transactions(
     A task that is moved twice is in two transactions.
     """
     for number in range(100):
-        apply(engine, TakeOver(QUEUE, Epoch(number, 7)), replace(make(number), partition=number))
+        apply(engine, TakeOver(QUEUE, OwnerEpoch(number, 7)), replace(make(number), partition=number))
     tasks = [engine.read(QUEUE, [task_id(number)], TIMEOUT_S)[task_id(number)] for number in range(100)]
     meddler.transactions.clear()
-    moves = [move(task, claimed(), epoch=Epoch(task.partition, 7), head=task.head) for task in tasks]
+    moves = [move(task, claimed(), epoch=OwnerEpoch(task.partition, 7), head=task.head) for task in tasks]
     answers = apply(engine, *moves, moves[99])
     assert [isinstance(answer, Applied) for answer in answers] == [True] * 100 + [False]
     assert [len(each.guards) for each in meddler.transactions] == [127, 75, 3]
@@ -346,23 +356,25 @@ def test_moves_of_many_partitions_fit_into_their_transactions(
 def test_a_deposed_owner_s_moves_are_all_refused(
     engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
 ) -> None:
-    apply(engine, TakeOver(QUEUE, Epoch(0, 7)), *(make(number) for number in range(200)))
+    apply(engine, TakeOver(QUEUE, OwnerEpoch(0, 7)), *(make(number) for number in range(200)))
     tasks = everything(engine)
-    meddler.interrupt(1, lambda: apply(other, TakeOver(QUEUE, Epoch(0, 8))))
-    answers = apply(engine, *(move(task, claimed(), epoch=Epoch(0, 7), head=task.head) for task in tasks))
+    meddler.interrupt(1, lambda: apply(other, TakeOver(QUEUE, OwnerEpoch(0, 8))))
+    answers = apply(
+        engine, *(move(task, claimed(), epoch=OwnerEpoch(0, 7), head=task.head) for task in tasks)
+    )
     applied = sum(isinstance(answer, Applied) for answer in answers)
     assert 0 < applied < 200
-    assert answers == [*answers[:applied], *[Conflict()] * (200 - applied)]
+    assert answers == [*answers[:applied], *[WriteConflict()] * (200 - applied)]
     statuses = [stored.state.status for stored in everything(engine)]
     assert statuses == [Status.CLAIMED] * applied + [Status.WAITING] * (200 - applied)
 
 
 def test_moves_around_a_takeover_keep_their_order(engine: KeyValueEngine) -> None:
-    apply(engine, TakeOver(QUEUE, Epoch(0, 7)), *(make(number) for number in range(4)))
+    apply(engine, TakeOver(QUEUE, OwnerEpoch(0, 7)), *(make(number) for number in range(4)))
     writes: list[Write] = [
-        move(task, claimed(), epoch=Epoch(0, 7), head=task.head) for task in everything(engine)
+        move(task, claimed(), epoch=OwnerEpoch(0, 7), head=task.head) for task in everything(engine)
     ]
-    writes.insert(2, TakeOver(QUEUE, Epoch(0, 8)))
+    writes.insert(2, TakeOver(QUEUE, OwnerEpoch(0, 8)))
     answers = apply(engine, *writes)
     assert [isinstance(answer, Applied) for answer in answers] == [True, True, True, False, False]
 
@@ -383,14 +395,16 @@ def test_a_flat_transaction_whose_answer_is_lost_is_of_unknown_outcome(
 @pytest.mark.parametrize(
     "state",
     [
-        State(),
-        State(Status.DEAD, None, 1e300, 3, 'a "quoted" \\ line\n\u20ac \U0001f600 \x00 \udc80', b"\x00\xff"),
-        State(Status.WAITING, None, math.inf),
+        TaskState(),
+        TaskState(
+            Status.DEAD, None, 1e300, 3, 'a "quoted" \\ line\n\u20ac \U0001f600 \x00 \udc80', b"\x00\xff"
+        ),
+        TaskState(Status.WAITING, None, math.inf),
         replace(claimed(7), due=5, error="x"),
-        State(Status.CLAIMED, ClaimState(2, 'h"', "w\u00e4", Term(30, "", -0.0), 0)),
+        TaskState(Status.CLAIMED, ClaimState(2, 'h"', "w\u00e4", ClaimTerm(30, "", -0.0), 0)),
     ],
 )
-def test_a_state_is_read_as_it_was_written(state: State) -> None:
+def test_a_state_is_read_as_it_was_written(state: TaskState) -> None:
     head = Head(task_id(1), QUEUE, 'na"me\u20ac', 5, (task_id(2),), 3, 1.5)
     for each in (head, replace(head, after=()), Head(task_id(1), QUEUE, "name")):
         value = dump_task(state.status, dump_head(each), dump_state(state))
@@ -400,14 +414,14 @@ def test_a_state_is_read_as_it_was_written(state: State) -> None:
 
 @pytest.mark.rule("SK-13")
 def test_an_epoch_that_was_taken_over_unseen_conflicts(engine: KeyValueEngine, other: KeyValueEngine) -> None:
-    apply(engine, make(1), TakeOver(QUEUE, Epoch(0, 1)))
+    apply(engine, make(1), TakeOver(QUEUE, OwnerEpoch(0, 1)))
     (task,) = everything(engine)
-    apply(other, TakeOver(QUEUE, Epoch(0, 2)))
-    assert apply(engine, move(task, claimed(), epoch=Epoch(0, 1))) == [Conflict()]
-    assert apply(engine, move(task, claimed(), epoch=Epoch(0, 3))) == [Conflict()]
-    assert isinstance(apply(engine, move(task, claimed(), epoch=Epoch(0, 2)))[0], Applied)
+    apply(other, TakeOver(QUEUE, OwnerEpoch(0, 2)))
+    assert apply(engine, move(task, claimed(), epoch=OwnerEpoch(0, 1))) == [WriteConflict()]
+    assert apply(engine, move(task, claimed(), epoch=OwnerEpoch(0, 3))) == [WriteConflict()]
+    assert isinstance(apply(engine, move(task, claimed(), epoch=OwnerEpoch(0, 2)))[0], Applied)
     (task,) = everything(engine)
-    answers = apply(engine, TakeOver(QUEUE, Epoch(0, 4)), move(task, claimed(), epoch=Epoch(0, 4)))
+    answers = apply(engine, TakeOver(QUEUE, OwnerEpoch(0, 4)), move(task, claimed(), epoch=OwnerEpoch(0, 4)))
     assert all(isinstance(answer, Applied) for answer in answers)
 
 
@@ -416,13 +430,13 @@ def test_a_conflict_in_a_batch_beside_another_deposes_nobody(
     engine: KeyValueEngine, meddler: Meddler
 ) -> None:
     """It makes the engine forget what it knows of the epoch, which stands: an owner believes two refusals."""
-    epoch = Epoch(0, 1)
+    epoch = OwnerEpoch(0, 1)
     apply(engine, make(1), make(2), TakeOver(QUEUE, epoch))
     task, changed = everything(engine)
     stale = replace(move(changed, claimed(), epoch=epoch, head=changed.head), revision=changed.revision + 99)
     meddler.interrupt(0, lambda: apply(engine, stale))
     assert isinstance(apply(engine, move(task, claimed(), epoch=epoch))[0], Applied)
-    assert meddler.happened == [Conflict()]
+    assert meddler.happened == [WriteConflict()]
 
 
 @pytest.mark.rule("SK-6", "SK-20")
@@ -430,13 +444,13 @@ def test_a_slot_that_is_used_while_it_is_withdrawn_is_told(
     engine: KeyValueEngine, other: KeyValueEngine, meddler: Meddler
 ) -> None:
     """Else its worker would never know of the claim."""
-    apply(other, make(1), TakeOver(QUEUE, Epoch(0, 1)))
+    apply(other, make(1), TakeOver(QUEUE, OwnerEpoch(0, 1)))
     (task,) = everything(other)
     made = FreeSlot("h", "p", "w", frozenset({"send"}), 30.0, other.grant_slots(3600.0, TIMEOUT_S))
     other.publish_slots(QUEUE, [made], [], TIMEOUT_S)
     (slot,), _ = other.slots(QUEUE, TIMEOUT_S)
     assert isinstance(slot, FreeSlot)
-    claim = replace(move(task, claimed(), epoch=Epoch(0, 1)), slot=slot)
+    claim = replace(move(task, claimed(), epoch=OwnerEpoch(0, 1)), slot=slot)
     meddler.interrupt(1, lambda: apply(other, claim))
     used = UsedSlot("h", "p", task.head.id)
     assert engine.withdraw_slots(QUEUE, "p", None, TIMEOUT_S) == [used]
@@ -458,7 +472,7 @@ def test_a_task_may_depend_on_many(engine: KeyValueEngine, count: int) -> None:
     assert all(isinstance(answer, Applied) for answer in answers)
     assert isinstance(apply(engine, make(1000, after=dependencies))[0], Exists)
     tasks = everything(engine)
-    assert apply(engine, collect(tasks[1])) == [Conflict()]
+    assert apply(engine, collect(tasks[1])) == [WriteConflict()]
     assert isinstance(apply(engine, collect(*tasks))[0], Applied)
     assert isinstance(apply(engine, make(1001, after=dependencies))[0], Unknown)
 
@@ -564,7 +578,7 @@ def test_whoever_enqueues_between_the_steps_of_a_collection_is_not_left_alone(
             assert len(left) == size
     else:
         pytest.fail("the collection took more steps than were tried")
-    assert Conflict in outcomes
+    assert WriteConflict in outcomes
 
 
 @pytest.mark.rule("SK-14")
@@ -596,7 +610,7 @@ def test_whoever_collects_between_the_steps_of_an_enqueueing(
 
 # -- unique keys
 
-CLOSED = State(Status.CANCELLED)
+CLOSED = TaskState(Status.CANCELLED)
 
 
 @pytest.mark.rule("SK-23")
@@ -640,7 +654,7 @@ def test_whoever_requeues_the_last_of_a_key_between_the_steps(dependencies: int)
         engine, other = opened(meddler), opened(MemoryRegistry(store))
         apply(other, *(make(100 + number) for number in range(dependencies)), unique(9, state=CLOSED))
         last = other.read(QUEUE, [task_id(9)], TIMEOUT_S)[task_id(9)]
-        meddler.interrupt(step, partial(apply, other, move(last, State())))
+        meddler.interrupt(step, partial(apply, other, move(last, TaskState())))
         (enqueued,) = apply(engine, unique(1, after=range(100, 100 + dependencies)))
         if not meddler.happened:
             assert isinstance(enqueued, Applied)
@@ -661,7 +675,7 @@ def test_whoever_enqueues_between_the_steps_of_the_collection_of_the_last_of_a_k
         meddler.interrupt(step, partial(apply, other, unique(1)))
         tasks = everything(other)
         (collected,) = apply(engine, collect(*tasks))
-        if isinstance(collected, Conflict):  # read again
+        if isinstance(collected, WriteConflict):  # read again
             (collected,) = apply(engine, collect(*tasks))
         assert isinstance(collected, Applied)
         if not meddler.happened:
@@ -760,7 +774,7 @@ def test_whoever_moves_a_task_between_the_steps_of_a_collection() -> None:
             break
         left = everything(other)
         if isinstance(collected, Applied):
-            assert answers == [Conflict()]
+            assert answers == [WriteConflict()]
             assert left == []
         else:
             assert len(left) == LARGE
@@ -769,7 +783,7 @@ def test_whoever_moves_a_task_between_the_steps_of_a_collection() -> None:
         applied.add(type(collected))
     else:
         pytest.fail("the collection took more steps than were tried")
-    assert applied == {Applied, Conflict}
+    assert applied == {Applied, WriteConflict}
 
 
 @pytest.mark.full_size
@@ -794,7 +808,7 @@ def test_of_two_collections_of_the_same_tasks_one_is_applied_in_the_end() -> Non
         assert leftovers(store) == []
     else:
         pytest.fail("the collection took more steps than were tried")
-    assert outcomes == {(Applied, Conflict), (Conflict, Applied), (Conflict, Conflict)}
+    assert outcomes == {(Applied, WriteConflict), (WriteConflict, Applied), (WriteConflict, WriteConflict)}
 
 
 @pytest.mark.full_size

@@ -20,29 +20,29 @@ from rebalanser.core.tasks.model import (
     ID_DIGITS,
     AfterFailure,
     ClaimState,
+    ClaimTerm,
     Head,
-    State,
     Status,
     Stored,
     Task,
-    Term,
+    TaskState,
     Update,
 )
 from rebalanser.core.tasks.store import (
     Applied,
+    ChangesLost,
     ClaimAnswer,
     ClaimQuery,
     Collect,
-    Conflict,
     Duplicate,
     Enqueue,
     Forwarded,
-    Lost,
     Move,
     QueueNote,
     StatusFilter,
     Taken,
     Unknown,
+    WriteConflict,
 )
 from rebalanser.errors import (
     InvalidState,
@@ -67,7 +67,7 @@ from rebalanser_sqlite.tasks import (
     rows,
     writer,
 )
-from rebalanser_sqlite.tasks.change_feed import Follower
+from rebalanser_sqlite.tasks.change_feed import ChangeFeed
 from rebalanser_sqlite.tasks.schema import CHOICES
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from rebalanser.core.tasks.store import Answer, Write
 
 QUEUE = "mail"
-CLAIM = ClaimState(0, "holder", "worker", Term(30.0, "boot", 1.0), 1)
-COMPLETED = State(Status.COMPLETED, CLAIM, result=b"done")
+CLAIM = ClaimState(0, "holder", "worker", ClaimTerm(30.0, "boot", 1.0), 1)
+COMPLETED = TaskState(Status.COMPLETED, CLAIM, result=b"done")
 
 
 FIRST_SCHEMA = """
@@ -236,10 +236,12 @@ def test_a_fenced_move_changes_nothing_in_the_transaction(
 ) -> None:
     engine.apply([enqueue(1)], PATIENCE_S)
     stale = present(engine, 1)
-    engine.apply([Move(stale.head.id, QUEUE, 0, stale.revision, State(Status.CLAIMED, CLAIM))], PATIENCE_S)
+    engine.apply(
+        [Move(stale.head.id, QUEUE, 0, stale.revision, TaskState(Status.CLAIMED, CLAIM))], PATIENCE_S
+    )
     claimed = present(engine, 1)
     own.execute("BEGIN")
-    assert engine.move_in(own, completion(stale)) == Conflict()
+    assert engine.move_in(own, completion(stale)) == WriteConflict()
     own.execute("COMMIT")
     assert present(engine, 1) == claimed
     assert list(engine.updates(QUEUE, task_id(1), PATIENCE_S)) == []
@@ -276,7 +278,7 @@ def test_a_connection_that_cannot_take_a_move_is_refused(
     with pytest.raises(InvalidState, match="fsync"):
         engine.move_in(own, move)
     own.execute("ROLLBACK")
-    assert present(engine, 1).state == State()
+    assert present(engine, 1).state == TaskState()
 
 
 @pytest.mark.rule("SK-10")
@@ -303,7 +305,7 @@ def test_an_error_leaves_the_transaction_as_it_was(
         )
     if own.in_transaction:
         own.execute("COMMIT")
-    assert present(engine, 1).state == State()
+    assert present(engine, 1).state == TaskState()
     assert list(engine.updates(QUEUE, task_id(1), PATIENCE_S)) == []
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as reader:
         own.execute("BEGIN IMMEDIATE")
@@ -405,10 +407,10 @@ def test_tasks_on_an_unknown_filesystem_are_warned_about(
 
 @pytest.mark.rule("SK-11")
 def test_watches_hear_of_a_move_once_it_is_rung_for(engine: SqliteEngine, own: sqlite3.Connection) -> None:
-    told: list[Sequence[Stored] | Lost] = []
+    told: list[Sequence[Stored] | ChangesLost] = []
     more = threading.Event()
 
-    def sink(items: Sequence[Stored] | Lost) -> None:
+    def sink(items: Sequence[Stored] | ChangesLost) -> None:
         told.append(items)
         more.set()
 
@@ -648,16 +650,16 @@ def test_a_file_of_a_registry_gets_the_tables(path: Path) -> None:
 def first_version(path: Path, *, outbox: bool) -> dict[int, tuple[Stored, bytes]]:
     """Make a file as version 1 of the schema had it; its tasks with their payloads, by number."""
     SqliteRegistry(path).close()
-    term, waits_for = Term(30.0, "boot", 99.0), (task_id(1), task_id(2))
-    states: dict[int, tuple[State, tuple[str, ...], bytes]] = {
-        1: (State(Status.COMPLETED, ClaimState(1, "h", "w", term, 2), result=b"42"), (), b"small"),
-        2: (State(), (), bytes(5000)),
-        3: (State(), waits_for, b"blocked"),
-        4: (State(), (task_id(1),), b"free, as what it waits for is complete"),
-        5: (State(due=5.0), (), b"timed"),
-        6: (State(Status.CLAIMED, ClaimState(0, "h", "w", term)), (), b"running"),
-        7: (State(Status.DEAD, ClaimState(3, "h", "w", term), 0.0, 4, "it failed"), (), b""),
-        8: (State(Status.CANCELLED), (), b"cancelled"),
+    term, waits_for = ClaimTerm(30.0, "boot", 99.0), (task_id(1), task_id(2))
+    states: dict[int, tuple[TaskState, tuple[str, ...], bytes]] = {
+        1: (TaskState(Status.COMPLETED, ClaimState(1, "h", "w", term, 2), result=b"42"), (), b"small"),
+        2: (TaskState(), (), bytes(5000)),
+        3: (TaskState(), waits_for, b"blocked"),
+        4: (TaskState(), (task_id(1),), b"free, as what it waits for is complete"),
+        5: (TaskState(due=5.0), (), b"timed"),
+        6: (TaskState(Status.CLAIMED, ClaimState(0, "h", "w", term)), (), b"running"),
+        7: (TaskState(Status.DEAD, ClaimState(3, "h", "w", term), 0.0, 4, "it failed"), (), b""),
+        8: (TaskState(Status.CANCELLED), (), b"cancelled"),
     }
     tasks: dict[int, tuple[Stored, bytes]] = {}
     with closing(sqlite3.connect(path, isolation_level=None)) as old:
@@ -721,7 +723,7 @@ def test_a_file_of_the_first_version_is_turned_into_one_of_this(path: Path, *, o
         (answer,) = engine.apply([replace(enqueue(9), forwarded=Forwarded("outbox", 1))], PATIENCE_S)
         assert answer == (Taken() if outbox else Applied(109))
 
-        term = Term(300.0, "boot", 300.0)
+        term = ClaimTerm(300.0, "boot", 300.0)
         request = ClaimQuery(QUEUE, ["a", "b"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
         first = engine.claim(request, PATIENCE_S)
         assert [stored.head.id for stored, _ in first.claimed] == [task_id(2), task_id(4)]
@@ -848,7 +850,7 @@ def test_one_task_of_a_rate_limit_is_looked_at_and_old_marks_are_deleted(
     engine: SqliteEngine, own: sqlite3.Connection
 ) -> None:
     """By counting, so that neither a claim nor the file grows with what waits or was done."""
-    term = Term(300.0, "boot", 300.0)
+    term = ClaimTerm(300.0, "boot", 300.0)
     request = ClaimQuery(QUEUE, ["a", "b", "c"], "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
     tasks = [replace(enqueue(number).task.head, rate_limit="1/s") for number in range(1, 101)]
     engine.apply([Enqueue(Task(head, b""), 0) for head in tasks], PATIENCE_S)
@@ -960,12 +962,12 @@ def test_a_file_that_was_replaced_is_refused(engine: SqliteEngine, path: Path) -
 
 @pytest.mark.rule("SK-11")
 def test_a_watch_of_a_store_that_was_put_back_is_told_of_a_loss(engine: SqliteEngine) -> None:
-    told: list[Sequence[Stored] | Lost] = []
+    told: list[Sequence[Stored] | ChangesLost] = []
     lost, more = threading.Event(), threading.Event()
 
-    def sink(items: Sequence[Stored] | Lost) -> None:
+    def sink(items: Sequence[Stored] | ChangesLost) -> None:
         told.append(items)
-        (lost if isinstance(items, Lost) else more).set()
+        (lost if isinstance(items, ChangesLost) else more).set()
 
     (answer,) = engine.apply([enqueue(1)], PATIENCE_S)
     assert isinstance(answer, Applied)
@@ -973,7 +975,7 @@ def test_a_watch_of_a_store_that_was_put_back_is_told_of_a_loss(engine: SqliteEn
     assert lost.wait(PATIENCE_S)
     engine.apply([enqueue(2)], PATIENCE_S)
     assert more.wait(PATIENCE_S)
-    assert told == [Lost(answer.revision), [present(engine, 2)]]
+    assert told == [ChangesLost(answer.revision), [present(engine, 2)]]
 
 
 @pytest.mark.rule("SK-11")
@@ -985,19 +987,24 @@ def test_changes_are_kept_for_watches_that_are_not_too_far_behind(
     engine.apply([enqueue(number) for number in range(300)], PATIENCE_S)
     for _ in range(3):
         tasks = engine.page(QUEUE, PATIENCE_S).items
-        moves = [Move(each.head.id, QUEUE, 0, each.revision, State(Status.CLAIMED, CLAIM)) for each in tasks]
+        moves = [
+            Move(each.head.id, QUEUE, 0, each.revision, TaskState(Status.CLAIMED, CLAIM)) for each in tasks
+        ]
         engine.apply(moves, PATIENCE_S)
     revision = engine.page(QUEUE, PATIENCE_S, limit=1).revision
     kept = engine._committer._store.connection.execute("SELECT count(*) FROM skuld_changes").fetchone()[0]
     assert 200 <= kept < 900
-    told: list[Sequence[Stored] | Lost] = []
+    told: list[Sequence[Stored] | ChangesLost] = []
     more = threading.Event()
 
-    def sink(items: Sequence[Stored] | Lost) -> None:
+    def sink(items: Sequence[Stored] | ChangesLost) -> None:
         told.append(items)
         more.set()
 
-    for behind, news in ((900, Lost(revision)), (150, list(engine.page(QUEUE, PATIENCE_S).items[150:]))):
+    for behind, news in (
+        (900, ChangesLost(revision)),
+        (150, list(engine.page(QUEUE, PATIENCE_S).items[150:])),
+    ):
         more.clear()
         with closing(engine.watch(QUEUE, revision - behind, sink)):
             assert more.wait(PATIENCE_S)
@@ -1011,7 +1018,7 @@ def test_a_sink_that_raises_harms_no_other_watch(
 ) -> None:
     more = threading.Event()
 
-    def broken(_: Sequence[Stored] | Lost) -> None:
+    def broken(_: Sequence[Stored] | ChangesLost) -> None:
         raise ValueError("broken")
 
     engine.watch(QUEUE, 0, broken)
@@ -1028,14 +1035,14 @@ def test_watches_go_on_after_an_error_that_nobody_foresaw(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their thread is the only one that hears of tasks: without it a worker would idle and look healthy."""
-    faults, news, told = [KeyError("a bug")], Follower._news, threading.Event()
+    faults, news, told = [KeyError("a bug")], ChangeFeed._news, threading.Event()
 
     def fault(*arguments: Any) -> Any:
         if faults:
             raise faults.pop()
         return news(*arguments)
 
-    monkeypatch.setattr(Follower, "_news", staticmethod(fault))
+    monkeypatch.setattr(ChangeFeed, "_news", staticmethod(fault))
     engine.watch(QUEUE, 0, lambda _: told.set())
     engine.apply([enqueue(1)], PATIENCE_S)
     assert told.wait(PATIENCE_S)
@@ -1107,9 +1114,10 @@ class Commits:
 
 def component(engine: SqliteEngine, status: Status = Status.COMPLETED) -> Collect:
     """Enqueue very many tasks that depend on the first one, all closed, and return their collection."""
-    first = replace(enqueue(1), state=State(status))
+    first = replace(enqueue(1), state=TaskState(status))
     others = [
-        replace(enqueue(number, after=(task_id(1),)), state=State(status)) for number in range(2, MANY + 1)
+        replace(enqueue(number, after=(task_id(1),)), state=TaskState(status))
+        for number in range(2, MANY + 1)
     ]
     engine.apply([first, *others], PATIENCE_S)
     return collection_of(engine)
@@ -1122,7 +1130,7 @@ def collection_of(engine: SqliteEngine) -> Collect:
 
 def requeue(engine: SqliteEngine, number: int) -> Answer:
     task = present(engine, number)
-    (answer,) = engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State())], PATIENCE_S)
+    (answer,) = engine.apply([Move(task.head.id, QUEUE, 0, task.revision, TaskState())], PATIENCE_S)
     return answer
 
 
@@ -1163,7 +1171,9 @@ def test_a_collection_that_is_killed_between_two_steps_is_none_or_is_ended(
             is_decided = isinstance(answer, Unknown)
             assert is_decided or present(again, 1) == first
         if not is_decided:
-            assert again.apply([write], PATIENCE_S) == [Conflict()], "another task depends on one of these"
+            assert again.apply([write], PATIENCE_S) == [WriteConflict()], (
+                "another task depends on one of these"
+            )
             assert len(again.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) == MANY + 1
             assert isinstance(requeue(again, 2), Applied)
             again.apply([replace(completion(present(again, 2)), update=None)], PATIENCE_S)
@@ -1172,10 +1182,10 @@ def test_a_collection_that_is_killed_between_two_steps_is_none_or_is_ended(
             assert isinstance(answer, Applied)
         else:
             if MANY in {int(task.head.id, 16) for task in again.page(QUEUE, PATIENCE_S, limit=MANY).items}:
-                assert requeue(again, MANY) == Conflict(), "the task is deleted"
+                assert requeue(again, MANY) == WriteConflict(), "the task is deleted"
             again.apply([enqueue(2)], PATIENCE_S)
-            assert present(again, 2).state == State(), "a new task of a deleted id"
-            assert again.apply([write], PATIENCE_S) == [Conflict()]
+            assert present(again, 2).state == TaskState(), "a new task of a deleted id"
+            assert again.apply([write], PATIENCE_S) == [WriteConflict()]
             assert again.page(QUEUE, PATIENCE_S).items == (present(again, 2),)
             again.apply([collection_of(again)], PATIENCE_S)
         assert again.page(QUEUE, PATIENCE_S).items == ()
@@ -1190,7 +1200,7 @@ def test_what_a_killed_collection_has_left_goes_with_the_next_one(
     write = component(engine)
     own.execute("INSERT INTO skuld_collections (number, decided) VALUES (1, 1)")
     own.execute("INSERT INTO skuld_collected SELECT number FROM skuld_tasks")
-    assert engine.apply([write], PATIENCE_S) == [Conflict()], "these are deleted already"
+    assert engine.apply([write], PATIENCE_S) == [WriteConflict()], "these are deleted already"
     assert engine.page(QUEUE, PATIENCE_S).items == ()
     assert own.execute("SELECT count(*) FROM skuld_collected").fetchone() == (0,)
 
@@ -1203,7 +1213,7 @@ def test_a_task_that_is_as_good_as_deleted_keeps_no_key(
 ) -> None:
     component(engine)
     head = Head(task_id(MANY + 1), QUEUE, "send", unique_key="k", unique_for_s=1e6, after=(task_id(1),))
-    engine.apply([Enqueue(Task(head, b""), 0, State(Status.COMPLETED))], PATIENCE_S)
+    engine.apply([Enqueue(Task(head, b""), 0, TaskState(Status.COMPLETED))], PATIENCE_S)
     with pytest.MonkeyPatch.context() as crashing:
         Commits(crashing, crash_at)
         with pytest.raises(Crash):
@@ -1243,7 +1253,7 @@ def test_a_collection_is_given_up_for_a_task_that_is_needed(
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(other._committer, "submit", interrupted)
             answers = other.apply([write], PATIENCE_S)
-    assert answers == [Conflict()] or needed == "collected"
+    assert answers == [WriteConflict()] or needed == "collected"
     left = {"changed": MANY, "depended on": MANY + 1, "another": 0}
     if needed in left:
         assert len(engine.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) == left[needed]
@@ -1270,8 +1280,8 @@ def test_a_collection_that_another_one_has_ended_marks_no_more(engine: SqliteEng
 def test_very_many_tasks_of_which_one_has_changed_stay(engine: SqliteEngine) -> None:
     write = component(engine, Status.DEAD)
     assert isinstance(requeue(engine, MANY), Applied)
-    assert engine.apply([write], PATIENCE_S) == [Conflict()]
-    assert engine.apply([collection_of(engine)], PATIENCE_S) == [Conflict()], "one of them is open"
+    assert engine.apply([write], PATIENCE_S) == [WriteConflict()]
+    assert engine.apply([collection_of(engine)], PATIENCE_S) == [WriteConflict()], "one of them is open"
     assert len(engine.page(QUEUE, PATIENCE_S, limit=2 * MANY).items) == MANY
 
 
@@ -1300,7 +1310,7 @@ def claim_all(engine: SqliteEngine, at_once: int = 2) -> list[int]:
 
 
 def claim_request(holders: tuple[str, ...]) -> ClaimQuery:
-    return ClaimQuery(QUEUE, holders, "worker", Term(30.0, "boot", 1e9), None, lambda: 0.0, 0.0, 0.0)
+    return ClaimQuery(QUEUE, holders, "worker", ClaimTerm(30.0, "boot", 1e9), None, lambda: 0.0, 0.0, 0.0)
 
 
 def fan_out(
@@ -1354,7 +1364,7 @@ def test_a_task_that_is_requeued_blocks_all_that_were_told_or_were_not(
 ) -> None:
     fan_out(engine, AfterFailure.RUN)
     task = present(engine, 1)
-    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(Status.DEAD))], PATIENCE_S)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, TaskState(Status.DEAD))], PATIENCE_S)
     assert isinstance(requeue(engine, 1), Applied)
     if is_claimed:
         assert claim_all(engine) == [1]
@@ -1382,7 +1392,7 @@ def test_no_dependent_is_lost_if_a_process_of_the_fourth_version_requeues_meanwh
     """The rest of the first end is told after the requeue; all wait for the second end, and none for ever."""
     fan_out(engine, AfterFailure.RUN)
     task = present(engine, 1)
-    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(Status.DEAD))], PATIENCE_S)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, TaskState(Status.DEAD))], PATIENCE_S)
     (new,) = own.execute("SELECT max(revision) + 1 FROM skuld_changes").fetchone()
     choices = 1 << CHOICES.index(AfterFailure.RUN)
     named = {"new": new, "id": bytes.fromhex(task_id(1)), "choices": choices}
@@ -1405,7 +1415,7 @@ def test_no_dependent_is_lost_if_a_process_of_the_fourth_version_requeues_meanwh
 def test_very_many_tasks_fail_with_what_they_depend_on(engine: SqliteEngine) -> None:
     fan_out(engine, AfterFailure.FAIL)
     task = present(engine, 1)
-    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(Status.DEAD))], PATIENCE_S)
+    engine.apply([Move(task.head.id, QUEUE, 0, task.revision, TaskState(Status.DEAD))], PATIENCE_S)
     assert claim_all(engine) == []
     assert engine.count(QUEUE, PATIENCE_S)[Status.DEAD] == MANY + 1
 
@@ -1435,7 +1445,7 @@ def steps(connection: sqlite3.Connection, action: Callable[[], object]) -> int:
 def test_the_cost_of_a_task_is_the_same_whatever_was_done_and_whatever_waits(engine: SqliteEngine) -> None:
     """Counted in instructions: enqueueing, claiming and completing one task, and looking for one in vain."""
     writer, reader = engine._committer._store.connection, engine._reader._store.connection
-    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: 0.0, 1.0, 3.0)
+    request = ClaimQuery(QUEUE, ["h"], "w", ClaimTerm(30.0, "boot", 30.0), {"send"}, lambda: 0.0, 1.0, 3.0)
 
     def claim() -> Stored:
         ((task, _),) = engine.claim(request, PATIENCE_S).claimed
@@ -1466,10 +1476,10 @@ def test_the_cost_of_a_task_is_the_same_whatever_was_done_and_whatever_waits(eng
 
 @pytest.mark.rule("SK-5", "SK-24")
 def test_tasks_that_time_makes_ready_are_made_so_a_part_at_a_time(engine: SqliteEngine) -> None:
-    later = [replace(enqueue(number), state=State(due=5.0)) for number in range(1200)]
+    later = [replace(enqueue(number), state=TaskState(due=5.0)) for number in range(1200)]
     engine.apply(later, PATIENCE_S)
     connection = engine._committer._store.connection
-    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"other"}, lambda: 0.0, 5.0, 3.0)
+    request = ClaimQuery(QUEUE, ["h"], "w", ClaimTerm(30.0, "boot", 30.0), {"other"}, lambda: 0.0, 5.0, 3.0)
     for ready in (500, 1000, 1200, 1200):
         answer = engine.claim(request, PATIENCE_S)
         (counted,) = connection.execute("SELECT count(*) FROM skuld_tasks WHERE ready = 1").fetchone()
@@ -1502,7 +1512,7 @@ def test_a_claim_looks_at_very_many_tasks_a_part_at_a_time(
         for number in range(240)
     ]
     engine.apply([Enqueue(Task(head, b""), 0) for head in heads], PATIENCE_S)
-    term, holders = Term(300.0, "boot", 300.0), [f"h{number}" for number in range(60)]
+    term, holders = ClaimTerm(300.0, "boot", 300.0), [f"h{number}" for number in range(60)]
     request = ClaimQuery(QUEUE, holders, "w", term, {"send"}, lambda: 0.0, 0.0, 1.0)
     started = [len(engine.claim(request, PATIENCE_S).claimed) for _ in range(2)]
     assert started == [60, 60]
@@ -1521,7 +1531,9 @@ def test_an_over_claim_that_can_not_be_read_is_tried_once_a_minute(
 ) -> None:
     """And not with each claim, about a thousand times a second."""
     now, wall = [0.0], 100.0
-    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), {"send"}, lambda: now[0], wall, 3.0)
+    request = ClaimQuery(
+        QUEUE, ["h"], "w", ClaimTerm(30.0, "boot", 30.0), {"send"}, lambda: now[0], wall, 3.0
+    )
     engine.apply([enqueue(1)], PATIENCE_S)
     assert len(engine.claim(request, PATIENCE_S).claimed) == 1
     tried: list[float] = []
@@ -1563,7 +1575,7 @@ def test_pages_of_some_statuses_step_over_no_other_tasks(engine: SqliteEngine) -
 def test_an_error_that_is_no_unicode_is_written(engine: SqliteEngine) -> None:
     engine.apply([enqueue(1)], PATIENCE_S)
     before = present(engine, 1)
-    dead = State(Status.DEAD, CLAIM, error="no file größe\udcff")
+    dead = TaskState(Status.DEAD, CLAIM, error="no file größe\udcff")
     answers = engine.apply([Move(before.head.id, QUEUE, 0, before.revision, dead)], PATIENCE_S)
     assert isinstance(answers[0], Applied)
     assert present(engine, 1).state.error == r"no file größe\udcff"
@@ -1584,8 +1596,8 @@ def test_a_claim_that_was_begun_before_a_pause_is_refused(
     """The pause is committed between the look at the index and the write."""
     engine.apply([enqueue(1)], PATIENCE_S)
     engine.put_pause(QUEUE, "", b"{}", PATIENCE_S)
-    monkeypatch.setattr(reader.Snapshot, "pause", lambda *_: None)
-    request = ClaimQuery(QUEUE, ["h"], "w", Term(30.0, "boot", 30.0), None, lambda: 0.0, 1.0, 3.0)
+    monkeypatch.setattr(reader.TaskSnapshot, "pause", lambda *_: None)
+    request = ClaimQuery(QUEUE, ["h"], "w", ClaimTerm(30.0, "boot", 30.0), None, lambda: 0.0, 1.0, 3.0)
     assert not engine.claim(request, PATIENCE_S).claimed
     engine.put_pause(QUEUE, "", None, PATIENCE_S)
     assert len(engine.claim(request, PATIENCE_S).claimed) == 1
@@ -1610,23 +1622,23 @@ def test_a_watch_of_statuses_reads_no_task_that_has_another(
 ) -> None:
     """A worker's own claims and completions, and new tasks, cost its watch nothing."""
     seen: list[tuple[set[Status] | None, list[Status]]] = []
-    changed = reader.Snapshot.changed
+    changed = reader.TaskSnapshot.changed
 
     def counted(
-        self: reader.Snapshot, queue: str, after: int, up_to: int, statuses: set[Status] | None = None
+        self: reader.TaskSnapshot, queue: str, after: int, up_to: int, statuses: set[Status] | None = None
     ) -> list[rows.Row]:
         found = changed(self, queue, after, up_to, statuses)
         seen.append((statuses, [rows.change_of(row).status for row in found]))
         return found
 
-    monkeypatch.setattr(reader.Snapshot, "changed", counted)
+    monkeypatch.setattr(reader.TaskSnapshot, "changed", counted)
     heard = threading.Event()
     ends = StatusFilter(frozenset({Status.DEAD}), lambda _: True)
     with closing(engine.watch(QUEUE, 0, lambda _: heard.set(), ends)):
         engine.apply([enqueue(number) for number in range(3)], PATIENCE_S)
         for number, status in enumerate((Status.CLAIMED, Status.COMPLETED, Status.DEAD)):
             task = present(engine, number)
-            engine.apply([Move(task.head.id, QUEUE, 0, task.revision, State(status, CLAIM))], PATIENCE_S)
+            engine.apply([Move(task.head.id, QUEUE, 0, task.revision, TaskState(status, CLAIM))], PATIENCE_S)
         assert heard.wait(PATIENCE_S)
     assert all(statuses == {Status.DEAD} for statuses, _ in seen)
     assert [status for _, found in seen for status in found] == [Status.DEAD]

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from rebalanser.core.tasks.model import AfterFailure, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.model import (
+    AfterFailure,
+    ClaimState,
+    ClaimTerm,
+    Head,
+    Status,
+    Stored,
+    TaskId,
+    TaskState,
+)
 from rebalanser.errors import DependencyCycle
 from rebalanser.tasks import ancestry as module
 from rebalanser.tasks.ancestry import Ancestry, with_blockers
@@ -27,7 +36,7 @@ class Store:
         return {task: self.tasks[task] for task in ids if task in self.tasks}
 
     def add(self, head: Head) -> None:
-        self.tasks[head.id] = Stored(head, State(), 1, 0)
+        self.tasks[head.id] = Stored(head, TaskState(), 1, 0)
 
 
 @pytest.fixture
@@ -108,15 +117,15 @@ def told(store: Store, *names: str) -> dict[TaskId, set[TaskId]]:
 
 @pytest.mark.rule("SK-5")
 def test_what_a_task_waits_for_in_vain_is_found_through_others_and_round_a_circle(store: Store) -> None:
-    dead, claim = State(Status.DEAD), ClaimState(0, "holder", "me", Term(1.0, "", 0.0))
+    dead, claim = TaskState(Status.DEAD), ClaimState(0, "holder", "me", ClaimTerm(1.0, "", 0.0))
     for head, state in {
         task("dead"): dead,
-        task("done"): State(Status.COMPLETED),
-        task("a", "dead", "done"): State(),
-        task("b", "a", "c", "nobody"): State(),
-        task("c", "b"): State(),
-        task("d", "done"): State(),
-        task("tried", "dead"): State(claim=claim),
+        task("done"): TaskState(Status.COMPLETED),
+        task("a", "dead", "done"): TaskState(),
+        task("b", "a", "c", "nobody"): TaskState(),
+        task("c", "b"): TaskState(),
+        task("d", "done"): TaskState(),
+        task("tried", "dead"): TaskState(claim=claim),
     }.items():
         store.tasks[head.id] = Stored(head, state, 1, 0)
     assert told(store, "a", "b", "c", "d", "tried") == {
@@ -131,14 +140,14 @@ def test_what_a_task_waits_for_in_vain_is_found_through_others_and_round_a_circl
 
 @pytest.mark.rule("SK-5")
 def test_a_task_that_runs_after_a_failure_waits_for_nothing_that_is_dead(store: Store) -> None:
-    dead = State(Status.DEAD)
+    dead = TaskState(Status.DEAD)
     for head, state in {
         task("dead"): dead,
-        replace(task("runs", "dead"), after_failure=AfterFailure.RUN): State(),
-        replace(task("fails", "dead"), after_failure=AfterFailure.FAIL): State(),
-        task("waits", "runs"): State(),
-        task("both", "runs", "dead"): State(),
-        replace(task("later", "fails"), after_failure=AfterFailure.RUN): State(),
+        replace(task("runs", "dead"), after_failure=AfterFailure.RUN): TaskState(),
+        replace(task("fails", "dead"), after_failure=AfterFailure.FAIL): TaskState(),
+        task("waits", "runs"): TaskState(),
+        task("both", "runs", "dead"): TaskState(),
+        replace(task("later", "fails"), after_failure=AfterFailure.RUN): TaskState(),
     }.items():
         store.tasks[head.id] = Stored(head, state, 1, 0)
     assert told(store, "runs", "fails", "waits", "both", "later") == {
@@ -156,7 +165,7 @@ def test_of_a_great_many_that_are_waited_for_some_are_read(
 ) -> None:
     monkeypatch.setattr(module, "MAX_ANCESTORS", 1000)
     for number in range(5000):
-        store.tasks[f"{number:04}"] = Stored(task(f"{number:04}"), State(Status.CANCELLED), 1, 0)
+        store.tasks[f"{number:04}"] = Stored(task(f"{number:04}"), TaskState(Status.CANCELLED), 1, 0)
     store.add(task("x", *store.tasks))
     assert len(told(store, "x")["x"]) == module.MAX_BLOCKERS
     assert store.reads == 1000

@@ -47,7 +47,7 @@ from rebalanser.tasks.child_process import (
     UpdateRequest,
 )
 from rebalanser.tasks.claim import ClaimFacts, read_log
-from rebalanser.tasks.execution.bodies import BodyWaits, Job, ThreadCaller
+from rebalanser.tasks.execution.bodies import BodyCall, BodyWaits, ThreadCaller
 from rebalanser.tasks.execution.outcomes import (
     MAX_ERROR,
     MAX_MESSAGE,
@@ -102,8 +102,8 @@ class FakeClaim:
         self.is_completed_within = False
 
 
-def job_of(function: Any = send, claim: FakeClaim | None = None) -> Job:
-    return Job(
+def job_of(function: Any = send, claim: FakeClaim | None = None) -> BodyCall:
+    return BodyCall(
         body_of(function), cast("Any", claim or FakeClaim()), Head("0" * 40, "mail", "send"), b"{}", {}
     )
 
@@ -155,7 +155,10 @@ def test_a_host_that_gives_no_process_is_a_trouble_until_it_gives_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     errors = policy()
-    calling, job = ProcessCaller({}, errors), cast("Job", SimpleNamespace(claim=None, payload=b"", head=Head))
+    calling, job = (
+        ProcessCaller({}, errors),
+        cast("BodyCall", SimpleNamespace(claim=None, payload=b"", head=Head)),
+    )
     pauses: list[float] = []
     monkeypatch.setattr(caller.time, "sleep", pauses.append)
     begun = SimpleNamespace(ready=Future(), is_alive=False, call=lambda *_: ended, kill=lambda: None)
@@ -276,7 +279,7 @@ def test_a_result_is_written_by_the_return_type_if_only_that_knows_how() -> None
 
 @pytest.mark.rule("SK-15")
 def test_a_body_in_a_process_is_failed_by_its_result_too() -> None:
-    begun = child._Child(cast("Any", None), {"send": body_of(count)})
+    begun = child._BodyServer(cast("Any", None), {"send": body_of(count)})
     failed = begun._called(RunBody(FACTS, math.inf, b"{}", 8000))
     assert isinstance(failed, BodyFailed)
     assert "the result does not fit its type" in failed.text

@@ -11,7 +11,7 @@ import pytest
 
 from rebalanser.core.tasks.claims import MAX_CLAIMS
 from rebalanser.core.tasks.clocks import READ_PAUSE_S, ForeignTerms
-from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.core.tasks.model import ClaimState, ClaimTerm, Head, Status, Stored, TaskState
 from rebalanser.core.tasks.rules import ClaimKey
 from rebalanser.core.tasks.store import ClaimAnswer, ClaimQuery
 from rebalanser.errors import OutcomeUnknown
@@ -57,7 +57,7 @@ class Stand:
             clock=self.clock,
             queue="work",
             timeout_s=5.0,
-            term=lambda: Term(30.0, BOOT, self.clock.now() + 30.0),
+            term=lambda: ClaimTerm(30.0, BOOT, self.clock.now() + 30.0),
         )
         self.claims = IndexClaims(context, self.index, "here", 3.0, self._wake)
 
@@ -66,8 +66,8 @@ class Stand:
 
 
 def stored(number: int = 0, holder: str = "h") -> Stored:
-    claim = ClaimState(number, holder, "w", Term(30.0, BOOT, 30.0))
-    return Stored(Head("0" * 40, "work", "send"), State(Status.CLAIMED, claim), 7, 0)
+    claim = ClaimState(number, holder, "w", ClaimTerm(30.0, BOOT, 30.0))
+    return Stored(Head("0" * 40, "work", "send"), TaskState(Status.CLAIMED, claim), 7, 0)
 
 
 @pytest.mark.rule("SK-6", "SK-8")
@@ -185,7 +185,7 @@ def test_functions_that_nobody_here_knows_are_told_once(caplog: pytest.LogCaptur
 
 
 def claim(ends_at_s: float = 30.0, number: int = 0) -> ClaimState:
-    return ClaimState(number, "h", "w", Term(30.0, "another", ends_at_s))
+    return ClaimState(number, "h", "w", ClaimTerm(30.0, "another", ends_at_s))
 
 
 @pytest.mark.rule("SK-8", "SK-18")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.core.tasks.model import OPEN, Head, State, Status, Stored
+from rebalanser.core.tasks.model import OPEN, Head, Status, Stored, TaskState
 from rebalanser.core.tasks.retention import Components
 
 TASKS = [f"{number:040x}" for number in range(12)]
@@ -18,7 +18,7 @@ GRAPHS = st.dictionaries(st.sampled_from(TASKS), st.sets(st.sampled_from(TASKS),
 
 
 def stored(task: str, after: tuple[str, ...] = (), status: Status = Status.COMPLETED) -> Stored:
-    return Stored(Head(task, "work", "add", after=after), State(status), revision=7, partition=3)
+    return Stored(Head(task, "work", "add", after=after), TaskState(status), revision=7, partition=3)
 
 
 @pytest.mark.rule("SK-14", "SK-22")

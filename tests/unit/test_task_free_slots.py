@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rebalanser.core.tasks.claims import PartitionClaims, PendingClaim, claimant_of, keeps_slot
-from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
-from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.model import ClaimState, ClaimTerm, Head, Status, Stored, TaskState
+from rebalanser.core.tasks.owner import PartitionOwner
 from rebalanser.core.tasks.rules import Reason, Refused
 from rebalanser.core.tasks.slots import (
     AHEAD_FOR_S,
@@ -22,19 +22,19 @@ from rebalanser.core.tasks.slots import (
     NewSlots,
     Offered,
     OwnSlots,
-    Room,
     SlotPlan,
+    WorkerRoom,
     is_fresh,
 )
 from rebalanser.core.tasks.store import (
     Applied,
-    Conflict,
-    Epoch,
     FreeSlot,
     GoneSlot,
     Names,
+    OwnerEpoch,
     SlotGone,
     UsedSlot,
+    WriteConflict,
 )
 
 HERE, THERE = "process-here", "process-there"
@@ -146,11 +146,11 @@ def test_slots_ahead_are_for_when_no_thread_is_idle() -> None:
 
 
 def asked() -> tuple[PartitionClaims, PendingClaim]:
-    owner = Owner(0, 5, buffer_s=1.0, clock="boot-here")
-    owner.learn(Stored(Head(TASK, "q", "send"), State(), 1, 0), 0.0)
+    owner = PartitionOwner(0, 5, buffer_s=1.0, clock="boot-here")
+    owner.learn(Stored(Head(TASK, "q", "send"), TaskState(), 1, 0), 0.0)
     stored, over = owner.take(TASK)
     ask = PendingClaim(
-        stored, claimant_of(slot("a"), "boot-here", 2.0), Epoch(0, 5), over=over, slot=slot("a")
+        stored, claimant_of(slot("a"), "boot-here", 2.0), OwnerEpoch(0, 5), over=over, slot=slot("a")
     )
     return PartitionClaims(owner), ask
 
@@ -160,8 +160,8 @@ def test_a_claim_for_a_slot_is_the_slots_in_the_name_of_the_epoch() -> None:
     claiming, ask = asked()
     write = ask.write()
     assert write is not None
-    assert (write.epoch, write.slot, write.revision) == (Epoch(0, 5), slot("a"), 1)
-    assert write.state.claim == ClaimState(0, "a", "label", Term(TTL_S, "boot-here", 2.0 + TTL_S))
+    assert (write.epoch, write.slot, write.revision) == (OwnerEpoch(0, 5), slot("a"), 1)
+    assert write.state.claim == ClaimState(0, "a", "label", ClaimTerm(TTL_S, "boot-here", 2.0 + TTL_S))
     ask.answered(Applied(9))
     assert claiming.settled(ask, 3.0) is not None
     assert not keeps_slot(ask)
@@ -199,7 +199,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_slots_holder() -> None:
 def test_an_owner_that_was_followed_by_another_claims_for_no_slot() -> None:
     claiming, ask = asked()
     while not ask.settled and ask.write() is not None:
-        ask.answered(Conflict())
+        ask.answered(WriteConflict())
         ask.found(ask.last_read)
     assert claiming.settled(ask, 3.0) is None
     assert claiming.deposed
@@ -215,9 +215,9 @@ def test_a_slot_whose_claim_has_an_unknown_outcome_is_not_tried_again() -> None:
 
 @pytest.mark.rule("SK-15", "SK-20")
 def test_burying_a_task_uses_no_slot() -> None:
-    over = ClaimState(0, "h", "w", Term(TTL_S, "", 0.0))
-    stored = Stored(Head(TASK, "q", "send"), State(Status.CLAIMED, over), 1, 0)
-    ask = PendingClaim(stored, claimant_of(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
+    over = ClaimState(0, "h", "w", ClaimTerm(TTL_S, "", 0.0))
+    stored = Stored(Head(TASK, "q", "send"), TaskState(Status.CLAIMED, over), 1, 0)
+    ask = PendingClaim(stored, claimant_of(slot("a"), "", 2.0), OwnerEpoch(0, 5), over=True, slot=slot("a"))
     write = ask.write()
     assert write is not None
     assert (write.state.status, write.slot) == (Status.DEAD, None)
@@ -228,9 +228,9 @@ def test_burying_a_task_uses_no_slot() -> None:
 @pytest.mark.rule("SK-15", "SK-17", "SK-20")
 def test_a_claim_for_a_slot_that_its_worker_never_took_counts_as_a_try() -> None:
     """Nothing in the store tells that no body began, and one that kills its worker must end some time."""
-    never_taken = ClaimState(0, "h", "killed", Term(TTL_S, "", 0.0))
-    stored = Stored(Head(TASK, "q", "send", retries=1), State(Status.CLAIMED, never_taken), 1, 0)
-    ask = PendingClaim(stored, claimant_of(slot("a"), "", 2.0), Epoch(0, 5), over=True, slot=slot("a"))
+    never_taken = ClaimState(0, "h", "killed", ClaimTerm(TTL_S, "", 0.0))
+    stored = Stored(Head(TASK, "q", "send", retries=1), TaskState(Status.CLAIMED, never_taken), 1, 0)
+    ask = PendingClaim(stored, claimant_of(slot("a"), "", 2.0), OwnerEpoch(0, 5), over=True, slot=slot("a"))
     write = ask.write()
     assert write is not None
     assert write.state.claim is not None
@@ -250,7 +250,7 @@ def published(
 def offering(room: int, now: float = 0.0) -> OwnSlots:
     """A worker that has published slots for its room."""
     own = OwnSlots()
-    own.offer({SEND: Room(room, room)}, now)
+    own.offer({SEND: WorkerRoom(room, room)}, now)
     (new,) = own.plan(now + SETTLE_S).publish
     published(own, [f"h{number}" for number in range(new.count)], now + SETTLE_S)
     return own
@@ -259,13 +259,13 @@ def offering(room: int, now: float = 0.0) -> OwnSlots:
 @pytest.mark.rule("SK-20")
 def test_room_that_lasts_is_published() -> None:
     own = OwnSlots()
-    own.offer({SEND: Room(2, 2)}, 0.0)
+    own.offer({SEND: WorkerRoom(2, 2)}, 0.0)
     assert own.plan(0.0) == SlotPlan()
     assert own.next_wakeup(NOW) == SETTLE_S
-    own.offer({SEND: Room(0, 0)}, SETTLE_S / 2)
+    own.offer({SEND: WorkerRoom(0, 0)}, SETTLE_S / 2)
     assert own.plan(SETTLE_S) == SlotPlan(), "it is busy again"
     assert own.next_wakeup(NOW) is None
-    own.offer({SEND: Room(1, 1)}, SETTLE_S)
+    own.offer({SEND: WorkerRoom(1, 1)}, SETTLE_S)
     assert own.plan(SETTLE_S) == SlotPlan((NewSlots(SEND, 1),)), (
         "a worker with gaps only is idle in the next one"
     )
@@ -277,11 +277,11 @@ def test_room_that_lasts_is_published() -> None:
 @pytest.mark.rule("SK-20")
 def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
     own = offering(2)
-    own.offer({SEND: Room(1, 1)}, 1.0)
+    own.offer({SEND: WorkerRoom(1, 1)}, 1.0)
     assert own.plan(1.0) == SlotPlan(), "the body may be a quick one"
-    own.offer({SEND: Room(2, 2)}, 1.0 + SETTLE_S / 2)
+    own.offer({SEND: WorkerRoom(2, 2)}, 1.0 + SETTLE_S / 2)
     assert own.plan(1.0 + SETTLE_S) == SlotPlan()
-    own.offer({SEND: Room(0, 0)}, 2.0)
+    own.offer({SEND: WorkerRoom(0, 0)}, 2.0)
     assert own.next_wakeup(NOW) == 2.0 + SETTLE_S
     assert own.plan(2.0 + SETTLE_S) == SlotPlan(withdraw=("h0", "h1"))
     own.gone(["h0", "h1"])
@@ -291,7 +291,7 @@ def test_slots_for_which_there_is_no_room_are_withdrawn() -> None:
 @pytest.mark.rule("SK-20")
 def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahead() -> None:
     own = OwnSlots()
-    own.offer({SEND: Room(1, 5)}, 0.0)
+    own.offer({SEND: WorkerRoom(1, 5)}, 0.0)
     assert own.plan(SETTLE_S) == SlotPlan((NewSlots(SEND, 1),)), "nobody needs more"
     published(own, ["h0"], SETTLE_S)
     own.used(used("h0"), 1.0)
@@ -302,7 +302,7 @@ def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahea
     assert own.plan(1.1) == SlotPlan()
     later = 1.0 + AHEAD_FOR_S
     assert own.next_wakeup(1.1) == later
-    own.offer({SEND: Room(1, 5)}, later)
+    own.offer({SEND: WorkerRoom(1, 5)}, later)
     assert own.plan(later + SETTLE_S) == SlotPlan((NewSlots(SEND, 1),), ("h1", "h2", "h3", "h4"))
     published(own, ["h5"], later + SETTLE_S)
     own.gone(["h1", "h2", "h3", "h4"])
@@ -313,32 +313,32 @@ def test_while_its_slots_are_used_a_worker_with_quick_bodies_publishes_some_ahea
 def test_a_slot_of_an_idle_thread_takes_the_place_of_one_ahead() -> None:
     """A task with a rate limit is claimed for no slot ahead: an idle thread would never get it."""
     own = OwnSlots()
-    own.offer({SEND: Room(0, 3)}, 0.0)
+    own.offer({SEND: WorkerRoom(0, 3)}, 0.0)
     own.used(used("h0"), 0.0)
     own.forgotten(["h0"])
     own.take_arrived(1)
-    own.offer({SEND: Room(0, 3)}, 0.1)
+    own.offer({SEND: WorkerRoom(0, 3)}, 0.1)
     assert own.plan(0.1) == SlotPlan((NewSlots(SEND, 3, 3),))
     published(own, ["h1", "h2", "h3"], 0.1, ahead=True)
-    own.offer({SEND: Room(1, 3)}, 0.2)
-    own.offer({SEND: Room(0, 3)}, 0.2 + SETTLE_S / 2)
-    own.offer({SEND: Room(1, 3)}, 0.3)
+    own.offer({SEND: WorkerRoom(1, 3)}, 0.2)
+    own.offer({SEND: WorkerRoom(0, 3)}, 0.2 + SETTLE_S / 2)
+    own.offer({SEND: WorkerRoom(1, 3)}, 0.3)
     assert own.plan(0.3) == SlotPlan(), "a thread is idle between two quick bodies"
     assert own.next_wakeup(0.3) == 0.3 + SETTLE_S
     assert own.plan(0.3 + SETTLE_S) == SlotPlan((NewSlots(SEND, 1),), ("h3",))
     published(own, ["h4"], 0.3 + SETTLE_S)
     own.gone(["h3"])
     assert own.plan(0.5) == SlotPlan()
-    own.offer({SEND: Room(0, 2)}, 0.5)
+    own.offer({SEND: WorkerRoom(0, 2)}, 0.5)
     assert own.plan(0.5 + SETTLE_S) == SlotPlan(withdraw=("h2",)), "those ahead first"
 
 
 @pytest.mark.rule("SK-20")
 def test_there_are_never_more_slots_than_one_worker_may_have() -> None:
     own = OwnSlots()
-    own.offer({SEND: Room(10_000, 10_000)}, 0.0)
+    own.offer({SEND: WorkerRoom(10_000, 10_000)}, 0.0)
     assert own.plan(1.0) == SlotPlan((NewSlots(SEND, MAX_OFFERED),))
-    own.offer({SEND: Room(-3, -3)}, 0.0)
+    own.offer({SEND: WorkerRoom(-3, -3)}, 0.0)
     assert own.plan(1.0) == SlotPlan()
 
 
@@ -353,7 +353,7 @@ def test_a_used_slot_is_taken_once_and_deleted() -> None:
     own.forgotten(["h0"])
     assert not own.used(used("h0"), 0.0), "a watch that tells it again"
     assert own.plan(1.0) == SlotPlan()
-    own.offer({SEND: Room(1, 1)}, 1.0)
+    own.offer({SEND: WorkerRoom(1, 1)}, 1.0)
     assert own.plan(1.0) == SlotPlan((NewSlots(SEND, 1),)), "others have more to do: there is no delay"
 
 
@@ -406,13 +406,13 @@ def test_what_a_watch_has_missed_is_made_up_for() -> None:
 @pytest.mark.rule("SK-20")
 def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
     own = offering(2)
-    own.offer({BOTH: Room(2, 2)}, 1.0)
+    own.offer({BOTH: WorkerRoom(2, 2)}, 1.0)
     assert own.plan(1.0) == SlotPlan()
     assert own.next_wakeup(1.0) == 1.0 + SETTLE_S
     assert own.plan(1.0 + SETTLE_S) == SlotPlan((NewSlots(BOTH, 2),), withdraw=("h0", "h1"))
     published(own, ["h2", "h3"], 1.0 + SETTLE_S, BOTH)
     own.gone(["h0", "h1"])
-    own.offer({BOTH: Room(2, 2)}, 2.0)
+    own.offer({BOTH: WorkerRoom(2, 2)}, 2.0)
     assert own.plan(3.0) == SlotPlan()
     assert own.next_wakeup(NOW) is None
 
@@ -421,18 +421,18 @@ def test_slots_of_other_functions_than_now_are_withdrawn() -> None:
 def test_each_set_of_functions_has_its_own_slots() -> None:
     """A client that waits for other functions than the first one has slots too."""
     own = OwnSlots()
-    own.offer({SEND: Room(2, 2), SWEEP: Room(1, 1), None: Room(3, 3)}, 0.0)
+    own.offer({SEND: WorkerRoom(2, 2), SWEEP: WorkerRoom(1, 1), None: WorkerRoom(3, 3)}, 0.0)
     assert set(own.plan(SETTLE_S).publish) == {NewSlots(SEND, 2), NewSlots(SWEEP, 1), NewSlots(None, 3)}
     for names, holders in {SEND: ["a0", "a1"], SWEEP: ["b0"], None: ["c0", "c1", "c2"]}.items():
         published(own, holders, SETTLE_S, names)
     assert own.plan(1.0) == SlotPlan()
     own.used(used("b0"), 1.0)
     own.forgotten(["b0"])
-    own.offer({SEND: Room(2, 2), None: Room(1, 1)}, 1.0)
+    own.offer({SEND: WorkerRoom(2, 2), None: WorkerRoom(1, 1)}, 1.0)
     own.take_arrived(1)
     assert own.plan(1.0 + SETTLE_S) == SlotPlan(withdraw=("c1", "c2")), "the room of the others is as it was"
     own.gone(["c1", "c2"])
-    own.offer({SEND: Room(2, 2), SWEEP: Room(1, 1), None: Room(1, 1)}, 1.5)
+    own.offer({SEND: WorkerRoom(2, 2), SWEEP: WorkerRoom(1, 1), None: WorkerRoom(1, 1)}, 1.5)
     assert own.plan(1.5) == SlotPlan((NewSlots(SWEEP, 1),)), (
         "its functions have more tasks: there is no delay"
     )
@@ -446,7 +446,7 @@ def test_each_set_of_functions_has_its_own_slots() -> None:
 @pytest.mark.rule("SK-20")
 def test_a_claim_of_an_unknown_slot_takes_room_of_each_set() -> None:
     own = OwnSlots()
-    own.offer({SEND: Room(1, 1), SWEEP: Room(2, 2)}, 0.0)
+    own.offer({SEND: WorkerRoom(1, 1), SWEEP: WorkerRoom(2, 2)}, 0.0)
     own.used(used("unheard of"), 0.0)
     own.forgotten(["unheard of"])
     assert own.plan(1.0) == SlotPlan((NewSlots(SWEEP, 1),))
@@ -454,11 +454,11 @@ def test_a_claim_of_an_unknown_slot_takes_room_of_each_set() -> None:
     assert own.plan(2.0) == SlotPlan((NewSlots(SWEEP, 1),)), (
         "the worker has not said yet what room it has left"
     )
-    own.offer({SEND: Room(1, 1), SWEEP: Room(2, 2)}, 2.0)
+    own.offer({SEND: WorkerRoom(1, 1), SWEEP: WorkerRoom(2, 2)}, 2.0)
     assert len(own.plan(2.0).publish) == 2
     own.used(used("unheard of either"), 2.0)
     own.forgotten(["unheard of either"])
-    own.offer({BOTH: Room(1, 1)}, 2.0)
+    own.offer({BOTH: WorkerRoom(1, 1)}, 2.0)
     assert own.plan(3.0) == SlotPlan(), "also of one that is offered later"
 
 
@@ -466,10 +466,10 @@ def test_a_claim_of_an_unknown_slot_takes_room_of_each_set() -> None:
 def test_each_of_many_sets_has_a_slot_and_together_they_have_few_more() -> None:
     sets = [frozenset({f"function-{number}"}) for number in range(2 * MAX_OFFERED)]
     own = OwnSlots()
-    own.offer(dict.fromkeys(sets, Room(100, 100)), 0.0)
+    own.offer(dict.fromkeys(sets, WorkerRoom(100, 100)), 0.0)
     assert own.plan(1.0) == SlotPlan(tuple(NewSlots(each, 1) for each in sets))
     own = OwnSlots()
-    own.offer({SEND: Room(10_000, 10_000), SWEEP: Room(2, 2), BOTH: Room(9, 10_000)}, 0.0)
+    own.offer({SEND: WorkerRoom(10_000, 10_000), SWEEP: WorkerRoom(2, 2), BOTH: WorkerRoom(9, 10_000)}, 0.0)
     assert own.plan(1.0) == SlotPlan(
         (NewSlots(SWEEP, 2), NewSlots(SEND, MAX_OFFERED // 2 - 1), NewSlots(BOTH, 9))
     )
@@ -479,7 +479,7 @@ def test_each_of_many_sets_has_a_slot_and_together_they_have_few_more() -> None:
 def test_sets_of_functions_that_nobody_waits_for_are_forgotten() -> None:
     own = OwnSlots()
     for number in range(1000):
-        own.offer({frozenset({f"function-{number}"}): Room(1, 1)}, float(number))
+        own.offer({frozenset({f"function-{number}"}): WorkerRoom(1, 1)}, float(number))
     assert len(own._shares) == 1
 
 

@@ -23,7 +23,7 @@ from mypy import api
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from rebalanser.core.tasks.model import MAX_SECONDS, AfterFailure, Head, State, Status, Stored
+from rebalanser.core.tasks.model import MAX_SECONDS, AfterFailure, Head, Status, Stored, TaskState
 from rebalanser.errors import (
     DependencyCycle,
     InvalidArgument,
@@ -1005,7 +1005,7 @@ def test_a_result_that_is_no_json_is_told() -> None:
 
     def untyped(claim: Claim): ...  # type: ignore[no-untyped-def]
 
-    state = State(Status.COMPLETED, result=b"\xff")
+    state = TaskState(Status.COMPLETED, result=b"\xff")
     stored = Stored(Head("0" * 40, "mail", "untyped"), state, 1, 0)
     for functions in ({}, {"untyped": body(untyped, "untyped")}):
         with pytest.raises(InvalidTask, match=r"^untyped: the result is no JSON: "):
@@ -1155,8 +1155,8 @@ def test_a_payload_is_filled_with_results_as_they_are_stored() -> None:
 
     def read(ids: Sequence[str]) -> dict[str, Stored]:
         states = {
-            first: State(Status.COMPLETED, result=b'{"n": 1.10}'),
-            second: State(Status.CANCELLED, result=b"1"),
+            first: TaskState(Status.COMPLETED, result=b'{"n": 1.10}'),
+            second: TaskState(Status.CANCELLED, result=b"1"),
         }
         return {task: Stored(replace(head, id=task), states[task], 1, 0) for task in ids if task in states}
 

@@ -16,7 +16,7 @@ from rebalanser.core.tasks.failures import (
     REPORT_S,
     SHORTEST_PAUSE_S,
     ErrorKind,
-    Trouble,
+    LoopFailure,
     kind_of,
 )
 from rebalanser.errors import (
@@ -125,7 +125,7 @@ def test_pauses_grow_up_to_a_limit_and_are_short_again_after_a_success(stand: St
 def test_a_trouble_is_seen_until_the_loop_works_again(stand: Stand) -> None:
     stand.fail(AWAY, 3, 1.0)
     assert stand.errors.troubles == (
-        Trouble("claims", ErrorKind.OUTAGE, "RegistryUnavailable('away')", 1e9, 3),
+        LoopFailure("claims", ErrorKind.OUTAGE, "RegistryUnavailable('away')", 1e9, 3),
     )
     stand.errors.worked("claims")
     assert stand.errors.troubles == ()

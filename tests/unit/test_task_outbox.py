@@ -24,14 +24,14 @@ from rebalanser.core.tasks.failures import ErrorKind
 from rebalanser.core.tasks.ids import partition_of_id
 from rebalanser.core.tasks.model import (
     ClaimState,
+    ClaimTerm,
     EnqueueAnswer,
     Enqueued,
     Head,
-    State,
     Status,
     Task,
     TaskId,
-    Term,
+    TaskState,
 )
 from rebalanser.core.tasks.store import Answer, Collect, Duplicate, Enqueue, Forwarded, Move, Skip, Write
 from rebalanser.errors import (
@@ -142,10 +142,10 @@ class Stage:
     def complete_and_collect(self) -> list[TaskId]:
         """Have all tasks done and deleted; which they were."""
         with closing(SqliteEngine(self.file)) as engine:
-            claim = ClaimState(0, "holder", "worker", Term(30.0, "", 0.0))
+            claim = ClaimState(0, "holder", "worker", ClaimTerm(30.0, "", 0.0))
             items = engine.page(QUEUE, PATIENCE_S).items
             moves = [
-                Move(each.head.id, QUEUE, each.partition, each.revision, State(Status.COMPLETED, claim))
+                Move(each.head.id, QUEUE, each.partition, each.revision, TaskState(Status.COMPLETED, claim))
                 for each in items
             ]
             engine.apply(moves, PATIENCE_S)
@@ -217,7 +217,7 @@ def test_entries_are_numbered_without_a_gap_and_no_number_is_used_twice(spool: S
 @pytest.mark.rule("SK-4")
 def test_an_entry_is_kept_as_it_was_enqueued(spool: Spool) -> None:
     task = Task(Head(task_id(1), QUEUE, "größe", 5, (task_id(2),), 7, 0.25), bytes(range(256)))
-    written = Enqueue(task, -1, State(due=1.7e9 + 0.125), waits_for_unknown=True)
+    written = Enqueue(task, -1, TaskState(due=1.7e9 + 0.125), waits_for_unknown=True)
     spool.add([written])
     (entry,) = spool.first(10)
     assert entry.enqueue == written

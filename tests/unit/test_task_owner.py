@@ -20,19 +20,19 @@ from rebalanser.core.tasks.model import (
     OPEN,
     AfterFailure,
     ClaimState,
+    ClaimTerm,
     Head,
     RateMark,
-    State,
     Status,
     Stored,
     TaskId,
-    Term,
+    TaskState,
 )
-from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.owner import PartitionOwner
 from rebalanser.core.tasks.ready_index import ReadyTasks
 from rebalanser.core.tasks.retention import Components
 from rebalanser.core.tasks.rules import FailedDependency, Reason, Refused
-from rebalanser.core.tasks.store import Applied, Conflict, Epoch, RateStart
+from rebalanser.core.tasks.store import Applied, OwnerEpoch, RateStart, WriteConflict
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RequestTooLarge
 
@@ -59,25 +59,25 @@ def stored(
 ) -> Stored:
     needed = tuple(task(each) for each in after)
     head = Head(task(number), "q", "f", priority, needed, retries, after_failure=after_failure)
-    return Stored(head, State(status, claim, due), revision, partition)
+    return Stored(head, TaskState(status, claim, due), revision, partition)
 
 
 def held(number: int = 0, clock: str = ELSEWHERE, ends_at_s: float = 0.0, ttl_s: float = TTL_S) -> ClaimState:
-    return ClaimState(number, f"h{number}", "w", Term(ttl_s, clock, ends_at_s))
+    return ClaimState(number, f"h{number}", "w", ClaimTerm(ttl_s, clock, ends_at_s))
 
 
-def make(*known: Stored, now: float = 0.0) -> Owner:
-    owner = Owner(0, 5, buffer_s=BUFFER_S, clock=HERE)
+def make(*known: Stored, now: float = 0.0) -> PartitionOwner:
+    owner = PartitionOwner(0, 5, buffer_s=BUFFER_S, clock=HERE)
     for each in known:
         owner.learn(each, now)
     return owner
 
 
-def offered(owner: Owner, now: float = 0.0, wall: float = 0.0, limit: int = 100) -> list[int]:
+def offered(owner: PartitionOwner, now: float = 0.0, wall: float = 0.0, limit: int = 100) -> list[int]:
     return [int(each, 16) for each, _ in candidates(owner, limit, now, wall)]
 
 
-def candidates(owner: Owner, limit: int, now: float, wall: float) -> list[tuple[TaskId, bool]]:
+def candidates(owner: PartitionOwner, limit: int, now: float, wall: float) -> list[tuple[TaskId, bool]]:
     """What is offered one after the other, and whether a claim of it is over; all of it is put back."""
     found: list[tuple[TaskId, bool]] = []
     while len(found) < limit and (best := owner.best(now, wall)) is not None:
@@ -127,7 +127,7 @@ def test_a_task_waits_for_all_that_it_depends_on_wherever_that_lies() -> None:
 WAIT, RUN, FAIL = AfterFailure
 
 
-def ask(owner: Owner, *answers: Status | None) -> None:
+def ask(owner: PartitionOwner, *answers: Status | None) -> None:
     """A read of all that is unknown, with these answers."""
     for needed, status in zip(owner.ask_dependencies(), answers, strict=True):
         owner.learn_dependency(needed, status)
@@ -156,7 +156,7 @@ def test_what_depends_on_a_failed_task_is_offered_or_waits(status: Status, parti
     assert owner.unknown_dependencies() == []
 
 
-def offered_once(owner: Owner) -> list[int]:
+def offered_once(owner: PartitionOwner) -> list[int]:
     """What is offered; nothing is put back."""
     found = []
     while (best := owner.best(0.0, 0.0)) is not None:
@@ -169,7 +169,7 @@ def offered_once(owner: Owner) -> list[int]:
 def test_a_claim_goes_with_its_last_reference() -> None:
     """A claim that refers to itself waits for the garbage collector, which then takes longer."""
     owner = make(stored(1))
-    made = pending_claim(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
+    made = pending_claim(owner, task(1), Claimant("h", "w", ClaimTerm(TTL_S, HERE, TTL_S)))
     assert made.write() is not None
     made.answered(Applied(9))
     gone = weakref.ref(made)
@@ -186,12 +186,12 @@ def test_an_offered_task_that_fails_says_why_until_more_is_known_of_it() -> None
     owner = make(stored(1, after=(7,), after_failure=FAIL))
     ask(owner, Status.DEAD)
     assert owner.failed_dependency(task(1)) == FailedDependency(task(7), Status.DEAD)
-    made = pending_claim(owner, task(1), Claimant("h", "w", Term(TTL_S, HERE, TTL_S)))
+    made = pending_claim(owner, task(1), Claimant("h", "w", ClaimTerm(TTL_S, HERE, TTL_S)))
     assert (made.fails, made.makes_dead) == (True, True)
     write = made.write()
     assert write is not None
     assert (write.state.status, write.slot) == (Status.DEAD, None)
-    assert write.epoch == Epoch(0, 5)
+    assert write.epoch == OwnerEpoch(0, 5)
     owner.put_back(task(1), 0.0)
     assert owner.failed_dependency(task(1)) is None
     assert owner.unknown_dependencies() == [task(7)], "the next who looks decides"
@@ -325,7 +325,7 @@ def test_on_one_boot_of_one_host_a_claim_is_over_at_its_very_end() -> None:
     assert owner.next_wakeup(50.0, 0.0) == 53.0 + BUFFER_S
     odd = make(stored(1, Status.CLAIMED, claim=held(clock=HERE, ends_at_s=1e9)), now=50.0)
     assert odd.next_wakeup(50.0, 0.0) == 50.0 + TTL_S + BUFFER_S, "no claim lasts longer than its time"
-    nameless = Owner(0, 5)
+    nameless = PartitionOwner(0, 5)
     nameless.learn(stored(1, Status.CLAIMED, claim=held(clock="", ends_at_s=51.0)), 50.0)
     assert nameless.next_wakeup(50.0, 0.0) == 50.0 + TTL_S
 
@@ -511,7 +511,7 @@ class OwnerAsAList:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.owner = Owner(0, 5, buffer_s=BUFFER_S, clock=HERE)
+        self.owner = PartitionOwner(0, 5, buffer_s=BUFFER_S, clock=HERE)
         self.now = 1000.0
         self.wall = 0.0
         self.revision = 0
@@ -521,7 +521,7 @@ class OwnerAsAList:
     def _learn(self, news: Stored) -> None:
         self.owner.learn(news, self.now)
         number = int(news.head.id, 16)
-        known = self.known.setdefault(number, Known(replace(news, revision=-1, state=State())))
+        known = self.known.setdefault(number, Known(replace(news, revision=-1, state=TaskState())))
         if news.revision >= known.newest.revision and not known.is_taken:
             known.refused_at = -1
         if news.revision <= known.newest.revision:
@@ -575,7 +575,7 @@ class OwnerAsAList:
             return
         self.revision += 1
         before = known.newest
-        term = Term(float(ttl_s), clock, self.now + ttl_s if clock == HERE else float(self.revision))
+        term = ClaimTerm(float(ttl_s), clock, self.now + ttl_s if clock == HERE else float(self.revision))
         claim = before.state.claim
         mine = rules.ClaimKey(-1, "") if claim is None else rules.ClaimKey(claim.number, claim.holder)
         if ask == "claim" and not set(before.head.after) <= {task(each) for each in self.complete}:
@@ -592,7 +592,7 @@ class OwnerAsAList:
             "cancel": lambda: rules.cancel(before.state),
             "requeue": lambda: rules.requeue(before.state),
         }[ask]()
-        if isinstance(after, State):
+        if isinstance(after, TaskState):
             self._learn(replace(before, state=after, revision=self.revision))
 
     def old_news(self, number: int, which: int) -> None:
@@ -626,9 +626,9 @@ class OwnerAsAList:
             self.owner.conflicted(task(number), self.now)
         elif outcome == "settled":
             self.revision += 1
-            term = Term(2.0, ELSEWHERE, float(self.revision))
+            term = ClaimTerm(2.0, ELSEWHERE, float(self.revision))
             after = rules.claim(before.head, before.state, f"h{self.revision}", "w", term, over=True)
-            assert isinstance(after, State)
+            assert isinstance(after, TaskState)
             news = replace(before, state=after, revision=self.revision)
             self.owner.settled(news, self.now)
             self._learn(news)
@@ -670,7 +670,9 @@ def test_whatever_happens_the_same_is_offered_as_by_a_list_that_is_searched(seed
         model.the_same_is_offered()
 
 
-def pending_claims(owner: Owner, claimants: Sequence[Claimant], now: float = 0.0) -> list[PendingClaim]:
+def pending_claims(
+    owner: PartitionOwner, claimants: Sequence[Claimant], now: float = 0.0
+) -> list[PendingClaim]:
     """The claim of the best task for each, as long as there are tasks."""
     made = []
     for claimant in claimants:
@@ -684,7 +686,7 @@ def limited(number: int, status: Status = Status.WAITING, *, most: int = 1, **fi
     return replace(found, head=replace(found.head, limit_key="k", max_running=most))
 
 
-def whole(*known: Stored, now: float = 0.0) -> Owner:
+def whole(*known: Stored, now: float = 0.0) -> PartitionOwner:
     owner = make(*known, now=now)
     owner.offer_limited()
     return owner
@@ -793,14 +795,14 @@ def paced(number: int, status: Status = Status.WAITING, *, rate: str = "1/m", **
     return replace(found, head=replace(found.head, limit_key="k", rate_limit=rate))
 
 
-def started(owner: Owner, now: float, *, revision: int | None = None) -> list[int]:
+def started(owner: PartitionOwner, now: float, *, revision: int | None = None) -> list[int]:
     """Claim and complete all that is offered, one after the other; the claims are written at ``revision``."""
     numbers: list[int] = []
     while (best := owner.best(now, 0.0)) is not None:
         ask = pending_claim(owner, best[1], CLAIMANTS[0])
         assert owner.best(now, 0.0) is None, "one start of a limit is written at a time"
         ask.write()
-        ask.answered(Conflict() if revision is None else Applied(revision))
+        ask.answered(WriteConflict() if revision is None else Applied(revision))
         if revision is None:
             ask.found(None)
         PartitionClaims(owner).settled(ask, now)
@@ -861,7 +863,9 @@ def test_what_is_over_waits_for_its_rate_and_what_becomes_dead_is_no_start() -> 
     assert offered(owner, now=60.0) == [2]
 
 
-CLAIMANTS = [Claimant(f"holder-{number}", "w", Term(TTL_S, ELSEWHERE, float(number))) for number in range(3)]
+CLAIMANTS = [
+    Claimant(f"holder-{number}", "w", ClaimTerm(TTL_S, ELSEWHERE, float(number))) for number in range(3)
+]
 
 
 @pytest.mark.rule("SK-6", "SK-13")
@@ -871,8 +875,8 @@ def test_who_asks_is_given_the_best_task_in_the_name_of_the_epoch() -> None:
     asks = pending_claims(owner, CLAIMANTS)
     writes = [ask.write() for ask in asks]
     assert [(each.id, each.epoch, each.revision) for each in writes if each] == [
-        (task(2), Epoch(0, 5), 1),
-        (task(1), Epoch(0, 5), 1),
+        (task(2), OwnerEpoch(0, 5), 1),
+        (task(1), OwnerEpoch(0, 5), 1),
     ]
     assert pending_claims(owner, CLAIMANTS) == []
     asks[0].answered(Applied(9))
@@ -895,12 +899,12 @@ def test_a_task_whose_last_try_was_cut_off_is_buried() -> None:
     assert len(owner) == 1
 
 
-def _refused(found: Stored | None) -> tuple[Owner, PartitionClaims, Stored | None]:
+def _refused(found: Stored | None) -> tuple[PartitionOwner, PartitionClaims, Stored | None]:
     owner = make(stored(1))
     claiming = PartitionClaims(owner)
     (ask,) = pending_claims(owner, CLAIMANTS[:1])
     while not ask.settled and ask.write() is not None:
-        ask.answered(Conflict())
+        ask.answered(WriteConflict())
         ask.found(found)
     return owner, claiming, claiming.settled(ask, 5.0)
 

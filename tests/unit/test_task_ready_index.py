@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from rebalanser.core.tasks.model import Head, State, Stored
-from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.model import Head, Stored, TaskState
+from rebalanser.core.tasks.owner import PartitionOwner
 from rebalanser.core.tasks.ready_index import ReadyByName
 
 NAMES = ("a", "b", "c")
@@ -46,12 +46,12 @@ def test_the_best_of_some_names_is_that_of_a_list_that_is_searched(seed: int) ->
 
 @pytest.mark.rule("SK-5", "SK-12")
 def test_tasks_that_nobody_asks_for_are_in_nobodys_way_and_are_kept() -> None:
-    owner = Owner(0, 1)
+    owner = PartitionOwner(0, 1)
     for number in range(1000):
-        owner.learn(Stored(head(number, "strange"), State(), 1, 0), 0.0)
+        owner.learn(Stored(head(number, "strange"), TaskState(), 1, 0), 0.0)
     assert owner.best(0.0, 0.0, ("mine",)) is None
     assert owner.next_wakeup(0.0, 0.0, ("mine",)) is None, "only news can bring one"
-    owner.learn(Stored(head(5000, "mine"), State(), 2, 0), 0.0)
+    owner.learn(Stored(head(5000, "mine"), TaskState(), 2, 0), 0.0)
     assert owner.next_wakeup(0.0, 0.0, ("mine",)) == 0.0
     assert owner.best(0.0, 0.0, ("mine",)) == (0, f"{5000:040x}")
     assert owner.next_wakeup(0.0, 0.0, ("other",)) is None

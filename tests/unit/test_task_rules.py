@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.core.tasks import rules
-from rebalanser.core.tasks.model import AfterFailure, ClaimState, Head, State, Status, Term
+from rebalanser.core.tasks.model import AfterFailure, ClaimState, ClaimTerm, Head, Status, TaskState
 from rebalanser.core.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 
 HEAD = Head("0" * 40, "q", "f", retries=2)
-TERM = Term(10.0, "boot", 110.0)
-LATER = Term(10.0, "boot", 111.0)
+TERM = ClaimTerm(10.0, "boot", 110.0)
+LATER = ClaimTerm(10.0, "boot", 111.0)
 NOW = ClaimKey(1, "h1")
 """Who holds the claim of the states below."""
 BEFORE = ClaimKey(0, "h0")
@@ -24,18 +24,18 @@ NAMESAKE = ClaimKey(1, "h2")
 STRANGERS = (BEFORE, NAMESAKE, ClaimKey(2, "h1"))
 
 
-def state(status: Status, **changes: object) -> State:
+def state(status: Status, **changes: object) -> TaskState:
     """A state after claim 1, of which two updates were written."""
     claim = ClaimState(1, "h1", "worker", TERM, updates=2)
-    return replace(State(status=status, claim=claim, failures=1, error="it failed"), **changes)  # type: ignore[arg-type]
+    return replace(TaskState(status=status, claim=claim, failures=1, error="it failed"), **changes)  # type: ignore[arg-type]
 
 
 WAITING, CLAIMED, COMPLETED, DEAD, CANCELLED = (state(status) for status in Status)
-FRESH = State()
+FRESH = TaskState()
 
 
 def claimed(
-    before: State,
+    before: TaskState,
     holder: str = "h9",
     *,
     over: bool = False,
@@ -48,7 +48,7 @@ def claimed(
 @pytest.mark.rule("SK-6")
 def test_the_first_claim_has_number_0_and_the_next_one_more() -> None:
     first = claimed(FRESH)
-    assert first == State(Status.CLAIMED, ClaimState(0, "h9", "w", LATER))
+    assert first == TaskState(Status.CLAIMED, ClaimState(0, "h9", "w", LATER))
     assert claimed(WAITING) == replace(WAITING, status=Status.CLAIMED, claim=ClaimState(2, "h9", "w", LATER))
 
 
@@ -56,7 +56,7 @@ def test_the_first_claim_has_number_0_and_the_next_one_more() -> None:
 def test_a_claim_is_followed_by_another_only_once_it_is_over() -> None:
     assert claimed(CLAIMED) == Refused(Reason.HELD)
     taken = claimed(CLAIMED, over=True)
-    assert isinstance(taken, State)
+    assert isinstance(taken, TaskState)
     assert taken.claim == ClaimState(2, "h9", "w", LATER)
     assert taken.failures == CLAIMED.failures + 1
     assert taken.error == "claim 1 of worker ended without a word"
@@ -66,7 +66,7 @@ def test_a_claim_is_followed_by_another_only_once_it_is_over() -> None:
 def test_a_task_that_fails_with_a_dependency_is_dead_and_no_try_of_it_is_counted() -> None:
     failed = FailedDependency("1" * 40, Status.CANCELLED)
     told = f"it depends on {failed.id}, which is cancelled"
-    assert claimed(FRESH, failed=failed) == State(Status.DEAD, error=told)
+    assert claimed(FRESH, failed=failed) == TaskState(Status.DEAD, error=told)
     assert claimed(WAITING, failed=failed) == claimed(WAITING), "it was claimed before, so it may go on"
     assert claimed(DEAD, failed=failed) == Refused(Reason.NOT_OPEN)
 
@@ -90,7 +90,7 @@ def test_what_settles_a_dependency_and_what_fails_with_it() -> None:
 def test_a_task_whose_last_try_was_cut_off_is_dead_and_not_claimed() -> None:
     last = replace(CLAIMED, failures=HEAD.retries)
     dead = claimed(last, over=True)
-    assert isinstance(dead, State)
+    assert isinstance(dead, TaskState)
     assert (dead.status, dead.failures) == (Status.DEAD, HEAD.retries + 1)
     assert dead.claim == last.claim
     assert claimed(last) == Refused(Reason.HELD)
@@ -113,7 +113,7 @@ def test_what_is_closed_is_not_claimed(over: bool) -> None:
     assert claimed(CANCELLED, over=over) == Refused(Reason.NOT_OPEN)
 
 
-HOLDERS_RULES: dict[str, Callable[[State, ClaimKey], Decision]] = {
+HOLDERS_RULES: dict[str, Callable[[TaskState, ClaimKey], Decision]] = {
     "renew": lambda before, held: rules.renew(before, held, LATER),
     "update": lambda before, held: rules.update(before, held, 2, b"x", None),
     "complete": lambda before, held: rules.complete(before, held, b"result"),
@@ -126,7 +126,7 @@ HOLDERS_RULES: dict[str, Callable[[State, ClaimKey], Decision]] = {
 @pytest.mark.parametrize("rule", HOLDERS_RULES)
 def test_only_the_holder_of_the_current_claim_is_heard(rule: str) -> None:
     ask = HOLDERS_RULES[rule]
-    assert isinstance(ask(CLAIMED, NOW), State)
+    assert isinstance(ask(CLAIMED, NOW), TaskState)
     for stranger in STRANGERS:
         for before in (CLAIMED, WAITING, COMPLETED, DEAD, CANCELLED):
             assert ask(before, stranger) == Refused(Reason.SUPERSEDED)
@@ -140,14 +140,14 @@ def test_only_the_holder_of_the_current_claim_is_heard(rule: str) -> None:
 @pytest.mark.rule("SK-7")
 def test_renewing_is_idempotent_and_never_shortens() -> None:
     renewed = rules.renew(CLAIMED, NOW, LATER)
-    assert isinstance(renewed, State)
+    assert isinstance(renewed, TaskState)
     assert renewed.claim is not None
     assert renewed == replace(CLAIMED, claim=replace(CLAIMED.claim, term=LATER))  # type: ignore[type-var]
     assert rules.renew(renewed, NOW, LATER) is renewed
     assert rules.renew(renewed, NOW, TERM) is renewed, "it came late"
-    elsewhere = Term(5.0, "another boot", 1.0)
+    elsewhere = ClaimTerm(5.0, "another boot", 1.0)
     moved = rules.renew(renewed, NOW, elsewhere)
-    assert isinstance(moved, State)
+    assert isinstance(moved, TaskState)
     assert moved.claim is not None
     assert moved.claim.term == elsewhere, "clocks of two boots are not compared"
 
@@ -155,7 +155,7 @@ def test_renewing_is_idempotent_and_never_shortens() -> None:
 @pytest.mark.rule("SK-9")
 def test_updates_are_contiguous_and_may_be_sent_again() -> None:
     third = rules.update(CLAIMED, NOW, 2, b"c", None)
-    assert isinstance(third, State)
+    assert isinstance(third, TaskState)
     assert third.claim is not None
     assert third.claim.updates == 3
     assert rules.update(third, NOW, 2, b"c", b"c") is third
@@ -169,7 +169,7 @@ def test_updates_are_contiguous_and_may_be_sent_again() -> None:
 def test_completing_is_idempotent_and_the_first_result_stays() -> None:
     done = rules.complete(CLAIMED, NOW, b"first")
     assert done == replace(CLAIMED, status=Status.COMPLETED, result=b"first", error="")
-    assert isinstance(done, State)
+    assert isinstance(done, TaskState)
     assert rules.complete(done, NOW, b"second") is done
 
 
@@ -181,7 +181,7 @@ def test_a_failed_try_waits_until_it_is_due_or_is_the_last() -> None:
     assert rules.fail(HEAD, CLAIMED, NOW, "why", None) == dead
     last = replace(CLAIMED, failures=2)
     assert rules.fail(HEAD, last, NOW, "why", 50.0) == replace(dead, failures=3)
-    assert isinstance(again, State)
+    assert isinstance(again, TaskState)
     assert rules.fail(HEAD, again, NOW, "why", 50.0) == Refused(Reason.ENDED), "a failure counts once"
 
 
@@ -202,9 +202,9 @@ def test_requeueing_gives_all_tries_and_keeps_the_number() -> None:
     for before in (DEAD, CANCELLED):
         again = rules.requeue(before)
         assert again == replace(before, status=Status.WAITING, failures=0, due=0.0)
-        assert isinstance(again, State)
+        assert isinstance(again, TaskState)
         taken = claimed(again)
-        assert isinstance(taken, State)
+        assert isinstance(taken, TaskState)
         assert taken.claim is not None
         assert taken.claim.number == 2
     for before in (WAITING, CLAIMED):
@@ -212,11 +212,11 @@ def test_requeueing_gives_all_tries_and_keeps_the_number() -> None:
     assert rules.requeue(COMPLETED) == Refused(Reason.FINISHED)
 
 
-Asked = Callable[[State, ClaimKey, int], Decision]
+Asked = Callable[[TaskState, ClaimKey, int], Decision]
 ASKS: dict[str, Asked] = {
     "claim": lambda before, held, n: rules.claim(HEAD, before, f"h{n}", "w", TERM, over=False),
     "claim over": lambda before, held, n: rules.claim(HEAD, before, f"h{n}", "w", TERM, over=True),
-    "renew": lambda before, held, n: rules.renew(before, held, Term(10.0, "boot", float(n))),
+    "renew": lambda before, held, n: rules.renew(before, held, ClaimTerm(10.0, "boot", float(n))),
     "update": lambda before, held, n: rules.update(before, held, n % 4, b"x", b"x"),
     "complete": lambda before, held, n: rules.complete(before, held, b"r"),
     "fail": lambda before, held, n: rules.fail(HEAD, before, held, "e", float(n)),
@@ -247,7 +247,7 @@ FOLLOWS = {
 """The table of the rules' module, and what changes nothing."""
 
 
-def _histories(length: int) -> set[State]:
+def _histories(length: int) -> set[TaskState]:
     """Every state that is reached by so many asks of two holders and operators."""
     reached = {FRESH}
     frontier = {FRESH}
@@ -258,7 +258,7 @@ def _histories(length: int) -> set[State]:
             for ask in ASKS.values()
             for held in (ClaimKey(0, "h0"), ClaimKey(1, "h1"), ClaimKey(0, "h1"), ClaimKey(2, "h0"))
             for number in (0, 1)
-            if isinstance(after := ask(before, held, number), State)
+            if isinstance(after := ask(before, held, number), TaskState)
         } - reached
         reached |= frontier
     return reached
@@ -273,12 +273,12 @@ def test_from_every_state_that_can_be_reached_only_the_table_is_followed() -> No
         for name, ask in ASKS.items():
             for held in helds:
                 after = ask(before, held, 2)
-                if isinstance(after, State):
+                if isinstance(after, TaskState):
                     assert (before.status, after.status) in FOLLOWS[name], (name, before)
                     _keeps_what_must_stay(before, after)
 
 
-def _keeps_what_must_stay(before: State, after: State) -> None:
+def _keeps_what_must_stay(before: TaskState, after: TaskState) -> None:
     if before.status is Status.COMPLETED:
         assert after == before
     if before.claim is not None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rebalanser.core.tasks.model import Head, State, Status, Stored
-from rebalanser.core.tasks.store import Change, ChangeFilter, Lost
+from rebalanser.core.tasks.model import Head, Status, Stored, TaskState
+from rebalanser.core.tasks.store import Change, ChangeFilter, ChangesLost
 from rebalanser.errors import NotSettled, RegistryUnavailable
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.tasks import AsyncQueue, Claim, Queue, waiting
@@ -31,7 +31,7 @@ class FakeEngine:
     """Has watches, and may be away."""
 
     def __init__(self) -> None:
-        self.watches: list[tuple[Callable[[Sequence[Stored] | Lost], None], ChangeFilter]] = []
+        self.watches: list[tuple[Callable[[Sequence[Stored] | ChangesLost], None], ChangeFilter]] = []
         self.is_away = False
         self.errors = ErrorPolicy("mail", SystemClock(), lambda: None)
 
@@ -47,7 +47,11 @@ class FakeEngine:
         """Let a test block a read, or see its timeout."""
 
     def watch(
-        self, queue: str, revision: int, told: Callable[[Sequence[Stored] | Lost], None], wants: ChangeFilter
+        self,
+        queue: str,
+        revision: int,
+        told: Callable[[Sequence[Stored] | ChangesLost], None],
+        wants: ChangeFilter,
     ) -> Any:
         assert (queue, revision) == ("mail", 5)
         if self.is_away:
@@ -56,10 +60,10 @@ class FakeEngine:
         self.watches.append(watch)
         return SimpleNamespace(close=lambda: self.watches.remove(watch))
 
-    def tell(self, news: Sequence[Stored] | Lost) -> list[str]:
+    def tell(self, news: Sequence[Stored] | ChangesLost) -> list[str]:
         """Tell what is wanted of the news; the tasks of that."""
         ((told, wants),) = self.watches
-        if isinstance(news, Lost):
+        if isinstance(news, ChangesLost):
             told(news)
             return []
         changes = [(Change(each.head.id, 0, each.state.status, each.revision), each) for each in news]
@@ -70,7 +74,7 @@ class FakeEngine:
 
 
 def news_of(*tasks: str) -> list[Stored]:
-    return [Stored(Head(task, "mail", "send"), State(), 6, 0) for task in tasks]
+    return [Stored(Head(task, "mail", "send"), TaskState(), 6, 0) for task in tasks]
 
 
 @pytest.mark.rule("SK-19")
@@ -345,8 +349,8 @@ def test_a_watch_that_has_ended_takes_no_news_from_the_next_one() -> None:
     shared = engine.shared()
     heard: list[str] = []
 
-    def hear(news: Sequence[Stored] | Lost) -> None:
-        heard.extend("lost" if isinstance(news, Lost) else "".join(each.head.id for each in news))
+    def hear(news: Sequence[Stored] | ChangesLost) -> None:
+        heard.extend("lost" if isinstance(news, ChangesLost) else "".join(each.head.id for each in news))
 
     before = shared.join(lambda _: None, None)
     ((told, wants),) = engine.watches
@@ -374,7 +378,7 @@ def test_all_who_wait_share_a_watch_that_ends_with_the_last() -> None:
     engine.tell(news_of("a", "c"))
     assert heard == ["1", "2"]
     bell.leave("a", first)
-    engine.tell(Lost(7))
+    engine.tell(ChangesLost(7))
     assert heard == ["1", "2", "2", "3"]
     bell.leave("b", third)
     assert len(engine.watches) == 1
@@ -390,9 +394,9 @@ def test_sinks_share_one_watch_and_each_is_told_what_it_wants() -> None:
     shared = engine.shared()
     told: list[tuple[str, object]] = []
 
-    def sink(name: str) -> Callable[[Sequence[Stored] | Lost], None]:
+    def sink(name: str) -> Callable[[Sequence[Stored] | ChangesLost], None]:
         return lambda news: told.append(
-            (name, news if isinstance(news, Lost) else [each.head.id for each in news])
+            (name, news if isinstance(news, ChangesLost) else [each.head.id for each in news])
         )
 
     def broken(_news: object) -> None:
@@ -403,13 +407,13 @@ def test_sinks_share_one_watch_and_each_is_told_what_it_wants() -> None:
     shared.join(broken, lambda change: change.task == "a")
     unsure = shared.join(sink("?"), lambda _: 1 // 0 == 0)
     assert engine.tell(news_of("b", "a")) == ["b", "a"]
-    assert told == [("?", Lost(6)), ("?", Lost(6)), ("all", ["b", "a"]), ("a", ["a"])]
+    assert told == [("?", ChangesLost(6)), ("?", ChangesLost(6)), ("all", ["b", "a"]), ("a", ["a"])]
     told.clear()
     unsure.close()
     everything.close()
     assert engine.tell(news_of("b")) == []
-    engine.tell(Lost(9))
-    assert told == [("a", Lost(9))]
+    engine.tell(ChangesLost(9))
+    assert told == [("a", ChangesLost(9))]
     only_a.close()
     only_a.close()
     assert len(engine.watches) == 1
@@ -441,8 +445,8 @@ class Wall:
     wall = now
 
 
-WAITING = Stored(Head("a", "mail", "send"), State(), 6, 0)
-CLAIMED = Stored(Head("a", "mail", "send"), State(Status.CLAIMED), 6, 0)
+WAITING = Stored(Head("a", "mail", "send"), TaskState(), 6, 0)
+CLAIMED = Stored(Head("a", "mail", "send"), TaskState(Status.CLAIMED), 6, 0)
 
 
 def test_where_all_bodies_of_a_worker_wait_they_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,9 +17,9 @@ from rebalanser.core.tasks import rules
 from rebalanser.core.tasks import worker as execution
 from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.failures import LONGEST_PAUSE_S, ErrorKind
-from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.core.tasks.model import ClaimState, ClaimTerm, Head, Status, Stored, TaskState
 from rebalanser.core.tasks.rules import ClaimKey
-from rebalanser.core.tasks.store import Applied, Change, Lost
+from rebalanser.core.tasks.store import Applied, Change, ChangesLost
 from rebalanser.core.tasks.worker import (
     AHEAD_S,
     EARLY_RENEWAL_RATIO,
@@ -94,10 +94,10 @@ class Store:
         self.submit_all([ask])
         return ask.future
 
-    def term(self) -> Term:
-        return Term(TTL_S, "boot", self.clock.now() + TTL_S)
+    def term(self) -> ClaimTerm:
+        return ClaimTerm(TTL_S, "boot", self.clock.now() + TTL_S)
 
-    def settle(self, ask: PendingMove, revision: int = REVISION + 1) -> State | None:
+    def settle(self, ask: PendingMove, revision: int = REVISION + 1) -> TaskState | None:
         """Write what was asked for; the state written, None where the rule refused it."""
         write = ask.write()
         if write is None:
@@ -118,7 +118,9 @@ class Stand:
         self.claims: list[WorkerClaim] = []
         for number in range(claims):
             holder = f"holder-{number}"
-            state = State(Status.CLAIMED, ClaimState(0, holder, "worker", Term(TTL_S, "boot", TTL_S)))
+            state = TaskState(
+                Status.CLAIMED, ClaimState(0, holder, "worker", ClaimTerm(TTL_S, "boot", TTL_S))
+            )
             stored = Stored(Head(f"{number:040}", "work", "it"), state, REVISION, 0)
             claim = WorkerClaim(stored, ClaimKey(0, holder), deadline, context)
             self.claims.append(claim)
@@ -278,7 +280,7 @@ def test_after_changes_were_missed_all_claims_are_renewed_at_once() -> None:
     stand = Stand(claims=2)
     for each in stand.tries:
         each.renew_at = time.monotonic() + TTL_S
-    stand.worker._missed(Lost(REVISION + 9))
+    stand.worker._missed(ChangesLost(REVISION + 9))
     assert len(stand.renew()) == 2
 
 
@@ -351,8 +353,8 @@ class Unread:
 
     def settle(self, rule: Any) -> Future[Any]:
         head = Head(self.task_id, "work", "send")
-        state = State(
-            Status.CLAIMED, ClaimState(self.number, "holder", "me", Term(TTL_S, "", 0.0)), failures=2
+        state = TaskState(
+            Status.CLAIMED, ClaimState(self.number, "holder", "me", ClaimTerm(TTL_S, "", 0.0)), failures=2
         )
         self.left = rule(Stored(head, state, 5, 0))
         return Future()
@@ -470,8 +472,8 @@ class FakeSource:
 
     def _claimed(self) -> Claimed:
         self._made += 1
-        claim = ClaimState(0, f"holder-{self._made}", "w", Term(TTL_S, "", 0.0))
-        stored = Stored(Head(f"{self._made:040x}", "work", "it"), State(Status.CLAIMED, claim), 1, 0)
+        claim = ClaimState(0, f"holder-{self._made}", "w", ClaimTerm(TTL_S, "", 0.0))
+        stored = Stored(Head(f"{self._made:040x}", "work", "it"), TaskState(Status.CLAIMED, claim), 1, 0)
         return Claimed(stored, ClaimKey(0, claim.holder), SystemClock().now(), b"{}")
 
     def payloads(self, claimed: Sequence[Claimed]) -> dict[str, bytes]:
@@ -715,7 +717,7 @@ def test_a_claim_that_came_late_is_renewed_the_sooner() -> None:
         queue="work",
     )
     renewing = TaskWorker(context, nobody, nobody, 1, threading.Event())
-    state = State(Status.CLAIMED, ClaimState(0, "h", "w", Term(TTL_S, "", 0.0)))
+    state = TaskState(Status.CLAIMED, ClaimState(0, "h", "w", ClaimTerm(TTL_S, "", 0.0)))
     stored = Stored(Head("0" * 40, "work", "it"), state, 1, 0)
     age_s = TTL_S / 6
     began = time.monotonic()

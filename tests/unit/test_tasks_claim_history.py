@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rebalanser.core.tasks.claims import Claimed
-from rebalanser.core.tasks.model import ClaimState, Head, State, Status, Stored, Term
+from rebalanser.core.tasks.model import ClaimState, ClaimTerm, Head, Status, Stored, TaskState
 from rebalanser.core.tasks.rules import ClaimKey
-from rebalanser.core.tasks.store import Change, Lost
+from rebalanser.core.tasks.store import Change, ChangesLost
 from rebalanser.errors import RegistryUnavailable
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.http.claims import HISTORY_DELAY_S, ClaimHistory, holder_with_token, parse_holder
@@ -22,7 +22,7 @@ TASK = "1" * 40
 TTL_S = 10.0
 HELD = ClaimKey(0, "abc")
 HEAD = Head(TASK, "work", "send")
-TERM = Term(TTL_S, "here", 110.0)
+TERM = ClaimTerm(TTL_S, "here", 110.0)
 
 pytest.importorskip("fastapi", reason="the HTTP interface needs the extra web")
 
@@ -64,14 +64,14 @@ class Stand:
             raise RegistryUnavailable("away")
         return {task: self.there[task] for task in tasks if task in self.there}
 
-    def news(self, status: Status, held: ClaimKey, term: Term = TERM) -> None:
+    def news(self, status: Status, held: ClaimKey, term: ClaimTerm = TERM) -> None:
         """The engine tells what the task is now."""
         claim = ClaimState(held.number, held.holder, "a", term)
         if self.wants(Change(TASK, 0, status, 20)):
-            self.told([Stored(HEAD, State(status, claim), 20, 0)])
+            self.told([Stored(HEAD, TaskState(status, claim), 20, 0)])
 
     def stored(self, revision: int) -> Stored:
-        return Stored(HEAD, State(), revision, 0)
+        return Stored(HEAD, TaskState(), revision, 0)
 
     def claim(self, number: int = 0, revision: int = 7) -> ClaimKey:
         held = ClaimKey(number, f"holder {number}")
@@ -189,7 +189,7 @@ def test_a_claim_that_is_renewed_at_another_server_lasts_longer(clock: str, ends
     stand.claim_history.follow()
     held = stand.claim()
     stand.now += 4.0
-    stand.news(Status.CLAIMED, held, Term(TTL_S, clock, 113.0))
+    stand.news(Status.CLAIMED, held, ClaimTerm(TTL_S, clock, 113.0))
     assert stand.claim_history.end_over() == ends_at
 
 
@@ -199,13 +199,13 @@ def test_what_the_engine_could_not_tell_is_read() -> None:
     stand.claim_history.follow()
     held = stand.claim()
     stand.is_away = True
-    stand.told(Lost(30))
+    stand.told(ChangesLost(30))
     assert stand.woken.is_set()
     assert stand.claim_history.end_over() == stand.now + TTL_S
     stand.is_away, stand.there[TASK] = False, stand.stored(7)
-    stand.there[TASK] = Stored(HEAD, State(Status.CLAIMED, ClaimState(0, held.holder, "a", TERM)), 7, 0)
+    stand.there[TASK] = Stored(HEAD, TaskState(Status.CLAIMED, ClaimState(0, held.holder, "a", TERM)), 7, 0)
     assert stand.claim_history.end_over() == stand.now + TTL_S
-    stand.told(Lost(40))
+    stand.told(ChangesLost(40))
     del stand.there[TASK]  # it was completed and collected
     assert stand.claim_history.end_over() is None
     assert stand.written[-1] == ("claim_ended", 7, None)

@@ -28,12 +28,12 @@ from rebalanser.core.tasks.ids import created_at, partition_of_task
 from rebalanser.core.tasks.model import (
     AfterFailure,
     ClaimState,
+    ClaimTerm,
     Head,
-    State,
     Status,
     Stored,
     Task,
-    Term,
+    TaskState,
     Update,
 )
 from rebalanser.core.tasks.retention import Retention
@@ -50,7 +50,7 @@ from rebalanser.testing.clock import FakeClock
 from rebalanser.testing.waiting import PATIENCE_S
 
 UNKNOWN = "0" * 40
-TERM = Term(30.0, "a boot", 100.0)
+TERM = ClaimTerm(30.0, "a boot", 100.0)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Stage:
         )
         return task
 
-    def write(self, task: str, state: State | rules.Refused, update: Update | None = None) -> None:
+    def write(self, task: str, state: TaskState | rules.Refused, update: Update | None = None) -> None:
         """Put a state there, whatever the rules say of it."""
-        assert isinstance(state, State)
+        assert isinstance(state, TaskState)
         stored = self.queue.get(task)
         move = Move(task, "work", stored.partition, stored.revision, state, update=update, head=stored.head)
         (answer,) = self.queue.context.engine.apply([move], 1.0)
@@ -483,7 +483,7 @@ def test_a_log_that_its_state_does_not_count_is_found(stage: Stage) -> None:
     more, unclaimed = stage.enqueue(), stage.enqueue()
     held = stage.claim(more)
     stage.write(more, replace(stage.queue.get(more).state, error="x"), Update(held.number, 0, b"uncounted"))
-    stage.write(unclaimed, State(error="x"), Update(0, 0, b"of no claim"))
+    stage.write(unclaimed, TaskState(error="x"), Update(0, 0, b"of no claim"))
     assert faults(stage) == {"log_count": {more}, "unknown_claim": {unclaimed}}
 
 
@@ -491,18 +491,18 @@ def test_a_log_that_its_state_does_not_count_is_found(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        State(Status.COMPLETED),
-        State(Status.CLAIMED),
-        State(Status.DEAD),
-        State(result=b"1"),
-        State(failures=3),
-        State(failures=-1),
-        State(Status.CLAIMED, ClaimState(0, "holder", "me", TERM), due=5.0),
-        State(Status.CLAIMED, ClaimState(0, "", "me", TERM)),
-        State(Status.CANCELLED, ClaimState(-1, "holder", "me", TERM)),
+        TaskState(Status.COMPLETED),
+        TaskState(Status.CLAIMED),
+        TaskState(Status.DEAD),
+        TaskState(result=b"1"),
+        TaskState(failures=3),
+        TaskState(failures=-1),
+        TaskState(Status.CLAIMED, ClaimState(0, "holder", "me", TERM), due=5.0),
+        TaskState(Status.CLAIMED, ClaimState(0, "", "me", TERM)),
+        TaskState(Status.CANCELLED, ClaimState(-1, "holder", "me", TERM)),
     ],
 )
-def test_a_state_that_contradicts_itself_is_found(stage: Stage, state: State) -> None:
+def test_a_state_that_contradicts_itself_is_found(stage: Stage, state: TaskState) -> None:
     task = stage.enqueue()
     stage.write(task, state)
     assert faults(stage) == {"contradiction": {task}}
@@ -658,7 +658,7 @@ def test_what_runs_or_fails_after_a_failure_says_so(stage: Stage) -> None:
     assert f"after: {dead}, else fail\n" in shown
     assert "which is dead: a worker that has its function makes it dead" in shown
     assert faults(stage) == {"blocked": {waits}}
-    stage.write(fails, State(Status.DEAD, error="it depends on another"))
+    stage.write(fails, TaskState(Status.DEAD, error="it depends on another"))
     stage.claim(runs)
     assert faults(stage) == {"blocked": {waits}}, "one was claimed, and one died, as they may"
     over_http = NewTask.model_validate(

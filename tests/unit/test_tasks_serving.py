@@ -34,8 +34,8 @@ from rebalanser.tasks.http.serving import (
     BODY_S,
     HEAD_S,
     READ_S,
-    Connection,
     Connections,
+    HttpConnection,
     ServingOptions,
     build_application,
 )
@@ -355,23 +355,28 @@ class Server:
         self.loop = Loop()
         self.state = Connections(limit)
         self._config = uvicorn.Config(
-            self._app, http=Connection, ws="none", log_config=None, lifespan="off", timeout_keep_alive=1000
+            self._app,
+            http=HttpConnection,
+            ws="none",
+            log_config=None,
+            lifespan="off",
+            timeout_keep_alive=1000,
         )
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None: ...
 
-    def connect(self, sent: bytes = b"") -> Connection:
-        connection = Connection(self._config, self.state, {}, self.loop)  # type: ignore[arg-type]
+    def connect(self, sent: bytes = b"") -> HttpConnection:
+        connection = HttpConnection(self._config, self.state, {}, self.loop)  # type: ignore[arg-type]
         connection.connection_made(Transport())  # type: ignore[arg-type]
         if sent:
             connection.data_received(sent)
         return connection
 
-    def answer(self, connection: Connection) -> None:
+    def answer(self, connection: HttpConnection) -> None:
         for message in ({"type": "http.response.start", "status": 204}, {"type": "http.response.body"}):
             asyncio.run(connection.cycle.send(message))  # type: ignore[arg-type]
 
-    def ended(self, *connections: Connection) -> list[bool]:
+    def ended(self, *connections: HttpConnection) -> list[bool]:
         """Which of them were ended; these are then told that they are lost."""
         ended = [each.transport.is_closing() for each in connections]
         for each, is_ended in zip(connections, ended, strict=True):

@@ -7,10 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rebalanser.core.tasks.store import Lost, StatusFilter
+from rebalanser.core.tasks.store import ChangesLost, StatusFilter
 from rebalanser_sqlite.listener import LOOK_S, PATIENCE_S, Listener
 from rebalanser_sqlite.store import Deadline, Store
-from rebalanser_sqlite.tasks.reader import Snapshot
+from rebalanser_sqlite.tasks.reader import TaskSnapshot
 from rebalanser_sqlite.tasks.rows import change_of, stored_of
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class TaskWatch:
         self.open = False
         self.forget(self)
 
-    def tell(self, told: Sequence[Row] | Lost) -> None:
+    def tell(self, told: Sequence[Row] | ChangesLost) -> None:
         """Pass a report to the sink, whose errors must not end the thread that all watches share."""
         if not self.open:
             return
         try:
-            wanted = told if isinstance(told, Lost) else self._wanted(told)
+            wanted = told if isinstance(told, ChangesLost) else self._wanted(told)
             if wanted:
                 self.sink(wanted)
         except Exception:
@@ -84,7 +84,7 @@ class CommitWatch:
             _log.exception("a watch of commits raised", extra={"action": "sink_failed"})
 
 
-class Follower(Listener["TaskWatch | CommitWatch"]):
+class ChangeFeed(Listener["TaskWatch | CommitWatch"]):
     """Runs while its engine is open, once it has had a watch."""
 
     def __init__(self, path: Path, open_store: Callable[[], Store]) -> None:
@@ -110,7 +110,7 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
             if not watches:
                 return None
             with store.reading(Deadline.after(PATIENCE_S)):
-                snapshot = Snapshot(store)
+                snapshot = TaskSnapshot(store)
                 behind = [watch for watch in watches if watch.seen != snapshot.revision]
                 news = self._news(snapshot, [each for each in behind if isinstance(each, TaskWatch)])
             for each in behind:
@@ -127,17 +127,17 @@ class Follower(Listener["TaskWatch | CommitWatch"]):
 
     @staticmethod
     def _news(
-        snapshot: Snapshot, behind: list[TaskWatch]
-    ) -> list[tuple[list[TaskWatch], Sequence[Row] | Lost, int]]:
+        snapshot: TaskSnapshot, behind: list[TaskWatch]
+    ) -> list[tuple[list[TaskWatch], Sequence[Row] | ChangesLost, int]]:
         """Return the next report for each watch, read once for watches at the same position, and the position
         after it."""
         places: defaultdict[tuple[str, int], list[TaskWatch]] = defaultdict(list)
         for watch in behind:
             places[watch.queue, watch.seen].append(watch)
-        news: list[tuple[list[TaskWatch], Sequence[Row] | Lost, int]] = []
+        news: list[tuple[list[TaskWatch], Sequence[Row] | ChangesLost, int]] = []
         for (queue, seen), watches in places.items():
             if seen > snapshot.revision or seen < snapshot.forgotten:
-                news.append((watches, Lost(snapshot.revision), snapshot.revision))
+                news.append((watches, ChangesLost(snapshot.revision), snapshot.revision))
                 continue
             up_to = min(seen + CHANGES_PER_READ, snapshot.revision)
             news.append((watches, snapshot.changed(queue, seen, up_to, _statuses(watches)), up_to))

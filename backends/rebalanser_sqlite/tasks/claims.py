@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.clocks import full_at
-from rebalanser.core.tasks.model import MAX_FILL_S, Head, LimitId, RateMark, State, Status, Stored, rate_of
+from rebalanser.core.tasks.model import (
+    MAX_FILL_S,
+    Head,
+    LimitId,
+    RateMark,
+    Status,
+    Stored,
+    TaskState,
+    rate_of,
+)
 from rebalanser.errors import InternalError
 from rebalanser_sqlite.tasks.rows import (
     COLUMNS,
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from rebalanser.core.tasks.store import ClaimQuery
-    from rebalanser_sqlite.tasks.reader import Running
+    from rebalanser_sqlite.tasks.reader import ClaimedRow
 
 MADE_READY: Final = 500
 """Maximum number of due tasks that one transaction makes ready."""
@@ -140,7 +149,7 @@ class Claims:
     seen at ``now``.
     """
 
-    def __init__(self, request: ClaimQuery, now: float, over: Sequence[Running], rates: Rates) -> None:
+    def __init__(self, request: ClaimQuery, now: float, over: Sequence[ClaimedRow], rates: Rates) -> None:
         self._request = request
         self._now = now
         self._over = over
@@ -281,7 +290,7 @@ class Claims:
 
     def _decided(
         self, writing: Writing, queue: int, number: int, stored: Stored, holder: str, *, blocked: bool
-    ) -> State | None:
+    ) -> TaskState | None:
         """The next state of a ready task; None if it waits again, or for its rate limit."""
         request, failed = self._request, None
         if blocked and stored.state.claim is None:

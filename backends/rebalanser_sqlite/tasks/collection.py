@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from rebalanser.core.tasks.model import OPEN
-from rebalanser.core.tasks.store import Answer, Applied, Collect, Conflict
+from rebalanser.core.tasks.store import Answer, Applied, Collect, WriteConflict
 from rebalanser.errors import OutcomeUnknown, RebalanserError
 from rebalanser_sqlite.tasks.rows import id_bytes
 from rebalanser_sqlite.tasks.schema import STATUSES
@@ -53,14 +53,14 @@ def collect(write: Collect, commit: Callable[[Callable[[Writing], Any]], Any]) -
     for tasks in _parts(write.tasks.items()):
         found = commit(partial(_mark, number=number, queue=write.queue, tasks=tasks))
         if found is None:
-            return Conflict()
+            return WriteConflict()
         marked.update(found)
     for ids in _parts(write.tasks):
         if commit(partial(_others_depend, queue=write.queue, tasks=ids, marked=marked)):
-            return Conflict()
+            return WriteConflict()
     decided = commit(partial(_decide, number=number, queue=write.queue))
     if decided is None:
-        return Conflict()
+        return WriteConflict()
     try:
         while commit(_sweep):
             pass

@@ -27,20 +27,20 @@ from rebalanser.tasks.engine import (
     ClaimsFromIndex,
     Engine,
     EngineCapabilities,
+    EngineWatch,
     MovesInTransactions,
     Sink,
-    Watch,
 )
 from rebalanser_sqlite.clock import HostClock, host_boot_id
 from rebalanser_sqlite.failures import failure
 from rebalanser_sqlite.location import file_mode_from, file_of
 from rebalanser_sqlite.store import Deadline, Store
 from rebalanser_sqlite.tasks import external_transaction, schema
-from rebalanser_sqlite.tasks.change_feed import Follower
+from rebalanser_sqlite.tasks.change_feed import ChangeFeed
 from rebalanser_sqlite.tasks.claims import Claims, Rates
 from rebalanser_sqlite.tasks.collection import collect
 from rebalanser_sqlite.tasks.group_commit import Action, Committer, chunks
-from rebalanser_sqlite.tasks.reader import Reader, Running
+from rebalanser_sqlite.tasks.reader import ClaimedRow, Reader
 from rebalanser_sqlite.tasks.writer import STEP, Writing
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         self._nameless_clock = secrets.token_hex(8)
         """Name for a clock without one: for rates, that of this object."""
         self._rates: dict[str, Rates] = {}
-        self._follower = Follower(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
+        self._follower = ChangeFeed(self._path, lambda: self._open(Deadline.after(OPEN_TIMEOUT_S)))
 
     def _open(self, deadline: Deadline) -> Store:
         store = Store(self._path, HostClock(), host_boot_id(), deadline, self._file_mode)
@@ -311,11 +311,13 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         queue: str,  # noqa: ARG002
         from_revision: int,  # noqa: ARG002
         wake: Callable[[], None],
-    ) -> Watch:
+    ) -> EngineWatch:
         """Call ``wake`` soon after each commit to the file: pauses have no revisions of their own."""
         return self._follower.add_commits(wake)
 
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         """Report every state that changes after ``from_revision`` to ``sink``, from the engine's thread."""
         return self._follower.add(queue, from_revision, sink, wants)
 
@@ -351,7 +353,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
                 has_settled = snapshot.has_settled()
                 rates = self._rates_of(clock)
                 next_room = snapshot.next_room(request.queue, rates.clock)
-                found: Mapping[int, tuple[Running, ClaimState]] = {}
+                found: Mapping[int, tuple[ClaimedRow, ClaimState]] = {}
                 reads_foreign = not foreign.skips(request.clock())
                 if reads_foreign:
                     found = {
@@ -359,7 +361,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
                         for each, claim in snapshot.foreign_claims(request.queue, clock)
                     }
             now = request.clock()
-            over: list[Running] = []
+            over: list[ClaimedRow] = []
             if reads_foreign:
                 claims = {task: claim for task, (_, claim) in found.items()}
                 over = [found[task][0] for task in foreign.learn(claims, now, request.buffer_s)]
@@ -394,7 +396,7 @@ class SqliteEngine(Engine, MovesInTransactions, ClaimsFromIndex):
         with self._reader.snapshot(Deadline.after(timeout_s)) as snapshot:
             return snapshot.ready_names(queue)
 
-    def watch_commits(self, wake: Callable[[], None]) -> Watch:
+    def watch_commits(self, wake: Callable[[], None]) -> EngineWatch:
         """Call ``wake``, from the engine's thread, soon after each commit to the file."""
         return self._follower.add_commits(wake)
 

@@ -16,12 +16,12 @@ from rebalanser.core.tasks.ids import is_task_id, ready_since
 from rebalanser.core.tasks.model import (
     ID_DIGITS,
     ClaimState,
+    ClaimTerm,
     LimitId,
     RateMark,
     Status,
     Stored,
     TaskId,
-    Term,
     Update,
 )
 from rebalanser.core.tasks.store import Page, QueueNote
@@ -140,7 +140,7 @@ class Reader:
                 self._store.close()
 
     @contextmanager
-    def snapshot(self, deadline: Deadline, at_least: int = 0) -> Iterator[Snapshot]:
+    def snapshot(self, deadline: Deadline, at_least: int = 0) -> Iterator[TaskSnapshot]:
         """Return a snapshot of the committed state.
 
         Raises:
@@ -155,7 +155,7 @@ class Reader:
             if self._closed:
                 raise RegistryUnavailable("this engine is closed")
             with self._store.reading(deadline):
-                snapshot = Snapshot(self._store)
+                snapshot = TaskSnapshot(self._store)
                 if at_least and snapshot.revision < at_least:
                     raise UnusableStore(
                         f"{self._store.path} is at revision {snapshot.revision} and {at_least} was seen "
@@ -166,14 +166,14 @@ class Reader:
             self._lock.release()
 
 
-class Running(NamedTuple):
+class ClaimedRow(NamedTuple):
     """A claimed task by its number, at a revision."""
 
     task: int
     revision: int
 
 
-class Snapshot:
+class TaskSnapshot:
     """State as of ``revision``, valid as long as the transaction of the snapshot."""
 
     def __init__(self, store: Store) -> None:
@@ -383,12 +383,12 @@ class Snapshot:
         execute = self._connection.execute
         return {limit: execute(_RUNNING_OF_LIMIT, (number, *limit)).fetchone()[0] for limit in limits}
 
-    def foreign_claims(self, queue: str, clock: str) -> list[tuple[Running, ClaimState]]:
+    def foreign_claims(self, queue: str, clock: str) -> list[tuple[ClaimedRow, ClaimState]]:
         """Return the running claims that are counted on other clocks; a clock without a name is one."""
         number, _ = self._queue(queue)
         statements = _FOREIGN[:2] if clock else _FOREIGN
         rows = (row for sql in statements for row in self._connection.execute(sql, (number, clock)))
         return [
-            (Running(task, revision), ClaimState(claim, holder, "", Term(*term)))
+            (ClaimedRow(task, revision), ClaimState(claim, holder, "", ClaimTerm(*term)))
             for task, revision, claim, holder, *term in rows
         ]

@@ -6,7 +6,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rebalanser.core.tasks.model import ID_DIGITS, ClaimState, Head, State, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.model import (
+    ID_DIGITS,
+    ClaimState,
+    ClaimTerm,
+    Head,
+    Status,
+    Stored,
+    TaskId,
+    TaskState,
+)
 from rebalanser.core.tasks.store import Change
 from rebalanser_sqlite.tasks.schema import CHOICES, CLAIMED, HELD, STATUSES, WAITING
 
@@ -107,7 +116,7 @@ def held_back(where: tuple[int | None, float | None]) -> tuple[int | None, float
     return (HELD if ready == 1 else ready), timer
 
 
-def is_new(state: State) -> bool:
+def is_new(state: TaskState) -> bool:
     """True if the task waits and was never tried."""
     return (
         state.status is Status.WAITING
@@ -118,7 +127,7 @@ def is_new(state: State) -> bool:
     )
 
 
-def state_row(state: State) -> Row:
+def state_row(state: TaskState) -> Row:
     """Return the columns from ``status`` to ``result``."""
     claim = state.claim
     if claim is None:
@@ -156,7 +165,7 @@ def stored_of(queue: str, row: Row) -> Stored:
     result, is_limited, *limits = more
     claim = None
     if number is not None:
-        claim = ClaimState(number, holder, worker, Term(ttl_s, clock, ends_at_s), updates)
+        claim = ClaimState(number, holder, worker, ClaimTerm(ttl_s, clock, ends_at_s), updates)
     head = Head(task.hex(), queue, name, priority, ids_of(after), retries, timeout_s, CHOICES[choice])
     if is_limited:
         unique_key, unique_for_s, limit_key, max_running, rate_limit = limits
@@ -168,4 +177,4 @@ def stored_of(queue: str, row: Row) -> Stored:
             max_running=max_running or 0,
             rate_limit=rate_limit or "",
         )
-    return Stored(head, State(STATUSES[status], claim, due, failures, error, result), revision, partition)
+    return Stored(head, TaskState(STATUSES[status], claim, due, failures, error, result), revision, partition)

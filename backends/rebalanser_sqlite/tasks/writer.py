@@ -14,19 +14,19 @@ from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Collect,
-    Conflict,
     Duplicate,
     Enqueue,
     EnqueueAll,
     Exists,
     Forwarded,
     Move,
+    OutboxTally,
     Paused,
     Skip,
     TakeOver,
-    Tally,
     Unknown,
     Write,
+    WriteConflict,
 )
 from rebalanser.errors import InvalidState
 from rebalanser_sqlite.tasks.rows import (
@@ -373,9 +373,9 @@ class Writing:
             self._count_entry(queue, entry, skipped=True)
         return Applied(self.changes(queue))
 
-    def _tally(self, queue: int, entry: Forwarded) -> Tally:
+    def _tally(self, queue: int, entry: Forwarded) -> OutboxTally:
         row = self.cursor.execute(_TALLY, (queue, entry.outbox)).fetchone()
-        return Tally() if row is None else Tally(row[0], bool(row[1]))
+        return OutboxTally() if row is None else OutboxTally(row[0], bool(row[1]))
 
     def _count_entry(self, queue: int, entry: Forwarded, *, skipped: bool) -> None:
         self.cursor.execute(_COUNT_ENTRY, (queue, entry.outbox, entry.number, skipped))
@@ -578,16 +578,16 @@ class Writing:
         queue = self.queue(write.queue)
         epoch = write.epoch
         if epoch is not None and self._token(queue, epoch.partition) != epoch.token:
-            return Conflict()
+            return WriteConflict()
         if epoch is not None and self.is_paused(queue):
             return Paused()
         key = (queue, id_bytes(write.id), write.partition, write.revision)
         found = self.cursor.execute(_FIND, key).fetchone()
         if found is None:
-            return Conflict()
+            return WriteConflict()
         number, before, blocked, choice, name, limit_key = found
         if self._is_collected(queue, number, before):
-            return Conflict()
+            return WriteConflict()
         row = state_row(write.state)
         waits = blocked > 0 and write.state.claim is None and choice != FAIL
         where = place(row[0], write.state.due, blocked=waits)
@@ -615,7 +615,7 @@ class Writing:
         queue, epoch = self.queue(write.queue), write.epoch
         present = self._token(queue, epoch.partition)
         if present is not None and present > epoch.token:
-            return Conflict()
+            return WriteConflict()
         if present != epoch.token:
             self.cursor.execute(_OWN, (queue, epoch.partition, epoch.token))
             self._tokens[queue, epoch.partition] = epoch.token
@@ -629,9 +629,9 @@ class Writing:
             if row is not None and not self._is_collected(queue, *row[:2]):  # also what else is to be deleted
                 found[row[0]] = (task, row[1])
         if len(found) < len(write.tasks):
-            return Conflict()
+            return WriteConflict()
         if any(self.others_depend(queue, task, found) for task, _ in found.values()):
-            return Conflict()
+            return WriteConflict()
         for number, (_, status) in found.items():
             self.forget(queue, number, status)
         return Applied(self._revision)

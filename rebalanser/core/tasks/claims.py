@@ -19,8 +19,8 @@ from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.clocks import ClockSkewDetector, SkewedClock
 from rebalanser.core.tasks.dependencies import Completions
 from rebalanser.core.tasks.failures import ErrorKind, kind_of
-from rebalanser.core.tasks.model import LimitId, RateMark, Status, Stored, TaskId, Term
-from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.model import ClaimTerm, LimitId, RateMark, Status, Stored, TaskId
+from rebalanser.core.tasks.owner import PartitionOwner
 from rebalanser.core.tasks.rules import ClaimKey, Decision, FailedDependency, Reason, Refused
 from rebalanser.core.tasks.slots import Rooms
 from rebalanser.core.tasks.store import (
@@ -29,9 +29,9 @@ from rebalanser.core.tasks.store import (
     Change,
     ClaimAnswer,
     ClaimQuery,
-    Epoch,
     FreeSlot,
     Names,
+    OwnerEpoch,
     Page,
     RateStart,
 )
@@ -79,7 +79,7 @@ class Claimant:
 
     holder: str
     worker: str
-    term: Term
+    term: ClaimTerm
 
 
 class PendingClaim(PendingMove):
@@ -94,7 +94,7 @@ class PendingClaim(PendingMove):
         self,
         offered: Stored,
         claimant: Claimant,
-        epoch: Epoch,
+        epoch: OwnerEpoch,
         *,
         over: bool,
         slot: FreeSlot | None = None,
@@ -169,7 +169,7 @@ class PendingClaim(PendingMove):
 
 
 def pending_claim(
-    owner: Owner, task: TaskId, claimant: Claimant, slot: FreeSlot | None = None, wall: float = 0.0
+    owner: PartitionOwner, task: TaskId, claimant: Claimant, slot: FreeSlot | None = None, wall: float = 0.0
 ) -> PendingClaim:
     """Return the claim of an offered task, which is not offered again until the claim is settled.
 
@@ -177,7 +177,7 @@ def pending_claim(
     """
     failed = owner.failed_dependency(task)
     stored, over = owner.take(task)
-    epoch = Epoch(owner.partition, owner.token)
+    epoch = OwnerEpoch(owner.partition, owner.token)
     pending = PendingClaim(stored, claimant, epoch, over=over, slot=slot, failed=failed)
     if stored.head.rate_limit and not pending.makes_dead:
         pending.set_start(owner.start(task, wall))
@@ -186,7 +186,7 @@ def pending_claim(
 
 def claimant_of(slot: FreeSlot, clock_name: str, now: float) -> Claimant:
     """Return the claimant of a slot. The claim's time counts from ``now``, in seconds of ``clock_name``."""
-    return Claimant(slot.holder, slot.worker, Term(slot.ttl_s, clock_name, now + slot.ttl_s))
+    return Claimant(slot.holder, slot.worker, ClaimTerm(slot.ttl_s, clock_name, now + slot.ttl_s))
 
 
 def keeps_slot(pending: PendingClaim) -> bool:
@@ -202,7 +202,7 @@ def keeps_slot(pending: PendingClaim) -> bool:
 class PartitionClaims:
     """Takes the outcomes of claims in one partition. Pure; times are those of its owner."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: PartitionOwner) -> None:
         self.owner = owner
         self.deposed = False
         """True if the store has refused a claim because a later owner has taken the partition (SK-13)."""
@@ -294,7 +294,7 @@ class OwnedIndex:
         self._owners: dict[int, PartitionClaims] = {}
         self._skew_detector = ClockSkewDetector()
         self._complete = Completions()
-        self._awaited: list[tuple[Owner, Container[TaskId]]] = []
+        self._awaited: list[tuple[PartitionOwner, Container[TaskId]]] = []
         self._aside: dict[TaskId, float] = {}
         """Tasks whose claims can't be written, with the time at which each is offered again."""
         self._unused: set[Names] = set()
@@ -309,7 +309,7 @@ class OwnedIndex:
         return partition in self._owners
 
     @property
-    def owners(self) -> list[Owner]:
+    def owners(self) -> list[PartitionOwner]:
         """The owners of all partitions."""
         return [each.owner for each in self._owners.values()]
 
@@ -326,7 +326,7 @@ class OwnedIndex:
 
     def add(self, partition: int, token: int) -> None:
         """Add a partition whose epoch is stored. ``read`` it once the watch has begun."""
-        owner = Owner(
+        owner = PartitionOwner(
             partition, token, buffer_s=self._buffer_s, clock=self._clock_name, complete=self._complete
         )
         self._owners[partition] = PartitionClaims(owner)
@@ -447,7 +447,7 @@ class OwnedIndex:
         needed = {task: None for owner in owners for task in owner.ask_dependencies(PAGE)}
         if doubtful or needed:
             yield from self._read_unknown(doubtful, needed)
-        rates: dict[LimitId, Owner] = {
+        rates: dict[LimitId, PartitionOwner] = {
             limit: owner for owner in self.owners for limit in owner.unread_rates(PAGE)
         }
         if rates:
@@ -456,7 +456,9 @@ class OwnedIndex:
             for limit, owner in rates.items():
                 owner.learn_rate(limit, marks.get(limit), now)
 
-    def _read_unknown(self, doubtful: Mapping[TaskId, Owner], needed: Collection[TaskId]) -> Script[None]:
+    def _read_unknown(
+        self, doubtful: Mapping[TaskId, PartitionOwner], needed: Collection[TaskId]
+    ) -> Script[None]:
         """Read doubtful tasks, and unknown dependencies."""
         owners = self.owners
         found: Mapping[TaskId, Stored] = yield ReadTasks([*doubtful, *needed])
@@ -557,7 +559,7 @@ class OwnedIndex:
         for claiming, task in self._best_first(names) if limit > 0 else ():
             if limit <= ahead and claiming.owner.has_rate(task):
                 break
-            term = Term(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
+            term = ClaimTerm(self._ttl_s, self._clock_name, self._clock.now() + self._ttl_s)
             claimant = Claimant(self._new_holder(), worker, term)
             pending = pending_claim(claiming.owner, task, claimant, wall=self._clock.wall())
             pending_writes.append((claiming, pending))
@@ -666,7 +668,7 @@ class IndexRequests:
         prefix: str,
         now: Callable[[], float],
         wall: Callable[[], float],
-        term: Callable[[], Term],
+        term: Callable[[], ClaimTerm],
         buffer_s: float,
     ) -> None:
         self.pause: bytes | None = None

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import MAX_RESULTS_BYTES, TaskId
-from rebalanser.core.tasks.slots import Room, Rooms
+from rebalanser.core.tasks.slots import Rooms, WorkerRoom
 from rebalanser.core.tasks.store import Names
 from rebalanser.core.tasks.worker import FetchPayloads
 from rebalanser.core.tasks.writes import ResultT
@@ -344,7 +344,7 @@ class Dispensing(Generic[FutureT]):
         room: Counter[Names] = Counter()
         for each in self.clients:
             room[None if each.names is None else frozenset(each.names)] += each.limit
-        return OfferToOwners({names: Room(tasks, tasks) for names, tasks in room.items()})
+        return OfferToOwners({names: WorkerRoom(tasks, tasks) for names, tasks in room.items()})
 
     def _pause_s(self, end_at: float | None) -> DispenserScript[float | None]:
         """Return the seconds until a client can be served or a claim ends, unless woken; None for ever."""

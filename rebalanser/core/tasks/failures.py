@@ -81,7 +81,7 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class LoopFailure:
     """A loop that fails now: its error, the first one's time (seconds since 1970), the attempts in a row.
 
     Under the name ``task NAME`` it is a function whose tasks this worker can't read (SK-21), and their
@@ -136,10 +136,10 @@ class LoopFailures:
     def __contains__(self, loop: str) -> bool:
         return loop in self._failing
 
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[LoopFailure]:
         """Return the loops that fail now."""
         return [
-            Trouble(loop, each.kind, each.error, each.since, each.attempts)
+            LoopFailure(loop, each.kind, each.error, each.since, each.attempts)
             for loop, each in sorted(self._failing.items())
         ]
 

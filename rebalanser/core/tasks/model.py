@@ -101,7 +101,7 @@ class RateMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class LimitRoom:
     """Room that the limit of a waiting task leaves, for people: ``running`` tasks of it are claimed.
 
     Its rate lets the next one start ``at`` seconds since 1970, by the wall clock of the host of the last
@@ -159,7 +159,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class ClaimTerm:
     """Time for which a claim lasts: ``ttl_s`` seconds, which end at ``ends_at_s`` of the clock ``clock``.
 
     ``clock`` names one boot of one host. Processes on it compare directly; all others count ``ttl_s`` from
@@ -182,12 +182,12 @@ class ClaimState:
     number: int
     holder: str
     worker: str
-    term: Term
+    term: ClaimTerm
     updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TaskState:
     """State of a task.
 
     ``claim`` is the last claim, also after it has ended. ``due`` is the wall time (seconds since 1970) before
@@ -211,7 +211,7 @@ class Stored:
     """
 
     head: Head
-    state: State
+    state: TaskState
     revision: int
     partition: int
 

@@ -45,16 +45,16 @@ from rebalanser.core.tasks.model import (
     Head,
     LimitId,
     RateMark,
-    State,
     Status,
     Stored,
     TaskId,
+    TaskState,
 )
 from rebalanser.core.tasks.ready_index import ClaimableTasks, Rank
 from rebalanser.core.tasks.rules import FailedDependency, fails
 from rebalanser.core.tasks.store import RateStart
 
-_NEW: Final = State()
+_NEW: Final = TaskState()
 MAX_CLOSED: Final = 65_536
 """Maximum number of closed tasks whose revision is kept, so that late news of them change nothing."""
 
@@ -145,11 +145,11 @@ class OpenTasks:
         return Stored(head, _NEW, revision, self._partition)
 
 
-class Owner:
+class PartitionOwner:
     """The index of one partition, owned with this fencing ``token`` (SK-13).
 
     ``now`` is always seconds of one monotonic clock; ``clock`` is its name in a
-    ``Term``, empty if it has none. ``wall`` is seconds since 1970.
+    ``ClaimTerm``, empty if it has none. ``wall`` is seconds since 1970.
     ``buffer_s`` is the seconds added to a claim's time (SK-8): more than clocks drift apart in that time.
     ``complete`` has the completed tasks that all owners of a process share.
     """

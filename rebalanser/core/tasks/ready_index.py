@@ -208,7 +208,7 @@ class Limit:
 class ClaimableTasks(ReadyByName):
     """Tasks that may be claimed, without those that a limit holds back.
 
-    ``clock`` names the clock of ``now``; see ``Owner``.
+    ``clock`` names the clock of ``now``; see ``PartitionOwner``.
     """
 
     __slots__ = ("_clock", "_is_open", "_limits", "_now", "_rooms", "_unread")

@@ -31,11 +31,11 @@ from rebalanser.core.tasks.model import (
     OPEN,
     AfterFailure,
     ClaimState,
+    ClaimTerm,
     Head,
-    State,
     Status,
     TaskId,
-    Term,
+    TaskState,
 )
 
 
@@ -77,7 +77,7 @@ class Refused:
     reason: Reason
 
 
-Decision: TypeAlias = State | Refused
+Decision: TypeAlias = TaskState | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ def is_duplicate(task: TaskId, other: TaskId, unique_for_s: float, status: Statu
 
 def claim(
     head: Head,
-    state: State,
+    state: TaskState,
     holder: str,
     worker: str,
-    term: Term,
+    term: ClaimTerm,
     *,
     over: bool,
     failed: FailedDependency | None = None,
@@ -152,10 +152,10 @@ def claim(
     number = 0 if before is None else before.number + 1
     # Not by replace(), which takes four times as long: this is done for each task.
     claim_state = ClaimState(number, holder, worker, term)
-    return State(Status.CLAIMED, claim_state, 0.0, state.failures, state.error, state.result)
+    return TaskState(Status.CLAIMED, claim_state, 0.0, state.failures, state.error, state.result)
 
 
-def renew(state: State, held: ClaimKey, term: Term) -> Decision:
+def renew(state: TaskState, held: ClaimKey, term: ClaimTerm) -> Decision:
     """Extend a claim (SK-7), even after its time, while there is no other.
 
     A renewal that comes late, after one that lasts longer, changes nothing.
@@ -168,7 +168,9 @@ def renew(state: State, held: ClaimKey, term: Term) -> Decision:
     return replace(state, claim=replace(current, term=term))
 
 
-def update(state: State, held: ClaimKey, sequence: int, content: bytes, written: bytes | None) -> Decision:
+def update(
+    state: TaskState, held: ClaimKey, sequence: int, content: bytes, written: bytes | None
+) -> Decision:
     """Add to a claim's log (SK-9); ``written`` is the logged update of this number, if any.
 
     A repeated update changes nothing: the given state is returned.
@@ -183,7 +185,7 @@ def update(state: State, held: ClaimKey, sequence: int, content: bytes, written:
     return replace(state, claim=replace(current, updates=sequence + 1))
 
 
-def complete(state: State, held: ClaimKey, result: bytes | None) -> Decision:
+def complete(state: TaskState, held: ClaimKey, result: bytes | None) -> Decision:
     """Complete a task for good (SK-10). A repeated request of the same claim changes nothing: the first
     result stays."""
     if state.status is Status.COMPLETED and _is_of(state, held):
@@ -191,10 +193,10 @@ def complete(state: State, held: ClaimKey, result: bytes | None) -> Decision:
     current = _current(state, held)
     if isinstance(current, Refused):
         return current
-    return State(Status.COMPLETED, state.claim, state.due, state.failures, "", result)
+    return TaskState(Status.COMPLETED, state.claim, state.due, state.failures, "", result)
 
 
-def fail(head: Head, state: State, held: ClaimKey, error: str, due: float | None) -> Decision:
+def fail(head: Head, state: TaskState, held: ClaimKey, error: str, due: float | None) -> Decision:
     """End a failed try: the task is retried from ``due`` on, or never if that is None (SK-15).
 
     A repeated request is refused, as the claim has ended: a failure counts once.
@@ -208,7 +210,7 @@ def fail(head: Head, state: State, held: ClaimKey, error: str, due: float | None
     return replace(state, status=Status.WAITING, failures=failures, error=error, due=due)
 
 
-def release(state: State, held: ClaimKey, due: float = 0.0, reason: str | None = None) -> Decision:
+def release(state: TaskState, held: ClaimKey, due: float = 0.0, reason: str | None = None) -> Decision:
     """Give a claim back unworked, as a worker does that shuts down; the task waits until it is due.
 
     A ``reason``, as of a worker that can't read the arguments, replaces the last error.
@@ -220,14 +222,14 @@ def release(state: State, held: ClaimKey, due: float = 0.0, reason: str | None =
     return replace(state, status=Status.WAITING, due=due, error=error)
 
 
-def cancel(state: State) -> Decision:
+def cancel(state: TaskState) -> Decision:
     """Cancel a task. A claim of it is over: writes of its holder are refused."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED)
     return state if state.status is Status.CANCELLED else replace(state, status=Status.CANCELLED)
 
 
-def requeue(state: State) -> Decision:
+def requeue(state: TaskState) -> Decision:
     """Requeue a dead or cancelled task (SK-15), with all its tries."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED)
@@ -236,7 +238,7 @@ def requeue(state: State) -> Decision:
     return replace(state, status=Status.WAITING, failures=0, due=0.0)
 
 
-def _cut_off(head: Head, state: State, claim: ClaimState) -> State:
+def _cut_off(head: Head, state: TaskState, claim: ClaimState) -> TaskState:
     """Return the state of a task whose claim has expired: the try has failed."""
     failures = state.failures + 1
     return replace(
@@ -247,7 +249,7 @@ def _cut_off(head: Head, state: State, claim: ClaimState) -> State:
     )
 
 
-def _why_not_open(state: State) -> Reason:
+def _why_not_open(state: TaskState) -> Reason:
     match state.status:
         case Status.COMPLETED:
             return Reason.FINISHED
@@ -257,11 +259,11 @@ def _why_not_open(state: State) -> Reason:
             return Reason.ENDED
 
 
-def _is_of(state: State, held: ClaimKey) -> bool:
+def _is_of(state: TaskState, held: ClaimKey) -> bool:
     return state.claim is not None and ClaimKey(state.claim.number, state.claim.holder) == held
 
 
-def _current(state: State, held: ClaimKey) -> ClaimState | Refused:
+def _current(state: TaskState, held: ClaimKey) -> ClaimState | Refused:
     """Return the claim that ``held`` names, if it is the current one of the task; else a refusal."""
     if state.status is Status.COMPLETED:
         return Refused(Reason.FINISHED if _is_of(state, held) else Reason.SUPERSEDED)

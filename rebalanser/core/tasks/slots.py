@@ -35,9 +35,9 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from rebalanser.core.tasks import rules
-from rebalanser.core.tasks.model import Status, Stored, TaskId, Term
+from rebalanser.core.tasks.model import ClaimTerm, Status, Stored, TaskId
 from rebalanser.core.tasks.rules import ClaimKey, Decision
-from rebalanser.core.tasks.store import FreeSlot, GoneSlot, Lost, Names, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import ChangesLost, FreeSlot, GoneSlot, Names, SlotNews, UsedSlot
 from rebalanser.core.tasks.writes import Await, PendingMove, ReadTasks, ResultT, Submit
 from rebalanser.errors import LeaseNotFound, OutcomeUnknown, RebalanserError
 
@@ -54,15 +54,15 @@ MAX_USED_SLOTS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WorkerRoom:
     """Number of ``idle`` threads, and of ``tasks`` to take, which is greater if the worker claims ahead."""
 
     idle: int
     tasks: int
 
 
-NO_ROOM: Final = Room(0, 0)
-Rooms: TypeAlias = Mapping[Names, Room]
+NO_ROOM: Final = WorkerRoom(0, 0)
+Rooms: TypeAlias = Mapping[Names, WorkerRoom]
 """Room for tasks, by the functions that can run there."""
 
 
@@ -181,7 +181,7 @@ class Arrival:
 class _Share:
     """Room for the tasks of one set of functions."""
 
-    room: Room = NO_ROOM
+    room: WorkerRoom = NO_ROOM
     used_at: float = -math.inf
     lacks_since: float | None = None
     exceeds_since: float | None = None
@@ -218,7 +218,7 @@ class _Share:
 
     def taken(self, count: int) -> None:
         """Note that the worker has taken ``count`` tasks, which leaves less room."""
-        self.room = Room(max(0, self.room.idle - count), max(0, self.room.tasks - count))
+        self.room = WorkerRoom(max(0, self.room.idle - count), max(0, self.room.tasks - count))
 
 
 @dataclass(slots=True)
@@ -399,11 +399,11 @@ class OwnSlots:
 
 def _bounded(rooms: Rooms) -> Rooms:
     """Return the room to publish slots for: ``MAX_OFFERED`` in all, but at least one for each set."""
-    bounded: dict[Names, Room] = {}
+    bounded: dict[Names, WorkerRoom] = {}
     left = MAX_OFFERED
     for sets, (names, room) in enumerate(sorted(rooms.items(), key=lambda item: item[1].tasks)):
         tasks = max(0, min(max(room.idle, room.tasks), max(1, left // (len(rooms) - sets))))
-        bounded[names] = Room(max(0, min(room.idle, tasks)), tasks)
+        bounded[names] = WorkerRoom(max(0, min(room.idle, tasks)), tasks)
         left -= tasks
     return bounded
 
@@ -513,7 +513,7 @@ class SlotDecisions:
         worker: str,
         ttl_s: float,
         now: Callable[[], float],
-        term: Callable[[], Term],
+        term: Callable[[], ClaimTerm],
         new_holder: Callable[[], str],
         lease_s: float = LEASE_S,
     ) -> None:
@@ -559,9 +559,9 @@ class SlotDecisions:
             self.others.drop(slot)
         self.lost |= not is_known
 
-    def learn(self, news: Sequence[SlotNews] | Lost) -> tuple[bool, bool]:
+    def learn(self, news: Sequence[SlotNews] | ChangesLost) -> tuple[bool, bool]:
         """Take changes of slots; True if a step is due, and True if there may be something to claim."""
-        if isinstance(news, Lost):
+        if isinstance(news, ChangesLost):
             self.lost = True
             return True, False
         changes = is_news = False
@@ -738,5 +738,5 @@ def _released(stored: Stored, held: ClaimKey) -> Decision:
     return rules.release(stored.state, held)
 
 
-def _renewed(stored: Stored, held: ClaimKey, term: Term) -> Decision:
+def _renewed(stored: Stored, held: ClaimKey, term: ClaimTerm) -> Decision:
     return rules.renew(stored.state, held, term)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rebalanser.core.tasks.model import (
+    ClaimTerm,
     EnqueueAnswer,
     Enqueued,
     Head,
     LimitId,
     RateMark,
-    State,
     Status,
     Stored,
     Task,
     TaskId,
-    Term,
+    TaskState,
     Update,
 )
 from rebalanser.errors import InternalError, TaskExists, UnknownTask
@@ -47,7 +47,7 @@ def enqueued(enqueue: Enqueue, answer: Answer) -> Enqueued[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class OwnerEpoch:
     """Fencing token of a partition's owner, which alone may claim there (SK-13)."""
 
     partition: int
@@ -74,14 +74,14 @@ class Enqueue:
     ``waits_for_unknown``.
 
     With ``forwarded`` only if that is the entry after the outbox's tally, which then counts it (SK-4). If it
-    was counted before, it is answered ``Taken``; if one before it was not, ``Conflict``. An entry
+    was counted before, it is answered ``Taken``; if one before it was not, ``WriteConflict``. An entry
     that is answered ``Exists``, ``Duplicate`` or ``Unknown`` is not counted: ``Skip`` it,
     once its refusal is noted where it cannot be lost.
     """
 
     task: Task
     partition: int
-    state: State = field(default_factory=State)
+    state: TaskState = field(default_factory=TaskState)
     waits_for_unknown: bool = False
     forwarded: Forwarded | None = None
 
@@ -107,7 +107,7 @@ class Skip:
     """Count an entry of an outbox and make no task of it (SK-4).
 
     ``Applied`` also if it was skipped before; ``Taken`` if it was counted otherwise, or one after
-    it was; ``Conflict`` if one before it was not.
+    it was; ``WriteConflict`` if one before it was not.
     """
 
     queue: str
@@ -135,15 +135,15 @@ class Move:
     ``start`` only if the mark of its rate limit is still the one before it, which it replaces. Answered
     ``Applied``, ``SlotGone`` where the slot is not free any more, whatever else holds,
     ``Paused`` where the queue is paused, ``RateMoved`` where the mark is another, or
-    ``Conflict``.
+    ``WriteConflict``.
     """
 
     id: TaskId
     queue: str
     partition: int
     revision: int
-    state: State
-    epoch: Epoch | None = None
+    state: TaskState
+    epoch: OwnerEpoch | None = None
     update: Update | None = None
     head: Head | None = None
     """Head of the task, if the caller has it, for an engine that would have to read it."""
@@ -159,11 +159,11 @@ class Move:
 class TakeOver:
     """Make ``epoch`` the partition's, unless it has had that one or a greater one (SK-13).
 
-    Taking over again with the same token is ``Applied``; an older token is a ``Conflict``.
+    Taking over again with the same token is ``Applied``; an older token is a ``WriteConflict``.
     """
 
     queue: str
-    epoch: Epoch
+    epoch: OwnerEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Collect:
     """Delete these tasks, with their states and logs, if every state is still that of its revision (SK-14).
 
     And only if no task beside them depends on one of them: a task enqueued since they were read would else
-    wait for one that is gone. All or none of them. Answered ``Applied`` or ``Conflict``; that also
+    wait for one that is gone. All or none of them. Answered ``Applied`` or ``WriteConflict``; that also
     if one of very many is open. Reads may see some of very many as they were until it is answered.
     """
 
@@ -193,7 +193,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class WriteConflict:
     """The condition did not hold; nothing was changed. Read again."""
 
 
@@ -239,21 +239,23 @@ class RateMoved:
     """The mark of the rate limit is not the one that was read; nothing was changed (SK-23)."""
 
 
-Answer: TypeAlias = Applied | Conflict | Exists | Duplicate | Unknown | Taken | SlotGone | Paused | RateMoved
+Answer: TypeAlias = (
+    Applied | WriteConflict | Exists | Duplicate | Unknown | Taken | SlotGone | Paused | RateMoved
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class OutboxTally:
     """The number of the last entry of an outbox that was taken, and True if it was skipped (SK-4)."""
 
     number: int = 0
     skipped: bool = False
 
-    def refusal(self, entry: Forwarded) -> Taken | Conflict | None:
+    def refusal(self, entry: Forwarded) -> Taken | WriteConflict | None:
         """Return the answer that refuses to count an entry; None if it is the next one."""
         if entry.number <= self.number:
             return Taken()
-        return Conflict() if entry.number > self.number + 1 else None
+        return WriteConflict() if entry.number > self.number + 1 else None
 
     def has_skipped(self, entry: Forwarded) -> bool:
         """True if this very entry was skipped."""
@@ -282,7 +284,7 @@ class QueueNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ChangesLost:
     """Changes up to this revision may be missing: read again."""
 
     revision: int
@@ -329,7 +331,7 @@ class ClaimQuery:
     queue: str
     holders: Sequence[str]
     worker: str
-    term: Term
+    term: ClaimTerm
     names: Collection[str] | None
     clock: Callable[[], float]
     wall: float

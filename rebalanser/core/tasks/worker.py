@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import MAX_CLAIMS, Claimed
-from rebalanser.core.tasks.model import Head, Status, Stored, TaskId, Term
+from rebalanser.core.tasks.model import ClaimTerm, Head, Status, Stored, TaskId
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason
 from rebalanser.core.tasks.store import Change
 from rebalanser.errors import InternalError
@@ -48,7 +48,7 @@ class RenewalRule:
 
     held: ClaimKey
     now: Callable[[], float]
-    term: Callable[[], Term]
+    term: Callable[[], ClaimTerm]
     written_at: float = 0.0
 
     def __call__(self, stored: Stored) -> Decision:
@@ -192,7 +192,7 @@ class GiveBack(Generic[ClaimT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Fail(Generic[ClaimT]):
+class FailTry(Generic[ClaimT]):
     """Fail a try that can't begin."""
 
     held: Try[ClaimT]
@@ -265,7 +265,7 @@ class Abandon(Generic[ClaimT]):
     tries: Sequence[Try[ClaimT]]
 
 
-EndRequest: TypeAlias = GiveBack[Any] | Fail[Any] | EndClaiming | WaitUntil | CutOff | Abandon[Any]
+EndRequest: TypeAlias = GiveBack[Any] | FailTry[Any] | EndClaiming | WaitUntil | CutOff | Abandon[Any]
 WorkRequest: TypeAlias = (
     EndRequest
     | ClaimTasks
@@ -507,7 +507,7 @@ class Execution(Generic[ClaimT]):
             raise
         for each in [each for each in tries if each.head.id not in payloads]:
             tries.remove(each)
-            yield Fail(each, InternalError("the task's payload is not in the store"))
+            yield FailTry(each, InternalError("the task's payload is not in the store"))
         if not tries:
             return
         if self.stopping:

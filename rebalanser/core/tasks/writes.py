@@ -24,19 +24,18 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.tasks.failures import ErrorKind, concerning, kind_of
-from rebalanser.core.tasks.model import LimitId, State, Status, Stored, TaskId, Update
+from rebalanser.core.tasks.model import LimitId, Status, Stored, TaskId, TaskState, Update
 from rebalanser.core.tasks.rules import Decision, Reason, Refused
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
-    Conflict,
     Duplicate,
     Enqueue,
     EnqueueAll,
-    Epoch,
     Exists,
     FreeSlot,
     Move,
+    OwnerEpoch,
     Paused,
     RateMoved,
     RateStart,
@@ -44,6 +43,7 @@ from rebalanser.core.tasks.store import (
     TakeOver,
     Unknown,
     Write,
+    WriteConflict,
     enqueued,
 )
 from rebalanser.errors import InternalError, InvalidTask, OutcomeUnknown, RebalanserError, RegistryUnavailable
@@ -171,7 +171,7 @@ class PendingMove(PendingWrite["Stored | Refused"]):
         stored: Stored,
         decide: Decide | None,
         *,
-        epoch: Epoch | None = None,
+        epoch: OwnerEpoch | None = None,
         update: Update | None = None,
         slot: FreeSlot | None = None,
         start: RateStart | None = None,
@@ -188,7 +188,7 @@ class PendingMove(PendingWrite["Stored | Refused"]):
         """Reason of a refusal other than the task's revision."""
         self.with_payload = False
         """True if the answer should have the payload, which saves a read."""
-        self._next: State | None = None
+        self._next: TaskState | None = None
         self._refused: list[int] = []
         """Revisions at which the condition failed."""
 
@@ -226,7 +226,7 @@ class PendingMove(PendingWrite["Stored | Refused"]):
             assert self._next is not None
             before = self._stored
             self.future.set_result(Stored(before.head, self._next, answer.revision, before.partition))
-        elif isinstance(answer, Conflict):
+        elif isinstance(answer, WriteConflict):
             self._refused.append(self._stored.revision)
         elif isinstance(answer, SlotGone):
             self._prevented = Reason.NO_SLOT
@@ -270,7 +270,7 @@ class PendingEnqueue(PendingWrite[Answer]):
 
     def answered(self, answer: Answer) -> None:
         """Settle the pending write. An existing task with this content was enqueued by an earlier try."""
-        if isinstance(answer, Conflict):
+        if isinstance(answer, WriteConflict):
             raise InternalError(f"an enqueue was answered {answer!r}")
         assert isinstance(answer, Applied | Exists | Duplicate | Unknown)
         self.future.set_result(answer)

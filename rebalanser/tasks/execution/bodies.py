@@ -46,7 +46,7 @@ from rebalanser.tasks.metrics import TaskMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BodyCall:
     """One try: a function, its claim, and its checked arguments."""
 
     body: TaskBody
@@ -70,10 +70,10 @@ class Caller(Protocol):
     def open(self) -> None:
         """Prepare for calls; called once, before all else."""
 
-    def call(self, job: Job) -> BodyOutcome:
+    def call(self, job: BodyCall) -> BodyOutcome:
         """Call a body, and return its outcome. Raises nothing."""
 
-    def begin(self, _job: Job, /) -> Future[BodyOutcome] | None:
+    def begin(self, _job: BodyCall, /) -> Future[BodyOutcome] | None:
         """Begin a body that takes no thread, and return its future; None if it must be called."""
 
     def takes_thread(self, _body: TaskBody, /) -> bool:
@@ -95,14 +95,14 @@ class ThreadCaller:
     def open(self) -> None:
         """No-op."""
 
-    def call(self, job: Job) -> BodyOutcome:
+    def call(self, job: BodyCall) -> BodyOutcome:
         """Call a body. A body that tries to exit the process has failed."""
         try:
             return job.returned(job.body.call(job.claim, job.arguments))
         except BaseException as error:  # if this thread ended, the claim would be renewed for ever
             return raised(error)
 
-    def begin(self, _job: Job) -> None:
+    def begin(self, _job: BodyCall) -> None:
         """Return None: all bodies must be called."""
 
     def takes_thread(self, _body: TaskBody) -> bool:
@@ -120,7 +120,7 @@ class ThreadCaller:
         """No-op."""
 
 
-def cut_of(job: Job, ends_at: float | None, now: float) -> Cut | None:
+def cut_of(job: BodyCall, ends_at: float | None, now: float) -> Cut | None:
     """Return why a body must be ended now; None if it may go on. It times out at ``ends_at``."""
     if job.claim.stop_requested.is_set() or job.claim.deadline <= now:
         return Cut.LOST
@@ -135,7 +135,7 @@ class BodyWaits:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
 
-    def until(self, job: Job, ended: Future[Any], limit_s: float | None = None) -> Cut | None:
+    def until(self, job: BodyCall, ended: Future[Any], limit_s: float | None = None) -> Cut | None:
         """Wait until ``ended`` is done, and return None, or until the body must be ended, and return why.
 
         It times out ``limit_s`` seconds from now.
@@ -154,7 +154,7 @@ class BodyWaits:
                 self._waiting.discard(woken)
 
     def _until(
-        self, job: Job, ended: Future[Any], ends_at: float | None, woken: threading.Event
+        self, job: BodyCall, ended: Future[Any], ends_at: float | None, woken: threading.Event
     ) -> Cut | None:
         while True:
             woken.clear()
@@ -249,7 +249,7 @@ class Bodies:
             return None
         for each in self._middleware:
             self._call_hook(each.before, claim)
-        job = Job(body, claim, head, payload, arguments)
+        job = BodyCall(body, claim, head, payload, arguments)
         self._metrics.started(claim.name)
         began_at = self._clock.now()
         begun = self._caller.begin(job)

@@ -23,7 +23,7 @@ from rebalanser.core.tasks.store import ClaimAnswer
 from rebalanser.core.tasks.writes import ResultT, run_script
 from rebalanser.runtime.logs import get_logger
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import ClaimsFromIndex, Watch
+from rebalanser.tasks.engine import ClaimsFromIndex, EngineWatch
 from rebalanser.tasks.pauses import QUEUE, Pause
 
 _log = get_logger()
@@ -160,7 +160,7 @@ class IndexClaims(ClaimSource):
         self._requests = IndexRequests(
             context.queue, worker, secrets.token_hex(8), clock.now, clock.wall, context.term, buffer_s
         )
-        self._watch: Watch | None = None
+        self._watch: EngineWatch | None = None
 
     def open(self) -> None:
         """Watch for commits from now on."""

@@ -40,7 +40,7 @@ from rebalanser.core.tasks.slots import (
     WakeClaimant,
     WithdrawSlots,
 )
-from rebalanser.core.tasks.store import Change, Epoch, FreeSlot, Lost, Names, SlotNews, TakeOver
+from rebalanser.core.tasks.store import Change, ChangesLost, FreeSlot, Names, OwnerEpoch, SlotNews, TakeOver
 from rebalanser.core.tasks.writes import (
     Await,
     PendingTakeOver,
@@ -59,7 +59,7 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.owned import Owned
 from rebalanser.tasks.batcher import await_all
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import SharesSlots, Watch
+from rebalanser.tasks.engine import EngineWatch, SharesSlots
 from rebalanser.tasks.execution.claim_source import ClaimSource, warn_of_skewed_clock
 from rebalanser.tasks.loops import Loop
 from rebalanser.tasks.pauses import QUEUE, Pause
@@ -112,9 +112,9 @@ class Partitions(ClaimSource):
             partial(_next_holder, f"{secrets.token_hex(8)}-", itertools.count()),
             self._slots,
         )
-        self._watch: Watch | None = None
+        self._watch: EngineWatch | None = None
         self._claims: PausableClaims[Pause] = PausableClaims()
-        self._pauses_watch: Watch | None = None
+        self._pauses_watch: EngineWatch | None = None
         self._taken = threading.Condition(self._lock)
         self._unread: dict[int, int] = {}
         """Partitions that have not been read yet, with their tokens."""
@@ -197,7 +197,7 @@ class Partitions(ClaimSource):
             self._run(self._index.read(partition))
 
     def _take(self, partition: int, token: int) -> None:
-        self._context.write(PendingTakeOver(TakeOver(self._context.queue, Epoch(partition, token))))
+        self._context.write(PendingTakeOver(TakeOver(self._context.queue, OwnerEpoch(partition, token))))
         with self._lock:
             self._index.add(partition, token)
         self._follow()
@@ -334,10 +334,10 @@ class Partitions(ClaimSource):
             return False
         return wants
 
-    def _receive(self, news: Sequence[Stored] | Lost) -> None:
+    def _receive(self, news: Sequence[Stored] | ChangesLost) -> None:
         try:
             with self._lock:
-                if isinstance(news, Lost):
+                if isinstance(news, ChangesLost):
                     self._index.schedule_full_read()
                 else:
                     self._index.learn(news)
@@ -452,7 +452,7 @@ class SlotOffers:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._due_in_s: float | None = 0.0
-        self._watch: Watch | None = None
+        self._watch: EngineWatch | None = None
         self._ending = False
         self._loop = Loop("slots", self._step, context.errors)
 
@@ -586,7 +586,7 @@ class SlotOffers:
                 raise InternalError(f"slots make no request {request!r}")
         return None
 
-    def _receive(self, news: Sequence[SlotNews] | Lost) -> None:
+    def _receive(self, news: Sequence[SlotNews] | ChangesLost) -> None:
         try:
             self._learn(news)
         except Exception as error:  # a callback of a watch may not raise
@@ -594,7 +594,7 @@ class SlotOffers:
             self.offering.lost = True
             self._changed.set()
 
-    def _learn(self, news: Sequence[SlotNews] | Lost) -> None:
+    def _learn(self, news: Sequence[SlotNews] | ChangesLost) -> None:
         with self._lock:
             is_due, wakes = self.offering.learn(news)
         if is_due:

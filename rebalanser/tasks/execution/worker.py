@@ -42,8 +42,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.model import Stored
-from rebalanser.core.tasks.slots import Room
-from rebalanser.core.tasks.store import Change, Lost, StatusFilter
+from rebalanser.core.tasks.slots import WorkerRoom
+from rebalanser.core.tasks.store import Change, ChangesLost, StatusFilter
 from rebalanser.core.tasks.worker import (
     ENDS_CLAIM,
     Abandon,
@@ -53,7 +53,7 @@ from rebalanser.core.tasks.worker import (
     EndClaiming,
     EndRequest,
     Execution,
-    Fail,
+    FailTry,
     FetchPayloads,
     GiveBack,
     Hold,
@@ -70,7 +70,7 @@ from rebalanser.core.tasks.writes import ResultT, run_script
 from rebalanser.errors import InternalError, InvalidState
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Watch
+from rebalanser.tasks.engine import EngineWatch
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.claim_source import ClaimSource
 from rebalanser.tasks.execution.worker_claim import Renewal, WorkerClaim
@@ -180,7 +180,7 @@ class TaskWorker:
         self._bodies = bodies
         self._concurrency = concurrency
         self._ready: queue.SimpleQueue[tuple[Try[WorkerClaim], bytes] | None] = queue.SimpleQueue()
-        self._watch: Watch | None = None
+        self._watch: EngineWatch | None = None
         self._waiting = WaitingBodies(context.queue, concurrency, context.clock)
         self._lock = threading.Lock()
         self._woken = woken
@@ -337,7 +337,7 @@ class TaskWorker:
                     self._pass_on(change)
                 for each in tries:
                     self._ready.put(each)
-            case GiveBack() | Fail() | EndClaiming() | WaitUntil() | CutOff() | Abandon():
+            case GiveBack() | FailTry() | EndClaiming() | WaitUntil() | CutOff() | Abandon():
                 self._end_tries(request)
             case _:
                 return self._look_on(request)
@@ -354,7 +354,7 @@ class TaskWorker:
                 if self._shared is not None:
                     idle = min(idle, self._shared.idle())
                     room = min(room, idle)
-                source.offer({frozenset(self._bodies.names()): Room(idle, room)})
+                source.offer({frozenset(self._bodies.names()): WorkerRoom(idle, room)})
             case ReportUnknown():
                 source.report_unknown(self._bodies.names())
             case NextTask(has_room=has_room):
@@ -370,7 +370,7 @@ class TaskWorker:
                 self._give_back(tries)
                 if tries and frees and self._shared is not None:
                     self._shared.wake_waiting()
-            case Fail(held=held, error=error):
+            case FailTry(held=held, error=error):
                 self._bodies.fail(held.claim, held.head, error)
                 held.claim.record(SkuldKind.CLAIM_ENDED)
             case EndClaiming(seconds=seconds):
@@ -538,7 +538,7 @@ class TaskWorker:
         if claim is not None:
             claim.learn_status(change.status, change.revision)
 
-    def _missed(self, _news: Sequence[Stored] | Lost) -> None:
+    def _missed(self, _news: Sequence[Stored] | ChangesLost) -> None:
         """Renew all claims now: a watch has missed changes."""
         with self._lock:
             self.execution.renew_all()

@@ -26,14 +26,14 @@ from typing import Final
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import Claimed
 from rebalanser.core.tasks.clocks import Timers
-from rebalanser.core.tasks.model import State, Status, Stored, TaskId, Term, Update
+from rebalanser.core.tasks.model import ClaimTerm, Status, Stored, TaskId, TaskState, Update
 from rebalanser.core.tasks.rules import ClaimKey, Reason, Refused
-from rebalanser.core.tasks.store import Change, Lost
+from rebalanser.core.tasks.store import Change, ChangesLost
 from rebalanser.core.tasks.writes import Decide, PendingMove
 from rebalanser.errors import Fenced, RetryLater
 from rebalanser.history import SkuldKind
 from rebalanser.tasks.context import Context
-from rebalanser.tasks.engine import Watch
+from rebalanser.tasks.engine import EngineWatch
 from rebalanser.tasks.http.problems import FENCED, UNKNOWN, UPDATE_CONFLICT, ProblemRaised
 from rebalanser.tasks.metrics import claim_outcome
 from rebalanser.tasks.queue import Queue
@@ -51,7 +51,7 @@ class _OpenClaim:
     holder: str
     token: int
     number: int
-    term: Term | None
+    term: ClaimTerm | None
     """Its last known term."""
     updates: int | None = 0
     """Number of its updates; None if another server may have accepted some."""
@@ -82,7 +82,7 @@ class ClaimHistory:
         self._lock = threading.Lock()
         self._open: dict[TaskId, _OpenClaim] = {}
         self._ends = Timers()
-        self._watch: Watch | None = None
+        self._watch: EngineWatch | None = None
         self._must_read = False
 
     def follow(self) -> None:
@@ -185,8 +185,8 @@ class ClaimHistory:
         with self._lock:
             return change.task in self._open
 
-    def _receive(self, news: Sequence[Stored] | Lost) -> None:
-        if isinstance(news, Lost):
+    def _receive(self, news: Sequence[Stored] | ChangesLost) -> None:
+        if isinstance(news, ChangesLost):
             self._must_read = True
             self._wake()
             return
@@ -212,7 +212,7 @@ class ClaimHistory:
                 elif self._open.get(task) is each:
                     self._end(task)
 
-    def _learn(self, task: TaskId, state: State) -> None:
+    def _learn(self, task: TaskId, state: TaskState) -> None:
         """Take the state of a task: a claim made here may have been renewed or ended elsewhere."""
         known, claim = self._open.get(task), state.claim
         if known is None or claim is None or state.status is Status.CANCELLED:
@@ -226,7 +226,7 @@ class ClaimHistory:
         elif claim.number >= known.number:
             self._end(task)
 
-    def _ends_at(self, term: Term) -> float:
+    def _ends_at(self, term: ClaimTerm) -> float:
         """Return the latest end of a claim whose term is learnt now."""
         latest = self._context.clock.now() + term.ttl_s
         return min(latest, term.ends_at_s) if term.clock == self._context.clock_name else latest

@@ -262,7 +262,7 @@ class QueueServer:
             build_application(queue, self._dispenser, options),
             host=options.host,
             port=options.port,
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             backlog=limit // 4,  # what asyncio accepts at once, before any of it is counted
             log_config=None,
@@ -351,12 +351,12 @@ class Connections(ServerState):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self.owing: dict[Connection, asyncio.TimerHandle] = {}
+        self.owing: dict[HttpConnection, asyncio.TimerHandle] = {}
         """Connections that wait for their client, the longest first, each with the timer that ends it."""
         self.warned_at = -math.inf
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A connection that is ended when its client is late, or when others need its place meanwhile.
 
     The client has to send the headers of the next request, then its body, and to read what is answered.

@@ -43,7 +43,7 @@ from rebalanser.tasks.key_value.steps import (
     NotShared,
     Read,
     ReadItems,
-    Step,
+    WriteStep,
     bytes_of,
     parts_of,
 )
@@ -53,7 +53,7 @@ class OutboxBatch:
     """Steps that are carried out shared, or one by one."""
 
     def __init__(self, call: EngineCall) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[WriteStep] = []
         self._call = call
         self._first: EntryOfOutbox | None = None
         self._last: EntryOfOutbox | None = None
@@ -61,7 +61,7 @@ class OutboxBatch:
         self._puts: dict[str, Put] = {}
         self._free_bytes = call.max_request_bytes - SPARE_BYTES
 
-    def try_add(self, step: Step) -> bool:
+    def try_add(self, step: WriteStep) -> bool:
         """Add a step, if it fits those that are there; True if it was added."""
         if isinstance(step, EnqueueStep) and step.entry is not None and step.is_alone:
             return self._try_add_entry(step, step.entry)
@@ -76,7 +76,7 @@ class OutboxBatch:
             revision = self._carry_out(self._first)
             if revision is not None:
                 return [Applied(revision)] * len(self.steps)
-        return Batch(self._call, self.steps).answers()
+        return StepBatch(self._call, self.steps).answers()
 
     def _try_add_entry(self, step: EnqueueStep, entry: EntryOfOutbox) -> bool:
         if self.steps and (self._last is None or not entry.follows(self._last)):
@@ -111,7 +111,7 @@ class OutboxBatch:
         return outcome.revision if outcome.succeeded else None
 
 
-def outbox_batches(call: EngineCall, steps: Sequence[Step]) -> Iterator[OutboxBatch]:
+def outbox_batches(call: EngineCall, steps: Sequence[WriteStep]) -> Iterator[OutboxBatch]:
     """Split steps, in order, into runs of entries that fit shared and the steps between them."""
     batch = OutboxBatch(call)
     for step in steps:
@@ -156,7 +156,7 @@ class SharedTransaction:
     """The steps of one transaction."""
 
     def __init__(self, max_operations: int, max_bytes: int) -> None:
-        self.steps: list[tuple[int, Step]] = []
+        self.steps: list[tuple[int, WriteStep]] = []
         """Steps, each with its index in the batch."""
         self._nested: list[Transaction] = []
         self._max_operations = max_operations
@@ -177,7 +177,7 @@ class SharedTransaction:
             for read in reads
         )
 
-    def try_add(self, index: int, step: Step, nested: Transaction) -> bool:
+    def try_add(self, index: int, step: WriteStep, nested: Transaction) -> bool:
         """Add a step's transaction if it fits and touches no key that the others write."""
         if self._flat is not None and step.moves:
             return self._try_add_move(self._flat, index, step, nested)
@@ -210,7 +210,7 @@ class SharedTransaction:
         self._news = news
         return True
 
-    def _try_add_move(self, flat: _Flat, index: int, step: Step, nested: Transaction) -> bool:
+    def _try_add_move(self, flat: _Flat, index: int, step: WriteStep, nested: Transaction) -> bool:
         """Add a move to moves only, as ``try_add`` does, but faster: most batches are moves only."""
         longest = max(self._longest, len(nested.guards), len(nested.then))
         size, written = 0, self._written
@@ -262,10 +262,10 @@ def _keys_of(nested: Transaction) -> tuple[set[str], set[str]]:
     return written, touched | written
 
 
-class Batch:
+class StepBatch:
     """Steps that are carried out in order, each until it has an answer."""
 
-    def __init__(self, call: EngineCall, steps: Sequence[Step]) -> None:
+    def __init__(self, call: EngineCall, steps: Sequence[WriteStep]) -> None:
         self._call = call
         self._steps = steps
         self._answers: list[Answer | None] = [None] * len(steps)

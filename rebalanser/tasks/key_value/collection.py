@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, TypeAlias, TypeVar
 
 from rebalanser.core.tasks.model import TaskId
-from rebalanser.core.tasks.store import Answer, Applied, Collect, Conflict
+from rebalanser.core.tasks.store import Answer, Applied, Collect, WriteConflict
 from rebalanser.errors import OutcomeUnknown, RebalanserError
 from rebalanser.registry.contract import (
     Absent,
@@ -34,7 +34,7 @@ from rebalanser.tasks.key_value.steps import (
     Read,
     ReadItems,
     SizeLimits,
-    Step,
+    WriteStep,
     check_bytes,
 )
 from rebalanser.tasks.key_value.values import (
@@ -96,7 +96,7 @@ class _MarkAndSweep:
                 self._finish(marking, decided)
                 return Applied(decided)
         self.settle()
-        return Conflict()
+        return WriteConflict()
 
     def _finish_others(self) -> None:
         """Finish collections whose collectors died after they had decided."""
@@ -308,7 +308,7 @@ MAX_LISTED: Final = 50
 """Number of updates or dependents of a task that are too many to collect it in one transaction."""
 
 
-class CollectStep(Step):
+class CollectStep(WriteStep):
     """Deletes tasks, all or none."""
 
     collects = True
@@ -340,7 +340,7 @@ class CollectStep(Step):
         deletions: list[Delete] = []
         for task in self._write.tasks:
             if not self._is_unchanged(task, found):
-                return Conflict()
+                return WriteConflict()
             guards |= dict.fromkeys(self._guards(task, found))
             deletions += self._deletions(task, found)
         if not {Get(key) for key in self._last_keys.values()} <= self._asked:
@@ -356,8 +356,8 @@ class CollectStep(Step):
         return collect(call, self.keys, self._write)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Return Applied, or Conflict."""
-        return Applied(outcome.revision) if outcome.succeeded else Conflict()
+        """Return Applied, or WriteConflict."""
+        return Applied(outcome.revision) if outcome.succeeded else WriteConflict()
 
     def _reads(self) -> Iterator[Read]:
         for task, (partition, _) in self._write.tasks.items():

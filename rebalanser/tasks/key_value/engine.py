@@ -47,14 +47,21 @@ from rebalanser.registry.contract import (
     Unchanged,
 )
 from rebalanser.registry.urls import RegistryUrl, open_registry, parse_url
-from rebalanser.tasks.engine import Engine, EngineCapabilities, SharesSlots, Sink, SlotSink, Watch
+from rebalanser.tasks.engine import Engine, EngineCapabilities, EngineWatch, SharesSlots, Sink, SlotSink
 from rebalanser.tasks.key_value import reading
 from rebalanser.tasks.key_value.batches import outbox_batches
 from rebalanser.tasks.key_value.collection import CollectStep
 from rebalanser.tasks.key_value.enqueues import EnqueueAllStep, EnqueueStep, SkipStep
 from rebalanser.tasks.key_value.keys import QueueKeys, defined_queue, definitions
 from rebalanser.tasks.key_value.reading import SlotChangeSink, StateSink
-from rebalanser.tasks.key_value.steps import EngineCall, Epochs, MoveStep, Step, TakeOverStep, size_limits_of
+from rebalanser.tasks.key_value.steps import (
+    EngineCall,
+    Epochs,
+    MoveStep,
+    TakeOverStep,
+    WriteStep,
+    size_limits_of,
+)
 from rebalanser.tasks.key_value.values import dump_definition, dump_free_slot, load_definition, load_rate
 
 COLLECTION_OVERHEAD: Final = 2
@@ -253,12 +260,14 @@ class KeyValueEngine(Engine, SharesSlots):
         call = EngineCall(self._registry, timeout_s)
         return reading.running(call, self._keys_of(queue), limits, self._number_of_partitions(queue, call))
 
-    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> Watch:
+    def watch_pauses(self, queue: str, from_revision: int, wake: Callable[[], None]) -> EngineWatch:
         """Call ``wake`` after each change of a queue's pauses, or if some may have been missed."""
         target = Target(self._keys_of(queue).pause, prefix=True)
         return self._registry.watch(target, from_revision + 1, lambda _: wake())
 
-    def watch(self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None) -> Watch:
+    def watch(
+        self, queue: str, from_revision: int, sink: Sink, wants: ChangeFilter | None = None
+    ) -> EngineWatch:
         """Report to ``sink`` all states written after ``from_revision``, also the first of new tasks."""
         keys = self._keys_of(queue)
         return self._registry.watch(
@@ -325,7 +334,7 @@ class KeyValueEngine(Engine, SharesSlots):
         call = EngineCall(self._registry, timeout_s)
         return reading.slots(call, self._keys_of(queue)), call.seen
 
-    def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> Watch:
+    def watch_slots(self, queue: str, from_revision: int, sink: SlotSink) -> EngineWatch:
         """Report to ``sink`` all slots published, used or deleted after ``from_revision``."""
         keys = self._keys_of(queue)
         return self._registry.watch(
@@ -369,7 +378,7 @@ class KeyValueEngine(Engine, SharesSlots):
         if now - granted_at > RATE_LEASE_S - MAX_FILL_S:
             self._rate_lease = (self.grant_slots(RATE_LEASE_S, timeout_s), now)
 
-    def _step(self, write: Write) -> Step:
+    def _step(self, write: Write) -> WriteStep:
         match write:
             case Move():
                 lease = self._rate_lease[0]

@@ -32,15 +32,15 @@ from rebalanser.core.tasks.rules import is_duplicate
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
-    Conflict,
     Duplicate,
     Enqueue,
     Exists,
     Forwarded,
+    OutboxTally,
     Skip,
     Taken,
-    Tally,
     Unknown,
+    WriteConflict,
 )
 from rebalanser.errors import RequestTooLarge
 from rebalanser.registry.contract import (
@@ -63,7 +63,7 @@ from rebalanser.tasks.key_value.steps import (
     Read,
     ReadItems,
     SizeLimits,
-    Step,
+    WriteStep,
     bytes_of,
     check_bytes,
     read_item,
@@ -144,11 +144,11 @@ class EntryOfOutbox:
         """True if this entry follows another one of the same outbox."""
         return self.key == other.key and self._entry.number == other._entry.number + 1
 
-    def tally(self, items: Mapping[str, KeyValue]) -> Tally:
+    def tally(self, items: Mapping[str, KeyValue]) -> OutboxTally:
         """Return the tally as it was read."""
-        return load_tally(items[self.key]) if self.key in items else Tally()
+        return load_tally(items[self.key]) if self.key in items else OutboxTally()
 
-    def refusal(self, items: Mapping[str, KeyValue]) -> Taken | Conflict | None:
+    def refusal(self, items: Mapping[str, KeyValue]) -> Taken | WriteConflict | None:
         """Return why the entry may not be counted, by the tally as read; None if it may."""
         return self.tally(items).refusal(self._entry)
 
@@ -163,10 +163,10 @@ class EntryOfOutbox:
 
     def count(self, *, skipped: bool = False) -> Put:
         """Return the put that counts the entry."""
-        return Put(self.key, dump_tally(Tally(self._entry.number, skipped)))
+        return Put(self.key, dump_tally(OutboxTally(self._entry.number, skipped)))
 
 
-class SkipStep(Step):
+class SkipStep(WriteStep):
     """Counts an entry without adding its task."""
 
     def __init__(self, write: Skip, keys: QueueKeys) -> None:
@@ -250,7 +250,7 @@ class LastOfKey:
             pass
 
 
-class EnqueueStep(Step):
+class EnqueueStep(WriteStep):
     """Adds a task."""
 
     def __init__(self, write: Enqueue, keys: QueueKeys, limits: SizeLimits) -> None:
@@ -411,7 +411,7 @@ class EnqueueStep(Step):
         tally = () if self.entry is None else (Get(self.entry.key),)
         return (Get(state_key), Get(self._payload_key), Get(self.keys.long_payload(self._id)), *tally)
 
-    def _refused_by_tally(self, items: Mapping[str, KeyValue]) -> Taken | Conflict | None:
+    def _refused_by_tally(self, items: Mapping[str, KeyValue]) -> Taken | WriteConflict | None:
         """Return why the entry may not be taken, by the tally as read; None if it may, under a guard."""
         if self.entry is None:
             return None
@@ -435,7 +435,7 @@ class EnqueueStep(Step):
         return tuple(guards)
 
 
-class EnqueueAllStep(Step):
+class EnqueueAllStep(WriteStep):
     """Adds tasks in one transaction, all or none.
 
     Dependencies among them need no guard. Each id has a guard, and so has each other dependency; if these are

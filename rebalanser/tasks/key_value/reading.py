@@ -15,9 +15,9 @@ from rebalanser.core.tasks.rules import settles
 from rebalanser.core.tasks.store import (
     Change,
     ChangeFilter,
+    ChangesLost,
     FreeSlot,
     GoneSlot,
-    Lost,
     Page,
     SlotNews,
     UsedSlot,
@@ -35,15 +35,15 @@ NewsT = TypeVar("NewsT")
 class _ChangeSink(ABC, Generic[NewsT]):
     """A sink of a registry's watch that passes changes on to an engine's sink, in their order."""
 
-    def __init__(self, sink: Callable[[Sequence[NewsT] | Lost], None]) -> None:
+    def __init__(self, sink: Callable[[Sequence[NewsT] | ChangesLost], None]) -> None:
         self._sink = sink
 
     def __call__(self, events: Sequence[WatchEvent]) -> None:
         """Report the changes of these events."""
         changes: list[NewsT] = []
         for event in events:
-            news = Lost(event.revision) if isinstance(event, HistoryLost) else self._news_of(event)
-            if isinstance(news, Lost):
+            news = ChangesLost(event.revision) if isinstance(event, HistoryLost) else self._news_of(event)
+            if isinstance(news, ChangesLost):
                 self._report(changes)
                 changes = []
                 self._sink(news)
@@ -56,7 +56,7 @@ class _ChangeSink(ABC, Generic[NewsT]):
             self._sink(changes)
 
     @abstractmethod
-    def _news_of(self, event: Changed) -> NewsT | Lost | None:
+    def _news_of(self, event: Changed) -> NewsT | ChangesLost | None:
         """Return the news of a change; None if there is none."""
 
 
@@ -72,7 +72,7 @@ class StateSink(_ChangeSink[Stored]):
         self._keys = keys
         self._wants = wants
 
-    def _news_of(self, event: Changed) -> Stored | Lost | None:
+    def _news_of(self, event: Changed) -> Stored | ChangesLost | None:
         """Return the task that was put; None if it was deleted or marked, or is not wanted."""
         value = event.value
         if value is None or is_marked(value):
@@ -85,7 +85,7 @@ class StateSink(_ChangeSink[Stored]):
                 return None
             entry = load_task(self._keys.queue, partition, task, event.key, value, event.revision)
         except UnusableStore:
-            return Lost(event.revision)
+            return ChangesLost(event.revision)
         return entry.stored
 
 

@@ -17,13 +17,13 @@ from typing import Final, TypeAlias
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
-    Conflict,
-    Epoch,
     Move,
+    OwnerEpoch,
     Paused,
     RateMoved,
     SlotGone,
     TakeOver,
+    WriteConflict,
 )
 from rebalanser.errors import InternalError, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.registry.contract import (
@@ -188,7 +188,7 @@ class NotShared(Enum):
 Planned: TypeAlias = Transaction | Answer | NotShared
 
 
-class Step(ABC):
+class WriteStep(ABC):
     """One write of a batch."""
 
     keys: QueueKeys
@@ -230,7 +230,7 @@ class Epochs:
         self._known: dict[str, tuple[int, int]] = {}
         self._guards: dict[str, Unchanged] = {}
 
-    def revision(self, key: str, epoch: Epoch) -> int | None:
+    def revision(self, key: str, epoch: OwnerEpoch) -> int | None:
         """Return the revision at which an epoch was written, if known."""
         token, revision = self._known.get(key, (None, 0))
         return revision if token == epoch.token else None
@@ -280,7 +280,7 @@ def check_bytes(what: str, size: int, limit: int) -> None:
         raise RequestTooLarge(f"{what} of {size} bytes; the limit is {limit}")
 
 
-class MoveStep(Step):
+class MoveStep(WriteStep):
     """Replaces the state of a task."""
 
     moves = True
@@ -324,14 +324,14 @@ class MoveStep(Step):
         if self._head is None:
             item = found.items.get(self._state_key)
             if item is None or self._meets_other(item.value, item.mod_revision):
-                return Conflict()
+                return WriteConflict()
             self._head = head_text(item.key, item.value)
         guards: tuple[Guard, ...] = (Unchanged(self._state_key, self._write.revision),)
         reads: tuple[Get, ...] = (Get(self._state_key),)
         if self._epoch_key is not None:
             revision = self._written_at(self._epoch_key, found)
             if revision is None:
-                return Conflict()
+                return WriteConflict()
             guards = (*guards, self._epochs.guard(self._epoch_key, revision), self.keys.unpaused)
             reads = (*reads, self.keys.pause_read)
         if self._write.start is not None and self._rate_key is not None:
@@ -345,7 +345,7 @@ class MoveStep(Step):
         return Transaction(guards, (*self._puts(self._head), *payload), reads)
 
     def answer(self, outcome: Outcome) -> Answer:
-        """Return Applied, SlotGone, Paused, RateMoved or Conflict; notes a collection's mark."""
+        """Return Applied, SlotGone, Paused, RateMoved or WriteConflict; notes a collection's mark."""
         if outcome.succeeded:
             return Applied(outcome.revision, self._payload(outcome) if self._write.with_payload else None)
         if self._write.slot is not None:
@@ -363,7 +363,7 @@ class MoveStep(Step):
             self._meets_other(item.value, item.mod_revision)
         if self._epoch_key is not None:
             self._epochs.forget(self._epoch_key)
-        return Conflict()
+        return WriteConflict()
 
     def _payload(self, outcome: Outcome) -> bytes | None:
         """Return the payload that was read along; None if it is long, or can't be read: the claim is made."""
@@ -411,7 +411,7 @@ class MoveStep(Step):
         return True
 
 
-class TakeOverStep(Step):
+class TakeOverStep(WriteStep):
     """Replaces the epoch of a partition by a greater one."""
 
     def __init__(self, write: TakeOver, keys: QueueKeys, epochs: Epochs) -> None:
@@ -433,7 +433,7 @@ class TakeOverStep(Step):
         token = load_token(item)
         self._epochs.learn(self._key, token, item.mod_revision)
         if token > self._token:
-            return Conflict()
+            return WriteConflict()
         if token == self._token:
             return Applied(item.mod_revision)
         return Transaction((Unchanged(self._key, item.mod_revision),), (put,))

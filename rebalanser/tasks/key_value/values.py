@@ -17,15 +17,15 @@ from typing import Any, Final
 from rebalanser.core.tasks.model import (
     AfterFailure,
     ClaimState,
+    ClaimTerm,
     Head,
     RateMark,
-    State,
     Status,
     Stored,
     TaskId,
-    Term,
+    TaskState,
 )
-from rebalanser.core.tasks.store import FreeSlot, Tally, UsedSlot
+from rebalanser.core.tasks.store import FreeSlot, OutboxTally, UsedSlot
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 
@@ -42,7 +42,7 @@ _MARK: Final = b',"mark":{"by":'
 CACHED_BYTES: Final = 1024
 """Maximum bytes of a value whose decoded head is cached."""
 _NEW: Final = b',"state":{}}'
-_NEW_STATE: Final = State()
+_NEW_STATE: Final = TaskState()
 _STATUSES: Final = {status.value.encode(): status for status in Status}
 
 
@@ -88,16 +88,16 @@ def load_token(entry: KeyValue) -> int:
         return int(_load(entry.key, entry.value)["token"])
 
 
-def dump_tally(tally: Tally) -> bytes:
+def dump_tally(tally: OutboxTally) -> bytes:
     """Dump an outbox's tally."""
     return _dump({"v": SCHEMA_VERSION, "number": tally.number, "skipped": tally.skipped}).encode()
 
 
-def load_tally(entry: KeyValue) -> Tally:
+def load_tally(entry: KeyValue) -> OutboxTally:
     """Load an outbox's tally."""
     with _reading(entry.key):
         loaded = _load(entry.key, entry.value)
-        return Tally(int(loaded["number"]), bool(loaded["skipped"]))
+        return OutboxTally(int(loaded["number"]), bool(loaded["skipped"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _dump_lone_head(name: str, priority: int, retries: int, timeout_s: float | N
     return _dump_head(name, priority, (), retries, timeout_s)
 
 
-def dump_state(state: State) -> str:
+def dump_state(state: TaskState) -> str:
     """Dump a state, as a part of the value of its task. By hand: in a third of an encoder's time."""
     parts: list[str] = []
     claim = state.claim
@@ -297,11 +297,11 @@ def _head(value: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _state(status: Status, value: Mapping[str, Any]) -> State:
+def _state(status: Status, value: Mapping[str, Any]) -> TaskState:
     get = value.get
     claim = get("claim")
     result = get("result")
-    return State(
+    return TaskState(
         status,
         None if claim is None else _claim(claim),
         get("due", 0.0),
@@ -312,7 +312,7 @@ def _state(status: Status, value: Mapping[str, Any]) -> State:
 
 
 def _claim(value: Mapping[str, Any]) -> ClaimState:
-    term = Term(value["ttl_s"], value["clock"], value["ends_at_s"])
+    term = ClaimTerm(value["ttl_s"], value["clock"], value["ends_at_s"])
     return ClaimState(value["number"], value["holder"], value["worker"], term, value["updates"])
 
 

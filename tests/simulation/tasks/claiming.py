@@ -10,7 +10,7 @@ from rebalanser.core.tasks.claims import (
     Claimed,
 )
 from rebalanser.core.tasks.failures import LoopFailures
-from rebalanser.core.tasks.model import Stored, Term
+from rebalanser.core.tasks.model import ClaimTerm, Stored
 from simulation.kernel.reports import Violation
 from simulation.tasks.network import Resume, Unanswered, Wish, once
 from simulation.tasks.process import Host, Process, Script, Surroundings
@@ -75,9 +75,9 @@ class ClaimingProcess(Process):
         self._holders = 0
         self._woken = Signal(self)
 
-    def term(self) -> Term:
+    def term(self) -> ClaimTerm:
         """Return the term of a claim made now."""
-        return Term(TTL_S, self.host.clock, self.now + TTL_S)
+        return ClaimTerm(TTL_S, self.host.clock, self.now + TTL_S)
 
     def new_holder(self) -> str:
         """Return a name that no claim has."""

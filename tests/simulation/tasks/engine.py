@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rebalanser.core.tasks.model import OPEN, Head, LimitId, RateMark, State, Stored, TaskId, Update
+from rebalanser.core.tasks.model import OPEN, Head, LimitId, RateMark, Stored, TaskId, TaskState, Update
 from rebalanser.core.tasks.rules import ClaimKey, is_duplicate
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
     Collect,
-    Conflict,
     Duplicate,
     Enqueue,
     EnqueueAll,
@@ -23,6 +22,7 @@ from rebalanser.core.tasks.store import (
     FreeSlot,
     GoneSlot,
     Move,
+    OutboxTally,
     Paused,
     RateMoved,
     RateStart,
@@ -31,10 +31,10 @@ from rebalanser.core.tasks.store import (
     SlotNews,
     Taken,
     TakeOver,
-    Tally,
     Unknown,
     UsedSlot,
     Write,
+    WriteConflict,
 )
 from rebalanser.tasks.pauses import QUEUE as QUEUE_PAUSE
 from simulation.tasks.oracle import Oracle
@@ -54,7 +54,7 @@ class SimulatedEngine:
         self.payloads: dict[TaskId, bytes] = {}
         self.logs: dict[TaskId, dict[tuple[int, int], bytes]] = {}
         self.epochs: dict[int, int] = {}
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, OutboxTally] = {}
         self.rates: dict[LimitId, RateMark] = {}
         self.followers: list[Follower] = []
         self.pauses: dict[str, bytes] = {}
@@ -77,7 +77,7 @@ class SimulatedEngine:
             self.oracle.applied(write)
         return answer
 
-    def decided(self, before: Stored, state: State) -> Stored:
+    def decided(self, before: Stored, state: TaskState) -> Stored:
         """Write the index's decision about a task; return the task as it is then."""
         self.revision += 1
         after = replace(before, state=state, revision=self.revision)
@@ -233,7 +233,7 @@ class SimulatedEngine:
             self.oracle.counts["forwarded again"] += 1
         answer = refusal or self._add(write)
         if isinstance(answer, Applied):
-            self.tallies[entry.outbox] = Tally(entry.number)
+            self.tallies[entry.outbox] = OutboxTally(entry.number)
         return answer
 
     def _enqueue_all(self, write: EnqueueAll) -> Answer:
@@ -265,12 +265,12 @@ class SimulatedEngine:
             refusal = tally.refusal(entry)
             if refusal is not None:
                 return refusal
-            self.tallies[entry.outbox] = Tally(entry.number, skipped=True)
+            self.tallies[entry.outbox] = OutboxTally(entry.number, skipped=True)
         self.revision += 1
         return Applied(self.revision)
 
-    def _tally(self, entry: Forwarded) -> Tally:
-        return self.tallies.get(entry.outbox, Tally())
+    def _tally(self, entry: Forwarded) -> OutboxTally:
+        return self.tallies.get(entry.outbox, OutboxTally())
 
     def _add(self, write: Enqueue) -> Answer:
         task = write.task.head.id
@@ -298,7 +298,7 @@ class SimulatedEngine:
             return Paused()
         before = self.tasks.get(write.id)
         if before is None or not self._is_unchanged(before, write) or not self._is_in_epoch(write):
-            return Conflict()
+            return WriteConflict()
         if write.start is not None and not self._is_next(write.start):
             self.oracle.counts["refused: rate moved"] += 1
             return RateMoved()
@@ -321,7 +321,7 @@ class SimulatedEngine:
     def _take_over(self, write: TakeOver) -> Answer:
         epoch = write.epoch
         if epoch.token < self.epochs.get(epoch.partition, 0):
-            return Conflict()
+            return WriteConflict()
         self.epochs[epoch.partition] = epoch.token
         self.oracle.taken_over(epoch)
         self.revision += 1
@@ -331,9 +331,9 @@ class SimulatedEngine:
         for task, (_, revision) in write.tasks.items():
             stored = self.tasks.get(task)
             if stored is None or stored.revision != revision:
-                return Conflict()
+                return WriteConflict()
         if self._has_dependents(write):
-            return Conflict()
+            return WriteConflict()
         self.revision += 1
         self.oracle.collected([self.tasks[task] for task in write.tasks], self.tasks.values())
         for task in write.tasks:

@@ -29,14 +29,14 @@ from rebalanser.core.tasks.slots import (
     KeepLease,
     PublishSlots,
     ReadSlots,
-    Room,
     Rooms,
     SlotDecisions,
     SlotRequest,
     WakeClaimant,
     WithdrawSlots,
+    WorkerRoom,
 )
-from rebalanser.core.tasks.store import Change, FreeSlot, Lost, SlotNews, UsedSlot
+from rebalanser.core.tasks.store import Change, ChangesLost, FreeSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.worker import (
     Abandon,
     Begin,
@@ -45,7 +45,7 @@ from rebalanser.core.tasks.worker import (
     CutOff,
     EndClaiming,
     Execution,
-    Fail,
+    FailTry,
     FetchPayloads,
     GiveBack,
     Hold,
@@ -294,7 +294,7 @@ class PoolWorker(ClaimingProcess):
                 if any(each.began_at is None for each in self.execution.tries.values()):
                     raise Violation("SK-20", f"{self.name} leaves, and keeps what has not begun")
                 yield self._claims_end.wait(seconds)
-            case GiveBack() | Abandon() | Fail() | CutOff():
+            case GiveBack() | Abandon() | FailTry() | CutOff():
                 self._end_tries(request)
             case _:
                 return (yield from self._look_on(request))
@@ -305,8 +305,8 @@ class PoolWorker(ClaimingProcess):
         match request:
             case OfferRoom(idle=idle, room=room):
                 # Half of it for the functions that are known here, half of it for any.
-                half = Room(idle // 2, room // 2)
-                self._source.offer({NAMES: Room(idle - half.idle, room - half.tasks), None: half})
+                half = WorkerRoom(idle // 2, room // 2)
+                self._source.offer({NAMES: WorkerRoom(idle - half.idle, room - half.tasks), None: half})
             case ReportUnknown():
                 yield from self._source.report_unknown()
             case NextTask(has_room=has_room):
@@ -325,7 +325,7 @@ class PoolWorker(ClaimingProcess):
         match request:
             case GiveBack(tries=tries) | Abandon(tries=tries):
                 self.give_back(tries)
-            case Fail(held=held):
+            case FailTry(held=held):
                 held.claim.fail()
 
     def give_back(self, tries: Sequence[Try[PoolClaim]]) -> None:
@@ -650,7 +650,7 @@ class SlotSource:
 
     def lost(self) -> None:
         """Note that changes may have been missed."""
-        self._learn(Lost(0))
+        self._learn(ChangesLost(0))
 
     def perform(self, request: SlotRequest) -> Generator[Wish, Any, Any]:
         """Make a request of a script of slot offers."""

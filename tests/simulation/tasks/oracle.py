@@ -30,7 +30,7 @@ from rebalanser.core.tasks.model import (
     rate_of,
 )
 from rebalanser.core.tasks.rules import ClaimKey
-from rebalanser.core.tasks.store import Epoch, Forwarded, Move, Write
+from rebalanser.core.tasks.store import Forwarded, Move, OwnerEpoch, Write
 from rebalanser.errors import OutcomeUnknown
 from simulation.kernel.reports import Violation
 from simulation.tasks.scenario import DRIFT_RATIO, RETENTION
@@ -220,7 +220,7 @@ class Oracle:
         if lost:
             raise Violation("SK-4", f"{_short(min(lost))} was spooled, and never made")
 
-    def taken_over(self, epoch: Epoch) -> None:
+    def taken_over(self, epoch: OwnerEpoch) -> None:
         """Note that an owner takes over a partition."""
         self.counts["take-overs"] += 1
         self._epochs[epoch.partition] = max(epoch.token, self._epochs.get(epoch.partition, 0))

@@ -17,10 +17,10 @@ from rebalanser.core.tasks.claims import (
     ReadPause,
     TakeArrived,
 )
-from rebalanser.core.tasks.model import Status, Stored, TaskId, Term
-from rebalanser.core.tasks.owner import Owner
+from rebalanser.core.tasks.model import ClaimTerm, Status, Stored, TaskId
+from rebalanser.core.tasks.owner import PartitionOwner
 from rebalanser.core.tasks.slots import FollowSlots, ReadSlots, SlotDecisions, SlotRequest, WakeClaimant
-from rebalanser.core.tasks.store import Change, Epoch, Lost, Page, SlotNews, TakeOver
+from rebalanser.core.tasks.store import Change, ChangesLost, OwnerEpoch, Page, SlotNews, TakeOver
 from rebalanser.core.tasks.writes import (
     Await,
     PendingTakeOver,
@@ -121,15 +121,15 @@ class OwnerProcess(Process):
         """Break the watch; once it is back it reports that changes were lost."""
         self._drops_until = until
 
-    def _term(self) -> Term:
-        return Term(TTL_S, self.host.clock, self.now + TTL_S)
+    def _term(self) -> ClaimTerm:
+        return ClaimTerm(TTL_S, self.host.clock, self.now + TTL_S)
 
     def _new_holder(self) -> str:
         self._holders += 1
         return f"{self.name}-{self._holders}"
 
     def _take(self, tenancy: Tenancy) -> Script:
-        epoch = Epoch(tenancy.partition, tenancy.token)
+        epoch = OwnerEpoch(tenancy.partition, tenancy.token)
         while not tenancy.is_over:
             try:
                 yield from self._writer.written(PendingTakeOver(TakeOver(QUEUE, epoch)))
@@ -291,7 +291,7 @@ class OwnerProcess(Process):
 
     def _is_lost(self) -> None:
         self.index.schedule_full_read()
-        self._offering.learn(Lost(0))
+        self._offering.learn(ChangesLost(0))
         self._wake()
 
     def _told(self, stored: Stored) -> None:
@@ -333,7 +333,7 @@ class OwnerProcess(Process):
             ]
             self.world.oracle.chose(pending.last_read, min(better, key=_rank, default=None))
 
-    def _is_surely_ready(self, owner: Owner, stored: Stored) -> bool:
+    def _is_surely_ready(self, owner: PartitionOwner, stored: Stored) -> bool:
         state = stored.state
         return (
             state.status is Status.WAITING

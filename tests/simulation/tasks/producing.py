@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rebalanser.core.tasks.ids import Generator, partition_of_id, partition_of_task
-from rebalanser.core.tasks.model import AfterFailure, Head, State, Task, TaskId
+from rebalanser.core.tasks.model import AfterFailure, Head, Task, TaskId, TaskState
 from rebalanser.core.tasks.store import (
     Answer,
     Applied,
-    Conflict,
     Duplicate,
     Enqueue,
     Exists,
     Forwarded,
+    OutboxTally,
     Skip,
     Taken,
-    Tally,
     Unknown,
+    WriteConflict,
 )
 from rebalanser.core.tasks.writes import Await, ReadPayloads, ReadTasks, Request, Submit, enqueue_together
 from rebalanser.errors import InternalError, RebalanserError, UnknownTask
@@ -75,9 +75,9 @@ class Outbox:
         place = Forwarded(self.name, self._last)
         self.spooled.append(Entry(replace(enqueue, forwarded=place)))
 
-    def is_coming(self, task: TaskId, counted: Mapping[str, Tally]) -> bool:
+    def is_coming(self, task: TaskId, counted: Mapping[str, OutboxTally]) -> bool:
         """True if an entry that the engine has not counted yet enqueues the task."""
-        last = counted.get(self.name, Tally()).number
+        last = counted.get(self.name, OutboxTally()).number
         return any(
             entry.write.task.head.id == task and entry.forwarded.number > last for entry in self.spooled
         )
@@ -235,7 +235,7 @@ class Producer(Process):
         return Enqueue(
             Task(head, b"payload of " + task[:24].encode()),
             partition_of_id(task, self.world.scenario.partitions),
-            State(due=due),
+            TaskState(due=due),
         )
 
     def _forward(self) -> Script:
@@ -268,9 +268,9 @@ class Producer(Process):
                 self._taken(entry)
                 self.outbox.spooled.remove(entry)
                 continue
-            if isinstance(answer, Conflict) and not position:
+            if isinstance(answer, WriteConflict) and not position:
                 raise Violation("SK-4", f"{entry.forwarded} is not the next for the engine, and is")
-            if not isinstance(answer, Conflict):
+            if not isinstance(answer, WriteConflict):
                 entry.is_refused = True
                 self._refused(entry.write, answer)
             return
@@ -280,7 +280,7 @@ class Producer(Process):
         answer = yield self.world.network.write(self, Skip(QUEUE, entry.forwarded))
         if isinstance(answer, Unanswered):
             yield self.sleep(0.2)
-        elif isinstance(answer, Conflict):
+        elif isinstance(answer, WriteConflict):
             raise Violation("SK-4", f"{entry.forwarded} can't be skipped, as it is not the next")
         else:
             self.outbox.spooled.remove(entry)

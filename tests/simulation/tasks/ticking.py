@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rebalanser.core.tasks.ids import partition_of_id
-from rebalanser.core.tasks.model import Head, State, Task, TaskId
+from rebalanser.core.tasks.model import Head, Task, TaskId, TaskState
 from rebalanser.core.tasks.store import Enqueue, enqueued
 from rebalanser.core.tasks.ticking import EnqueueTick, FindTicks, LeaveOut, ReadPauses, Ticking, TickRequest
 from rebalanser.core.tasks.writes import PendingEnqueue
@@ -77,7 +77,9 @@ class SimulatedTicker:
         self._world.oracle.counts["ticks"] += 1
         key = "tick" if self._world.is_without_overlap else ""
         head = Head(task, QUEUE, name, unique_key=key)
-        enqueue = Enqueue(Task(head, b""), partition_of_id(task, self._world.scenario.partitions), State())
+        enqueue = Enqueue(
+            Task(head, b""), partition_of_id(task, self._world.scenario.partitions), TaskState()
+        )
         answer = yield from self._writer.written(PendingEnqueue(enqueue))
         if enqueued(enqueue, answer) != task:
             self._world.oracle.counts["ticks left out"] += 1

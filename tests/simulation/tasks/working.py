@@ -7,9 +7,9 @@ from functools import partial
 
 from rebalanser.core.tasks import rules
 from rebalanser.core.tasks.claims import Claimed
-from rebalanser.core.tasks.model import Status, Stored, TaskId, Term, Update
+from rebalanser.core.tasks.model import ClaimTerm, Status, Stored, TaskId, Update
 from rebalanser.core.tasks.rules import ClaimKey, Decision, Reason, Refused
-from rebalanser.core.tasks.slots import SETTLE_S, OwnSlots, Room, is_fresh
+from rebalanser.core.tasks.slots import SETTLE_S, OwnSlots, WorkerRoom, is_fresh
 from rebalanser.core.tasks.store import FreeSlot, SlotNews, UsedSlot
 from rebalanser.core.tasks.writes import PendingMove
 from rebalanser.errors import RebalanserError, RequestTooLarge
@@ -54,9 +54,9 @@ class WorkingProcess(Process):
         """True if a body runs."""
         return self._at_work > 0
 
-    def term(self) -> Term:
+    def term(self) -> ClaimTerm:
         """Return the term of a claim made now."""
-        return Term(TTL_S, self.host.clock, self.now + TTL_S)
+        return ClaimTerm(TTL_S, self.host.clock, self.now + TTL_S)
 
 
 class SimulatedWorker(WorkingProcess):
@@ -92,7 +92,7 @@ class SimulatedWorker(WorkingProcess):
     def _offer(self) -> Script:
         """Publish a slot, wait for claims, withdraw it, and work on the claims that have arrived."""
         network, engine = self.world.network, self.world.engine
-        self._slots.offer({NAMES: Room(1, 1)}, self.now)
+        self._slots.offer({NAMES: WorkerRoom(1, 1)}, self.now)
         yield self.sleep(1.1 * SETTLE_S)
         for _ in self._slots.plan(self.now).publish:
             self._asked += 1
