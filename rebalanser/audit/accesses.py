@@ -87,7 +87,7 @@ def put_together(records: DataFrame, processes: DataFrame, keep: Keep, **asked: 
     """The table ``ACCESSES``, kept; ``are_any`` says of each condition ``asked`` if an access may meet it."""
     whole, seen = observed(
         keep,
-        "putting accesses together",
+        "assembling accesses",
         accesses(records, processes),
         several=F.count_if(F.col(_TURN).isNull()),
         **{name: F.count_if(condition) for name, condition in asked.items()},
@@ -115,7 +115,7 @@ def in_turns(accesses: DataFrame, records: DataFrame, keep: Keep) -> DataFrame:
     )
     ends = {clock: F.col(f"{_WHOLE}.end_{clock}") for clock in _CLOCKS}
     apart = _ended(turns, F.col(f"{_WHOLE}.ended_by"), ends)
-    return keep("telling starts apart", accesses.where(F.col(_TURN).isNotNull()).unionByName(apart))
+    return keep("matching starts", accesses.where(F.col(_TURN).isNotNull()).unionByName(apart))
 
 
 def _steps(records: DataFrame) -> DataFrame:

@@ -227,7 +227,9 @@ def _claimed(folder: Path, sources: Sequence[str]) -> str:
         if found is None:
             partial = mark.with_suffix(".partial")
             if folder.exists() and any(path != partial for path in folder.iterdir()):
-                raise UnusableCheckpoint(f"{folder} holds something else than a checkpoint")
+                raise UnusableCheckpoint(
+                    f"{folder} contains other files; name an empty folder for the checkpoint"
+                )
             name = uuid.uuid4().hex
             folder.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps({**mine, "id": name}))
@@ -238,12 +240,13 @@ def _claimed(folder: Path, sources: Sequence[str]) -> str:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         other = found.get("format") if isinstance(found, dict) else None
         raise UnusableCheckpoint(
-            f"the checkpoint {folder} has format {other!r}, this version's is {FORMAT}: name an empty "
-            "folder for the checkpoint and for the output, and the history is read again from its beginning"
+            f"the checkpoint {folder} has format {other!r}, but this version needs {FORMAT}: name an "
+            "empty folder for the checkpoint and for the output; the stream then reads the history from "
+            "its beginning"
         )
     if found.get("sources") != mine["sources"]:
         raise UnusableCheckpoint(
-            f"the checkpoint {folder} is of {', '.join(map(str, found.get('sources', [])))}: "
+            f"the checkpoint {folder} belongs to {', '.join(map(str, found.get('sources', [])))}: "
             "name the same sources, or an empty checkpoint folder"
         )
     return str(found.get("id"))

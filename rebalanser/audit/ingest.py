@@ -113,7 +113,7 @@ def parse_once(raw: DataFrame) -> Ingested:
     if not row["others"]:
         return Ingested(with_step(raw), raw.sparkSession.createDataFrame([], QUARANTINE))
     others = parse(raw.where(~is_current()))
-    older, seen = observed(computed, "reading older records", others.records, rows=count())
+    older, seen = observed(computed, "reading records of older versions", others.records, rows=count())
     records = with_step(raw.where(is_current()))
     return Ingested(records.unionByName(older) if seen["rows"] else records, others.quarantine)
 
@@ -180,7 +180,7 @@ def _raw_rows(reader: DataFrameReader, paths: Iterable[str]) -> DataFrame:
     try:
         rows = reader.parquet(*paths)
     except _SPARK_ERRORS as error:
-        raise NoHistory(f"{', '.join(paths)} is no Parquet that can be read: {_reason_of(error)}") from error
+        raise NoHistory(f"{', '.join(paths)} can't be read as Parquet: {_reason_of(error)}") from error
     given = {column.name: column.dataType for column in rows.schema}
     columns = []
     for name, wanted in ((column.name, column.dataType) for column in RECORD):
@@ -191,7 +191,7 @@ def _raw_rows(reader: DataFrameReader, paths: Iterable[str]) -> DataFrame:
             column = F.col(name).try_cast(wanted)
         else:
             raise NoHistory(
-                f"{', '.join(paths)}: the column {name!r} is {there.simpleString()}; that of a history is "
+                f"{', '.join(paths)}: the column {name!r} is {there.simpleString()}; in a history it is "
                 f"{wanted.simpleString()}"
             )
         columns.append(column.alias(name))
@@ -334,13 +334,15 @@ def _reason() -> Column:
 
 
 def _detail(reason: Column) -> Column:
-    version = F.format_string(f"version %d; this one reads up to {SCHEMA_VERSION}", F.col("schema_version"))
+    version = F.format_string(
+        f"schema version %d; this version of Rebalanser reads up to {SCHEMA_VERSION}", F.col("schema_version")
+    )
     return (
         F.when(reason == str(UnreadableReason.TOO_LONG), f"over {MAX_LINE_BYTES} bytes")
         .when(reason == str(UnreadableReason.NEWER_SCHEMA), version)
         .when(reason == str(UnreadableReason.NOT_A_RECORD), _what_is_wrong())
-        .when(reason == str(UnreadableReason.TORN), "cut off in the middle")
-        .otherwise("no JSON")
+        .when(reason == str(UnreadableReason.TORN), "truncated")
+        .otherwise("not JSON")
     )
 
 
@@ -350,12 +352,12 @@ def _what_is_wrong() -> Column:
     given = {name: F.get_json_object(text, f"$.{name}").isNotNull() for name in RECORD.names}
     faults = [
         *(
-            F.when(F.col(name).isNull() & F.coalesce(given[name], F.lit(False)), f"{name}: of another type")
+            F.when(F.col(name).isNull() & F.coalesce(given[name], F.lit(False)), f"{name}: wrong type")
             for name in RECORD.names
         ),
         *(F.when(F.col(name).isNull(), f"{name}: missing") for name in _REQUIRED),
-        F.when(~F.col("schema_version").isin(*READABLE_VERSIONS), "schema_version: never existed"),
-        *(F.when(F.col(name) < 0, f"{name}: less than 0") for name in _NEVER_NEGATIVE),
-        F.when(~_kind_is_known(), F.format_string("kind: '%s' is no kind of '%s'", "kind", "protocol")),
+        F.when(~F.col("schema_version").isin(*READABLE_VERSIONS), "schema_version: unknown"),
+        *(F.when(F.col(name) < 0, f"{name}: negative") for name in _NEVER_NEGATIVE),
+        F.when(~_kind_is_known(), F.format_string("kind: '%s' is not a kind of '%s'", "kind", "protocol")),
     ]
-    return F.coalesce(*faults, F.lit("the line: no record"))
+    return F.coalesce(*faults, F.lit("not a record"))

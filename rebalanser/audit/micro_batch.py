@@ -117,7 +117,7 @@ def read_once(raw: DataFrame, ahead: float) -> Came:
     others = parse(rows.where(~F.col(_CURRENT)))
     older, old = observed(
         computed,
-        "reading older records",
+        "reading records of older versions",
         others.records.crossJoin(limit).withColumn(_NOW, now),
         records=count(),
         newest=F.max(_NOW),

@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class Options(BaseModel):
-    """Settings by which a history is judged.
+    """Options of an audit.
 
     Raises:
         pydantic.ValidationError: a value is invalid.
@@ -20,13 +20,13 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     clock_error_s: Seconds = 0.5
-    """Maximum difference between wall clocks of two hosts (AU-5). Proven further differences are added."""
+    """Maximum difference between the wall clocks of two hosts (AU-5). Larger proven differences are added."""
     unowned_limit_s: Seconds = 60.0
     """Maximum seconds that a resource may be unowned between two owners without a finding (RB-2)."""
     since: float | None = None
-    """Seconds since 1970: findings that ended before are left out, and metrics begin there."""
+    """Unix time: findings that ended earlier are left out, and metrics begin here."""
     until: float | None = None
-    """Seconds since 1970: records of later times are ignored."""
+    """Unix time: later records are ignored."""
     load_half_life_s: Annotated[float, Field(gt=0)] = 3600.0
     """Seconds after which a reported load counts half (AU-7)."""
     crowded: Annotated[int, Field(ge=2)] | None = 50_000
@@ -35,7 +35,7 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _since_is_before_until(self) -> Self:
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise ValueError("since is not before until: there is no time between them to look at")
+            raise ValueError("since must be before until")
         return self
 
 

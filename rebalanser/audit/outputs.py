@@ -37,7 +37,7 @@ class OutputFolder:
         self._jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Hadoop's file systems
         context: Any = spark.sparkContext
         configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
-        with self._told("can't be used"):
+        with self._translated("can't be used"):
             given = self._path(folder)
             self._files = given.getFileSystem(configuration)
             self._folder = self._files.makeQualified(given)
@@ -55,7 +55,7 @@ class OutputFolder:
         """
         partial = self._beside("partial")
         try:
-            with self._told("can't be written"):
+            with self._translated("can't be written"):
                 self._make(partial)
                 for name, table in tables.items():
                     step(f"writing {name}")
@@ -68,17 +68,17 @@ class OutputFolder:
 
     def _check(self) -> None:
         """Check that the folder may be replaced, and that its parent can be written to."""
-        with self._told("can't be used"):
+        with self._translated("can't be used"):
             there = self._files.exists(self._folder)
             if there and not self._is_ours():
                 raise UnusableOutput(
-                    f"the output folder {self.name} is there already and was not written by an audit; "
+                    f"the output folder {self.name} exists and was not written by an audit; "
                     "name another one, or move it away"
                 )
             if self._folder.getParent() is None:
                 raise UnusableOutput(f"the output folder {self.name} is the root of its file system")
         probe = self._beside("probe")
-        with self._told("can't be written"):
+        with self._translated("can't be written"):
             self._make(probe)
         self._delete(probe)
 
@@ -104,11 +104,11 @@ class OutputFolder:
 
     def _move(self, source: Any, target: Any) -> None:
         if not self._files.rename(source, target):
-            raise UnusableOutput(f"the output folder {self.name} can't be put in its place")
+            raise UnusableOutput(f"the output folder {self.name} can't be renamed into place")
 
     def _make(self, path: Any) -> None:
         if not self._files.mkdirs(path):
-            raise UnusableOutput(f"the output folder {self.name} can't be made in {path.getParent()}")
+            raise UnusableOutput(f"the output folder {self.name} can't be created in {path.getParent()}")
 
     def _delete(self, path: Any) -> None:
         with contextlib.suppress(Py4JJavaError):
@@ -129,7 +129,7 @@ class OutputFolder:
         return self._jvm.org.apache.hadoop.fs.Path(*parts)
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         """Report Java's file system errors in one line."""
         try:
             yield
@@ -157,10 +157,10 @@ def reason(error: Exception) -> str:
     """Reason why a file could not be read or written, in one line, from Java's and Spark's messages."""
     text = str(error)
     for sign, words in (
-        ("No space left on device", "there is no space left on its device"),
-        ("Disk quota exceeded", "its disk quota is exceeded"),
+        ("No space left on device", "no space is left on the device"),
+        ("Disk quota exceeded", "the disk quota is exceeded"),
         ("Permission denied", "permission is denied"),
-        ("Read-only file system", "its file system is read-only"),
+        ("Read-only file system", "the file system is read-only"),
     ):
         if sign in text:
             return words

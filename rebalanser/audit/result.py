@@ -214,13 +214,13 @@ def _ingest(
         raw = read(spark, sources)
         ingested = parse_once(raw if _is_cheap_to_read(sources) else persist(raw))
     if ingested.records.isEmpty():
-        raise NoHistory(f"there is no record that can be read: {_instead(ingested.quarantine)}")
+        raise NoHistory(f"no readable record: {_instead(ingested.quarantine)}")
     return ingested
 
 
 def _check_until(records: DataFrame, until: float | None) -> None:
     if until is not None and records.where(f.col("wall_time") <= until).isEmpty():
-        raise NoHistory("no record is from before until")
+        raise NoHistory("every record is later than `until`")
 
 
 def _is_cheap_to_read(sources: Sequence[Source]) -> bool:

@@ -104,7 +104,7 @@ def gaps(records: DataFrame) -> DataFrame:
     """
     is_gap = F.col("kind") == GAP
     seen = _runs(words(records.where(~is_gap), "label"))
-    told = _told(records.where(is_gap))
+    told = _recorded_gaps(records.where(is_gap))
     return _with_walls(_between(seen.unionByName(told)), records.where(~is_gap)).select(*GAPS.names)
 
 
@@ -114,7 +114,7 @@ def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep)
     ``records`` are read only if there is one.
     """
     seen = _runs(counted.where(F.col("bits").isNotNull()))
-    between = _between(seen.unionByName(_told(told)))
+    between = _between(seen.unionByName(_recorded_gaps(told)))
     found, met = observed(keep, "looking for gaps", between, rows=count())
     if not met["rows"]:
         return None
@@ -158,7 +158,10 @@ def _findings(different: DataFrame) -> DataFrame:
         "protocol": F.col("protocol"),
         "group": F.col("group"),
         "sentence": F.format_string(
-            "two different records of %s have the number %d of the process %s", "group", "sequence", "process"
+            "group %s has two different records with the number %d of process %s",
+            "group",
+            "sequence",
+            "process",
         ),
         "begins": F.col("begins"),
         "ends": F.col("ends"),
@@ -218,7 +221,7 @@ def _ends(position: Column) -> Column:
     return _is_set(position) & ((position == _WORD - 1) | ~_is_set(after))
 
 
-def _told(gap_records: DataFrame) -> DataFrame:
+def _recorded_gaps(gap_records: DataFrame) -> DataFrame:
     """Empty runs at both edges of the range of a ``gap`` record, the first with its reason.
 
     So the missing numbers between them become a gap of their own, also if nothing was seen after it.

@@ -33,9 +33,7 @@ OLDEST_JAVA: Final = 17
 NEWEST_JAVA: Final = 21
 """Newest Java for PySpark 4.0 and 4.1. Later ones lack APIs that Hadoop, Spark's reader of files, uses."""
 _WITH_NEWEST_JAVA: Final = re.compile(r"4\.[01]\.")
-_JAVA_HINT: Final = (
-    "install Java 17 or 21, such as Debian's openjdk-17-jre-headless, or set JAVA_HOME to where it is"
-)
+_JAVA_HINT: Final = "install Java 17 or 21, such as openjdk-17-jre-headless of Debian, or set JAVA_HOME"
 _TELLS: Final = re.compile(r"(?<!WARN )\b\w*(?:Exception|Error)\b")
 _WORKERS_PYTHON: Final = "PYSPARK_PYTHON"
 """Variable with the interpreter that follows growing files, read at the JVM's start; needs this package."""
@@ -126,12 +124,14 @@ def check_java() -> int:
     command = _java_command()
     if command is None:
         where = (
-            f"JAVA_HOME is {os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "none is on the PATH"
+            f"JAVA_HOME is {os.environ['JAVA_HOME']}"
+            if "JAVA_HOME" in os.environ
+            else "there is no java on the PATH"
         )
-        raise SparkUnusable(f"no Java ({where}), and Spark runs on it: {_JAVA_HINT}")
+        raise SparkUnusable(f"Spark needs Java ({where}): {_JAVA_HINT}")
     version = _java_version(command)
     if version is None:
-        raise SparkUnusable(f"{command} does not say which version it is: {_JAVA_HINT}")
+        raise SparkUnusable(f"{command} does not report its version: {_JAVA_HINT}")
     too_new = version > NEWEST_JAVA and _WITH_NEWEST_JAVA.match(pyspark) is not None
     if version < OLDEST_JAVA or too_new:
         age = "new" if too_new else "old"
@@ -215,8 +215,8 @@ def _why_not_started(settings: Mapping[str, str], told: str, error: Exception) -
     """The error for a JVM that did not start, with its last output in one line."""
     if (package := settings.get("spark.jars.packages")) and (missing := _unresolved(told)):
         return KafkaConnectorMissing(
-            f"Spark needs {package} to read Kafka, and it could not be had ({missing}): check the network, "
-            f"or set {KAFKA_PACKAGE_VARIABLE} to the Maven coordinates of a release that your repository has"
+            f"Spark needs {package} to read Kafka, and could not download it ({missing}): check the network, "
+            f"or set {KAFKA_PACKAGE_VARIABLE} to the Maven coordinates of a version that your repository has"
         )
     lines = [line.strip() for line in told.splitlines() if _TELLS.search(line)] or [_first_line(error)]
     return SparkUnusable(f"Spark did not start on {settings['spark.master']}: {lines[0]}")

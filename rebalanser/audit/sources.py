@@ -67,7 +67,7 @@ class KafkaTopic:
         shown = f"kafka://{hosts}{parts.path}"
         name = parts.path.strip("/")
         if not hosts or not name or "/" in name:
-            raise InvalidTopic(f"{shown} names no topic; write kafka://HOST:PORT/TOPIC")
+            raise InvalidTopic(f"{shown} has no topic; write kafka://HOST:PORT/TOPIC")
         servers = ",".join(host if _has_port(host) else f"{host}:{_PORT}" for host in hosts.split(","))
         try:
             asked = url_options(parts.query)
@@ -76,7 +76,7 @@ class KafkaTopic:
         for option in asked:
             if not option.startswith(_PASSED_ON):
                 raise InvalidTopic(
-                    f"{shown} has the unknown option {option!r}; known are ssl.*, sasl.*, security.*"
+                    f"{shown} has the unknown option {option!r}; allowed are ssl.*, sasl.*, security.*"
                 )
         settings = _security(shown, account, asked)
         return cls(name, servers, {f"kafka.{option}": value for option, value in settings.items()})
@@ -127,7 +127,7 @@ def places(sources: Iterable[str | os.PathLike[str]]) -> Places:
     """
     parts = [part for source in sources for part in _places_of(os.fspath(source))]
     if not parts:
-        raise NoHistory("no source was named: give files, folders or kafka://HOST:PORT/TOPIC")
+        raise NoHistory("no source: give files, folders or kafka://HOST:PORT/TOPIC")
     return Places(
         line_files=_distinct(item for part in parts for item in part.line_files),
         line_folders=_distinct(item for part in parts for item in part.line_folders),
@@ -185,7 +185,7 @@ def _folder(folder: Path) -> Places:
     lines = [file for file in files if file.name.endswith(LINES)]
     rows = [file for file in files if file.name.endswith(ROWS)]
     if not lines and not rows:
-        raise NoHistory(f"{folder} has no *.jsonl, *.jsonl.gz or *.parquet in it: there {_told(files)}")
+        raise NoHistory(f"{folder} has no *.jsonl, *.jsonl.gz or *.parquet files; found: {_suffixes(files)}")
     for file in [*lines, *rows]:
         _refuse_hidden(file.relative_to(folder))
     here = (spark_path(folder),)
@@ -195,16 +195,14 @@ def _folder(folder: Path) -> Places:
 def _refuse_hidden(path: Path) -> None:
     """Refuse a file or folder that Spark would silently skip."""
     if any(part.startswith("_") for part in path.parts):
-        raise NoHistory(
-            f"{path} would not be read: Spark takes names that begin with '_' as hidden; rename it"
-        )
+        raise NoHistory(f"{path} can't be read: Spark skips names that begin with '_'; rename it")
 
 
-def _told(files: Sequence[Path]) -> str:
+def _suffixes(files: Sequence[Path]) -> str:
     counts = Counter(file.suffix or "files without suffix" for file in files).most_common(3)
     if not counts:
-        return "is no file at all"
-    return "are " + ", ".join(f"{count} {suffix}" for suffix, count in counts)
+        return "nothing"
+    return ", ".join(f"{count} {suffix}" for suffix, count in counts)
 
 
 def spark_path(path: Path) -> str:

@@ -458,7 +458,7 @@ def followed(sources: Sequence[str]) -> tuple[list[str], list[str]]:
         if still:
             raise NoHistory(f"{still[0]} can't be followed: a stream follows *.jsonl files as they grow")
     if not sources:
-        raise NoHistory("no source was named: give files, folders or kafka://HOST:PORT/TOPIC")
+        raise NoHistory("no source: give files, folders or kafka://HOST:PORT/TOPIC")
     return sorted(str(path.resolve()) for path in paths), topics
 
 

@@ -1,4 +1,4 @@
-"""The tables of the audit: their columns, types and meanings. Times are seconds, wall times since 1970."""
+"""Tables of the audit. Durations are in seconds; columns that end in ``_wall`` are Unix times."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ class EndedBy(StrEnum):
     STOP = "stop"
     """OnStop's return was recorded."""
     SILENCE = "silence"
-    """No return was recorded; the access is taken to last until the last record of its node."""
+    """No return was recorded; the access is assumed to last until the last record of its node."""
     FAILURE = "failure"
-    """OnStop raised: the access surely lasted until then, and possibly until the last record of its node."""
+    """OnStop raised: the access lasted until then, and possibly until the last record of its node."""
 
 
 class FindingKind(StrEnum):
     """Kinds of findings (AU-4)."""
 
     OVERLAP = "overlap"
-    """Two owners accessed one resource at once: RB-1, SH-13, NE-10, SK-6 by protocol."""
+    """Two owners had access to one resource at the same time: RB-1, SH-13, NE-10, SK-6 by protocol."""
     BARRIER_OVERLAP = "barrier_overlap"
-    """The registry let two nodes hold one barrier at once, by its own revisions (RB-12)."""
+    """Two nodes held one barrier at the same time, by the revisions of the registry (RB-12)."""
     UNOWNED = "unowned"
     """No node owned the resource for longer than the limit: RB-2, SH-4, NE-6 by protocol."""
     TOKEN_ORDER = "token_order"  # noqa: S105 - no password
     """A later owner had the same or a smaller fencing token (RB-12, NE-15, SK-6)."""
     START_WITHOUT_BARRIER = "start_without_barrier"
-    """OnStart was entered without the barrier, or before it was added (RB-12)."""
+    """OnStart was called without the barrier, or before it was added (RB-12)."""
     STEP_ORDER = "step_order"
-    """A node took the steps in another order than the rule says (RB-11)."""
+    """A node performed the protocol's steps in the wrong order (RB-11)."""
     TWO_LEADERS = "two_leaders"
     """One term had two leaders (RB-5, SH-7)."""
     CLAIM_TWICE = "claim_twice"
     """Two workers held one claim number of a task (SK-6)."""
     UPDATE_GAP = "update_gap"
-    """The updates of a claim are not numbered 0, 1, 2... (SK-9)."""
+    """Updates of a claim are missing: their numbers must be 0, 1, 2... (SK-9)."""
     STALE_WRITE = "stale_write"
     """An update or completion of a superseded claim was accepted (SK-10)."""
     CONFLICT = "conflict"
-    """Two different records have one name (AU-2)."""
+    """Two different records have the same process and number (AU-2)."""
 
 
 class Certainty(StrEnum):
@@ -82,7 +82,7 @@ SOURCE_COLUMNS: Final = _table(source=_TEXT, position=_WHOLE)
 """
 
 QUARANTINE: Final = _table(source=_TEXT, position=_WHOLE, reason=_TEXT, detail=_TEXT, raw=_TEXT)
-"""Lines, rows and messages that are no record. ``raw`` holds the first 4,096 characters."""
+"""Lines, rows and messages that are not records. ``raw`` holds the first 4,096 characters."""
 
 GAPS: Final = _table(
     protocol=_TEXT, group=_TEXT, process=_TEXT, label=_TEXT,
@@ -90,8 +90,8 @@ GAPS: Final = _table(
 )  # fmt: skip
 """Runs of missing numbers of a process, between the wall times of the records around them.
 
-``after_wall`` is null if the history of the process begins later than with number 0. ``reason`` is that of a
-``gap`` record, ``rotated`` if the beginning is missing, else ``missing``.
+``after_wall`` is null if the first records of the process are missing. ``reason`` is that of a ``gap``
+record, ``rotated`` if the first records are missing, else ``missing``.
 """
 
 PROCESSES: Final = _table(
@@ -99,7 +99,7 @@ PROCESSES: Final = _table(
     first_sequence=_WHOLE, last_sequence=_WHOLE, first_wall=_REAL, last_wall=_REAL, last_monotonic=_REAL,
     duplicates=_WHOLE,
 )  # fmt: skip
-"""One row for each incarnation (``node``) of each process; ``duplicates`` are its records that came again."""
+"""One row for each incarnation (``node``) of a process; ``duplicates`` counts records read more than once."""
 
 _STEPS: Final = (
     "barrier_added", "start_entered", "start_returned", "stop_entered", "stop_returned", "stop_failed",
@@ -123,21 +123,21 @@ ACCESSES: Final = StructType(
         ),
     ]
 )  # fmt: skip
-"""One row for all that one process did with one token of one resource: barrier and ownership interval.
+"""One row for each barrier and access of a process to a resource under one token.
 
-A node that was cut off may start again what it had stopped, with the same token: each start after a stop is a
-``turn`` of its own, from 0 on, with the columns of the barrier. Of a step taken twice in one turn, the first
-start and barrier and the last stop count. ``token`` is the registry revision at which the barrier was added,
-``removed_revision`` the one at which it was removed. The node last requested the removal at
-``removal_sent_monotonic``. Both are null if the history does not show them. ``claim`` is the claim's number
-in Skuld. The end is ``EndedBy`` ``ended_by``; it and ``start_entered_*`` are null if a barrier was held and
-OnStart never entered.
+A node that lost contact may start a resource again with the same token: each start after a stop is a new
+``turn``, counted from 0, with the same barrier columns. If a step is recorded twice in one turn, the first
+start and barrier and the last stop count. ``token`` is the registry revision that added the barrier,
+``removed_revision`` the one that removed it. The node last requested the removal at
+``removal_sent_monotonic``. Both are null if they were not recorded. ``claim`` is the number of the claim in
+Skuld. ``ended_by`` is the ``EndedBy`` of the end; it and ``start_entered_*`` are null if OnStart was never
+called.
 """
 
 PARTY: Final = _table(
     node=_TEXT, label=_TEXT, process=_TEXT, host=_TEXT, token=_WHOLE, begins=_REAL, ends=_REAL
 )
-"""One owner in a finding: ``begins`` and ``ends`` are wall times of its own host."""
+"""Owner in a finding: ``begins`` and ``ends`` are wall times of its host."""
 
 WITNESS: Final = _table(
     process=_TEXT,
@@ -148,32 +148,32 @@ WITNESS: Final = _table(
     source=_TEXT,
     position=_WHOLE,
 )
-"""One record that shows a finding."""
+"""Record that is evidence of a finding."""
 
 FINDINGS: Final = _table(
     id=_TEXT, kind=_TEXT, rule=_TEXT, certainty=_TEXT, protocol=_TEXT, group=_TEXT, resource=_TEXT,
     sentence=_TEXT, begins=_REAL, ends=_REAL, lasts_s=_REAL, uncertainty_s=_REAL, fenced=_FLAG,
     parties=ArrayType(PARTY), evidence=ArrayType(WITNESS), gap=_TEXT,
 )  # fmt: skip
-"""Broken rules. ``id`` depends on the kind and the records concerned only: the same in batch and stream.
+"""Broken rules. ``id`` depends only on the kind and the evidence, so batch and stream agree.
 
-``lasts_s`` is the duration by the best clock there is, ``uncertainty_s`` its possible error. ``fenced`` is
-true if the receivers check tokens: an overlap of fenced owners did no harm there. ``gap`` says which missing
-records could hide or explain it; null if none could.
+``lasts_s`` is the duration by the best available clock, ``uncertainty_s`` its maximum error. ``fenced`` is
+true if the receivers check tokens and so prevented harm. ``gap`` describes missing records that could explain
+the finding; null if there are none.
 """
 
 CLOCKS: Final = _table(
     group=_TEXT, host=_TEXT, behind_host=_TEXT, behind_s=_REAL, seen_wall=_REAL, cause=_TEXT
 )
-"""Hosts (or, where unnamed, processes) whose clock is at least ``behind_s`` behind that of another host."""
+"""Hosts (processes if the host is unknown) whose clock is at least ``behind_s`` behind another host's."""
 
 REBALANCES: Final = _table(
     protocol=_TEXT, group=_TEXT, version=_WHOLE, term=_WHOLE, leader=_TEXT, published_wall=_REAL,
     completed_wall=_REAL, duration_s=_REAL, plan_s=_REAL, stop_s=_REAL, barrier_s=_REAL, start_s=_REAL,
     moves=_WHOLE, least_moves=_WHOLE, nodes=_WHOLE, resources=_WHOLE,
 )  # fmt: skip
-"""One row for each published allocation. ``plan_s`` is from reading the group to publishing; ``stop_s``,
-``barrier_s`` and ``start_s`` are those of the node that took longest for each, on that node's own clock."""
+"""One row for each published allocation. ``plan_s`` is the time from reading the group to publishing;
+``stop_s``, ``barrier_s`` and ``start_s`` are the times of the slowest node, by its own clock."""
 
 UNAVAILABILITY: Final = _table(
     protocol=_TEXT, group=_TEXT, resource=_TEXT, accesses=_WHOLE, unowned_s=_REAL, longest_s=_REAL,
@@ -196,17 +196,17 @@ HANDLERS: Final = _table(
 BALANCE: Final = _table(
     protocol=_TEXT, group=_TEXT, at_wall=_REAL, nodes=_WHOLE, owned=_WHOLE, least=_WHOLE, most=_WHOLE
 )
-"""Number of resources that the nodes owned at each of up to 500 times."""
+"""Minimum, maximum and total number of resources of the nodes at up to 500 times."""
 
 LEADERS: Final = _table(
     protocol=_TEXT, group=_TEXT, term=_WHOLE, node=_TEXT, label=_TEXT, from_wall=_REAL, to_wall=_REAL
 )
-"""Leaders of each term, until the next one began or their own last record."""
+"""Leader of each term, until the next term or the last record of the leader."""
 
 LOADS: Final = _table(
     protocol=_TEXT, group=_TEXT, resource=_TEXT, samples=_WHOLE, load=_REAL, weight=_REAL, last_wall=_REAL
 )
-"""The smoothed load of each resource and the weight that follows from it (AU-7)."""
+"""Smoothed load of each resource and its weight (AU-7)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Conclusion of the audit, in words and as one document."""
+"""Verdict of the audit, as text and as one JSON document."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rebalanser.audit.tables import Certainty, FindingKind, Tables
 from rebalanser.history import UnreadableReason
 
 MOST_FINDINGS: Final = 1_000
-"""Maximum number of findings in a verdict, the worst ones; the table has all of them."""
+"""Maximum number of findings in a verdict, worst first; the table has all of them."""
 MOST_OTHERS: Final = 100
-"""Maximum number of gaps and of clocks in a verdict, the worst ones."""
+"""Maximum number of gaps and of clocks in a verdict, worst first."""
 ROTATED: Final = "rotated"
-"""Reason of a gap at the beginning of a process, whose oldest files were deleted as intended."""
+"""Reason of a gap whose records were in old files that rotation deleted."""
 HARMLESS: Final = frozenset({UnreadableReason.TORN.value})
-"""Reasons why a line is no record that raise no doubt: the writer died in the middle of it."""
+"""Reasons of unreadable lines that can't hide a finding: the writer died in the middle of the line."""
 
 _NOT_OF_GAPS: Final = {
     "node": "string",
@@ -31,32 +31,32 @@ _NOT_OF_GAPS: Final = {
 }
 
 MEANINGS: Final[dict[str, str]] = {
-    FindingKind.OVERLAP: "two owners had access to one resource at once",
-    FindingKind.BARRIER_OVERLAP: "the registry let two nodes hold one barrier at once",
-    FindingKind.UNOWNED: "a resource was without an owner for longer than the limit",
-    FindingKind.TOKEN_ORDER: "a later owner had the same or a smaller fencing token",
-    FindingKind.START_WITHOUT_BARRIER: "OnStart was entered without the barrier",
-    FindingKind.STEP_ORDER: "a node took the steps in the wrong order",
+    FindingKind.OVERLAP: "two owners had access to one resource at the same time",
+    FindingKind.BARRIER_OVERLAP: "two nodes held one barrier at the same time",
+    FindingKind.UNOWNED: "a resource had no owner for longer than the limit",
+    FindingKind.TOKEN_ORDER: "the fencing token did not grow from one owner to the next",
+    FindingKind.START_WITHOUT_BARRIER: "OnStart was called without the barrier",
+    FindingKind.STEP_ORDER: "a node performed the protocol's steps in the wrong order",
     FindingKind.TWO_LEADERS: "one term had two leaders",
     FindingKind.CLAIM_TWICE: "two workers held one claim of a task",
-    FindingKind.UPDATE_GAP: "the updates of a claim are not numbered without a gap",
+    FindingKind.UPDATE_GAP: "updates of a claim are missing",
     FindingKind.STALE_WRITE: "a write of a superseded claim was accepted",
-    FindingKind.CONFLICT: "two different records have one name",
+    FindingKind.CONFLICT: "two different records have the same process and number",
 }
-"""Each kind of finding in a few words; the worst kind first."""
+"""Short description of each kind of finding, worst first."""
 
 
 class Conclusion(StrEnum):
-    """Conclusion from all findings."""
+    """Conclusion of the audit."""
 
     SOUND = "sound"
-    """Nothing was found, and no missing record could hide something."""
+    """There are no findings, and no missing record could hide one."""
     FENCED = "fenced"
-    """All certain findings are overlaps of resources whose receivers check the token: no harm there."""
+    """Every certain finding is an overlap of a resource whose receivers check the token: no harm was done."""
     UNSURE = "unsure"
-    """Nothing is certain, and something is possible: a finding that may be false, or a missing record."""
+    """No finding is certain, but one is possible, or missing records could hide one."""
     REFUTED = "refuted"
-    """A rule was certainly broken."""
+    """A rule was broken: at least one finding is certain."""
 
 
 class _VerdictModel(BaseModel):
@@ -67,22 +67,22 @@ class Count(_VerdictModel):
     """Number of findings of one kind."""
 
     kind: str
-    rule: str = Field(description="the rules that are broken, such as RB-1")
-    certain: int = Field(description="certain ones, those of fenced resources not counted")
-    fenced: int = Field(description="certain ones on resources whose receivers check the token")
+    rule: str = Field(description="rules that are broken, such as RB-1")
+    certain: int = Field(description="number of certain findings, without those of fenced resources")
+    fenced: int = Field(description="number of certain findings of resources whose receivers check the token")
     possible: int
 
     @property
     def sentence(self) -> str:
-        """The kind and its number, in words."""
+        """Number and meaning of the findings of this kind."""
         parts = [f"{self.certain:,} certain"] if self.certain else []
         parts += [f"{self.fenced:,} certain but fenced"] if self.fenced else []
         parts += [f"{self.possible:,} possible"] if self.possible else []
-        return f"{self.kind} ({self.rule}): {', '.join(parts)}: {MEANINGS.get(self.kind, self.kind)}"
+        return f"{self.kind} ({self.rule}), {', '.join(parts)}: {MEANINGS.get(self.kind, self.kind)}"
 
 
 class Found(_VerdictModel):
-    """One finding, in short; the table of findings has its parties and its evidence."""
+    """Summary of a finding; the table of findings has its parties and its evidence."""
 
     id: str
     kind: str
@@ -101,7 +101,7 @@ class Found(_VerdictModel):
 
 
 class Missing(_VerdictModel):
-    """Records of one process that are missing between two times, seconds since 1970."""
+    """Gap in the records of one process, between two Unix times."""
 
     group: str | None
     label: str | None
@@ -113,7 +113,7 @@ class Missing(_VerdictModel):
 
 
 class Unread(_VerdictModel):
-    """Lines that could not be read, for one reason."""
+    """Lines that could not be read for one reason."""
 
     reason: str
     items: int
@@ -123,7 +123,7 @@ class Unread(_VerdictModel):
 
 
 class ClockBehind(_VerdictModel):
-    """A host whose clock is proven to be behind that of another."""
+    """Host whose clock is proven to be behind the clock of another."""
 
     group: str | None
     host: str | None
@@ -133,25 +133,27 @@ class ClockBehind(_VerdictModel):
 
 
 class Verdict(_VerdictModel):
-    """Conclusion of the audit. Times are seconds, wall times since 1970."""
+    """Verdict of the audit. Durations are in seconds, times are Unix times."""
 
     conclusion: Conclusion
-    records: int = Field(description="records that were read, each counted once")
-    missing: int = Field(description="records that are missing, those that rotation deleted not counted")
-    duplicates: int = Field(description="records that came again, which count once")
+    records: int = Field(description="number of records read, without duplicates")
+    missing: int = Field(description="number of missing records, without those that rotation deleted")
+    duplicates: int = Field(description="number of records read more than once")
     accesses: int
     resources: int
-    nodes: int = Field(description="incarnations of nodes")
+    nodes: int = Field(description="number of nodes; each incarnation counts")
     processes: int
     groups: int
     first_wall: float | None
     last_wall: float | None
-    findings: tuple[Count, ...] = Field(description="by kind, the worst first")
-    worst: tuple[Found, ...] = Field(description=f"the worst {MOST_FINDINGS:,} findings")
-    gaps: tuple[Missing, ...] = Field(description=f"the {MOST_OTHERS} largest gaps")
-    rotated: int = Field(description="processes whose oldest records are not there any more")
+    findings: tuple[Count, ...] = Field(description="counts by kind, worst first")
+    worst: tuple[Found, ...] = Field(description=f"at most {MOST_FINDINGS:,} findings, worst first")
+    gaps: tuple[Missing, ...] = Field(description=f"at most {MOST_OTHERS} gaps, largest first")
+    rotated: int = Field(description="number of processes whose oldest records rotation deleted")
     unread: tuple[Unread, ...]
-    clocks: tuple[ClockBehind, ...] = Field(description=f"the {MOST_OTHERS} clocks that are furthest behind")
+    clocks: tuple[ClockBehind, ...] = Field(
+        description=f"at most {MOST_OTHERS} pairs of clocks, furthest apart first"
+    )
 
     @property
     def certain(self) -> int:
@@ -159,7 +161,7 @@ class Verdict(_VerdictModel):
         return sum(count.certain for count in self.findings)
 
     def sentences(self) -> list[str]:
-        """The verdict in words: the conclusion, then the findings, the doubts, the clocks."""
+        """The verdict as lines of text: conclusion, findings, doubts, clocks."""
         return [
             f"{self._headline()}: {self._extent()}.",
             *(f"{count.sentence}." for count in self.findings),
@@ -168,7 +170,7 @@ class Verdict(_VerdictModel):
         ]
 
     def doubts(self) -> list[str]:
-        """Doubts that missing or unreadable records raise, in words."""
+        """The doubts that missing and unreadable records raise, as lines of text."""
         return [*self._gap_sentences(), *self._unread_sentences()]
 
     def _headline(self) -> str:
@@ -176,15 +178,13 @@ class Verdict(_VerdictModel):
             case Conclusion.SOUND:
                 return "Sound. No resource had two owners"
             case Conclusion.FENCED:
-                return (
-                    "Sound where it counts. Two owners overlapped only on resources whose receivers check "
-                    "the fencing token"
-                )
+                return "Fenced. Owners overlapped only on resources whose receivers check the fencing token"
             case Conclusion.UNSURE:
-                return "Can't be sure. No rule was certainly broken, but one may have been"
+                return "Unsure. No violation of a rule is certain, but one is possible"
             case Conclusion.REFUTED:
                 broken = ", ".join(sorted({count.rule for count in self.findings if count.certain}))
-                return f"Refuted. {_counted(self.certain, 'certain finding')} against {broken}"
+                breaks = "breaks" if self.certain == 1 else "break"
+                return f"Refuted. {_counted(self.certain, 'certain finding')} {breaks} {broken}"
 
     def _extent(self) -> str:
         return (
@@ -194,7 +194,7 @@ class Verdict(_VerdictModel):
         )
 
     def _again(self) -> str:
-        return f", beside {_counted(self.duplicates, 'duplicate')}" if self.duplicates else ""
+        return f" and {_counted(self.duplicates, 'duplicate')}" if self.duplicates else ""
 
     def _period(self) -> str:
         if self.first_wall is None or self.last_wall is None:
@@ -205,7 +205,7 @@ class Verdict(_VerdictModel):
         if self.missing:
             labels = _listed([gap.label or gap.process for gap in self.gaps if gap.reason != ROTATED])
             yield (
-                f"Can't be known: {_counted(self.missing, 'record')} of {labels} "
+                f"Doubt: {_counted(self.missing, 'record')} of {labels} "
                 f"{'is' if self.missing == 1 else 'are'} missing and could hide a finding."
             )
         for gap in self.gaps[:3]:
@@ -213,33 +213,33 @@ class Verdict(_VerdictModel):
                 yield f"  {_counted(gap.missing, 'record')} of {gap.label or gap.process} {_between(gap)}."
         if self.rotated:
             yield (
-                f"The history of {_counted(self.rotated, 'process', 'processes')} begins later than the "
-                "process did: nothing is said of what was before."
+                f"The oldest records of {_counted(self.rotated, 'process', 'processes')} were deleted by "
+                "rotation: the audit covers only the time after them."
             )
 
     def _unread_sentences(self) -> Iterator[str]:
         for unread in self.unread:
-            place = f"{unread.first_source}" if unread.first_source else "an unnamed source"
+            place = unread.first_source or "an unknown place"
             if unread.first_position is not None:
                 place += f":{unread.first_position}"
             detail = f", {unread.first_detail}" if unread.first_detail else ""
             items = _counted(unread.items, "item")
-            words = f"{items} could not be read ({unread.reason}), first {place}{detail}"
+            words = f"{items} could not be read ({unread.reason}), the first at {place}{detail}"
             torn = unread.reason in HARMLESS
-            yield f"{words}; a writer died there." if torn else f"Can't be known: {words}."
+            yield f"{words}; its writer died there." if torn else f"Doubt: {words}."
 
     def _clock_sentences(self) -> Iterator[str]:
         for clock in self.clocks[:3]:
             yield (
-                f"Clocks: that of {clock.host} is at least {lasting(clock.behind_s)} behind that of "
-                f"{clock.behind_host}; comparisons between them allow for it."
+                f"Clocks: {clock.host} is at least {lasting(clock.behind_s)} behind {clock.behind_host}; "
+                "the audit allows for it."
             )
         if len(self.clocks) > 3:
             yield f"Clocks: {_counted(len(self.clocks) - 3, 'more pair')} of hosts disagree."
 
 
 def conclude(tables: Tables) -> Verdict:
-    """The verdict on the tables. Reads bounded parts of them only."""
+    """Judge the tables. Reads only bounded parts of them."""
     worst = _worst(tables.findings)
     counts = _counts(tables.findings if len(worst) == MOST_FINDINGS else None, worst)
     gaps, missing, rotated = _gaps(tables.gaps)
@@ -266,7 +266,7 @@ def _conclusion(counts: Sequence[Count], missing: int, unread: Sequence[Unread])
 
 
 def severity(findings: DataFrame) -> DataFrame:
-    """The findings, the worst first: certain before possible, fenced last, then by kind and length."""
+    """The findings, worst first: certain before possible, fenced last, then by kind and duration."""
     rank = f.array_position(f.array(*(f.lit(str(kind)) for kind in MEANINGS)), f.col("kind"))
     return findings.orderBy(
         f.col("certainty") != Certainty.CERTAIN.value,
@@ -284,7 +284,7 @@ def _worst(findings: DataFrame) -> tuple[Found, ...]:
 
 
 def _counts(findings: DataFrame | None, worst: Sequence[Found]) -> tuple[Count, ...]:
-    """Counts of all findings if there are more than the ``worst``, else of those."""
+    """Counts of ``findings``, or of ``worst`` if these are all."""
     counted: dict[tuple[str, str], dict[str, int]] = {}
     for kind, rule, column, number in _classes(findings, worst):
         of_kind = counted.setdefault((kind, rule), {"certain": 0, "fenced": 0, "possible": 0})
@@ -311,7 +311,7 @@ def _class(certainty: str, fenced: bool | None) -> str:
 
 
 def _gaps(gaps: DataFrame) -> tuple[tuple[Missing, ...], int, int]:
-    """The largest gaps, the number of missing records, and the number of processes without a beginning."""
+    """The largest gaps, the number of missing records, and of processes whose oldest records are deleted."""
     rotated = f.coalesce(f.col("reason") == ROTATED, f.lit(False))
     listed = gaps.select(*Missing.model_fields).orderBy(rotated, f.col("missing").desc(), "process")
     rows = listed.limit(MOST_OTHERS).collect()
@@ -345,7 +345,7 @@ def _clocks(clocks: DataFrame) -> tuple[ClockBehind, ...]:
 
 
 def _extent(tables: Tables, missing: int) -> dict[str, Any]:
-    """Extent of the history: of each process the numbers from its first to its last, without the missing."""
+    """Size of the history: the numbers from first to last of each process, without the missing ones."""
     numbers = ("protocol", "group", "process")
     dropped = tables.gaps.where(f.col("reason").isNull() | (f.col("reason") != ROTATED)).select(
         *numbers,
@@ -400,14 +400,14 @@ def _to_the_second(wall: float) -> str:
 
 
 def _between(gap: Missing) -> str:
+    after = f"after {_to_the_second(gap.after_wall)}" if gap.after_wall is not None else "at the beginning"
     before = f"before {_to_the_second(gap.before_wall)}" if gap.before_wall is not None else "at the end"
-    after = f"after {_to_the_second(gap.after_wall)}" if gap.after_wall is not None else "from the beginning"
     reason = f" ({gap.reason})" if gap.reason else ""
-    return f"{after} and {before}{reason}"
+    return f"{after}, {before}{reason}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first three of the distinct names, and the number of the others."""
+    """The first three distinct names and the number of the others."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - 3
     return ", ".join(distinct[:3]) + (f" and {more:,} more" if more > 0 else "")

@@ -117,7 +117,7 @@ class Record(BaseModel):
     @model_validator(mode="after")
     def _kind_is_a_word_of_its_protocol(self) -> Self:
         if self.kind not in KINDS[self.protocol]:
-            raise ValueError(f"{self.kind!r} is no kind of {self.protocol}")
+            raise ValueError(f"{self.kind!r} is not a kind of {self.protocol}")
         return self
 
     @classmethod

@@ -184,7 +184,7 @@ class TestOutput:
         try:
             OutputFolder(spark, str(disk / "out")).write(tables, {}, lambda _: None)
             big = {"one": spark.range(200_000).selectExpr("uuid() as text")}
-            with pytest.raises(UnusableOutput, match="no space left"):
+            with pytest.raises(UnusableOutput, match="no space is left"):
                 OutputFolder(spark, str(disk / "out")).write(big, {}, lambda _: None)
             assert spark.read.parquet(str(disk / "out" / "two")).count() == 4
             assert [path.name for path in disk.iterdir()] == ["out"]

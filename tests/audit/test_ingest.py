@@ -39,18 +39,18 @@ VERSION_1 = json.dumps(
     }
 )  # fmt: skip
 BAD = {
-    "nothing like JSON": ("not_json", "no JSON"),
-    a_line(1)[:100]: ("torn", "cut off in the middle"),
-    a_line(1)[:-1]: ("torn", "cut off in the middle"),
-    a_line(schema_version=3): ("newer_schema", "version 3; this one reads up to 2"),
-    a_line(schema_version=0): ("not_a_record", "schema_version: never existed"),
+    "nothing like JSON": ("not_json", "not JSON"),
+    a_line(1)[:100]: ("torn", "truncated"),
+    a_line(1)[:-1]: ("torn", "truncated"),
+    a_line(schema_version=3): ("newer_schema", "schema version 3; this version of Rebalanser reads up to 2"),
+    a_line(schema_version=0): ("not_a_record", "schema_version: unknown"),
     a_line(node="GONE"): ("not_a_record", "node: missing"),
-    a_line(sequence="five"): ("not_a_record", "sequence: of another type"),
-    a_line(sequence=-1): ("not_a_record", "sequence: less than 0"),
-    a_line(token=1.5): ("not_a_record", "token: of another type"),
-    a_line(token=1 << 70): ("not_a_record", "token: of another type"),
-    a_line(kind="danced"): ("not_a_record", "kind: 'danced' is no kind of 'group'"),
-    a_line(protocol="paxos"): ("not_a_record", "kind: 'barrier_added' is no kind of 'paxos'"),
+    a_line(sequence="five"): ("not_a_record", "sequence: wrong type"),
+    a_line(sequence=-1): ("not_a_record", "sequence: negative"),
+    a_line(token=1.5): ("not_a_record", "token: wrong type"),
+    a_line(token=1 << 70): ("not_a_record", "token: wrong type"),
+    a_line(kind="danced"): ("not_a_record", "kind: 'danced' is not a kind of 'group'"),
+    a_line(protocol="paxos"): ("not_a_record", "kind: 'barrier_added' is not a kind of 'paxos'"),
     "null": ("not_a_record", "schema_version: missing"),
     "17": ("not_a_record", "schema_version: missing"),
     "{}": ("not_a_record", "schema_version: missing"),
@@ -143,8 +143,8 @@ def test_nested_folders_compressed_files_and_parquet_are_read_together(
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ([], "is no file at all"),
-        (["a.txt", "b.txt", "c.log"], "are 2 .txt, 1 .log"),
+        ([], "found: nothing"),
+        (["a.txt", "b.txt", "c.log"], "found: 2 .txt, 1 .log"),
         (["_hidden.jsonl"], "rename it"),
     ],
 )

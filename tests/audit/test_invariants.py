@@ -306,16 +306,18 @@ def test_a_finding_says_what_happened(found: dict[str, list[Row]]) -> None:
 
 
 def test_what_is_not_certain_says_why(found: dict[str, list[Row]]) -> None:
-    assert "may be 500 ms apart, so it may be none" in found["within the clock error"][0]["sentence"]
-    assert "no end of its access is recorded" in found["woke too late"][0]["sentence"]
+    assert (
+        "may differ by 500 ms, so there may be no overlap" in found["within the clock error"][0]["sentence"]
+    )
+    assert "the end of its access was not recorded" in found["woke too late"][0]["sentence"]
     told = found["raised, then the next"][0]["sentence"]
-    assert told.endswith("the OnStop of a raised: how long it went on is unknown")
+    assert told.endswith("OnStop of a raised, so the end of its access is unknown")
 
 
 def test_a_fenced_overlap_says_that_receivers_refused_the_older_one(found: dict[str, list[Row]]) -> None:
     (row,) = found["fenced"]
     assert row["fenced"] is True
-    assert "receivers check the token and refused what a still wrote" in row["sentence"]
+    assert "receivers check the token and refuse writes of a" in row["sentence"]
 
 
 def test_exact_times_have_no_uncertainty(found: dict[str, list[Row]]) -> None:

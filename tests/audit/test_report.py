@@ -287,9 +287,9 @@ def broken(spark: SparkSession) -> tuple[Tables, str]:
     strange = ("file:///var/history/orders.w2.jsonl", 1, "not_json", EVIL, EVIL)
     return tables(
         spark,
-        "Refuted. 5 certain findings against RB-1, RB-12, RB-5: 216 accesses of 24 resources.\n"
-        "Can't be known: 3 records of worker-1 are missing and could hide a finding.\n"
-        "Clocks: that of host-4 is at least 1.3 s behind that of host-1.",
+        "Refuted. 5 certain findings break RB-1, RB-12, RB-5: 216 accesses of 24 resources.\n"
+        "Doubt: 3 records of worker-1 are missing and could hide a finding.\n"
+        "Clocks: host-4 is at least 1.3 s behind host-1.",
         findings=frame(spark, FINDINGS, several_findings()),
         gaps=frame(spark, GAPS, [named(GAPS, gap)]),
         quarantine=frame(spark, QUARANTINE, [named(QUARANTINE, torn), named(QUARANTINE, strange)]),
@@ -321,7 +321,7 @@ def large(spark: SparkSession) -> tuple[Tables, str]:
     )
     return tables(
         spark,
-        "Refuted. 250 certain findings against RB-1: 120,000 accesses of 10,000 resources by 50 nodes.",
+        "Refuted. 250 certain findings break RB-1: 120,000 accesses of 10,000 resources by 50 nodes.",
         findings=findings.cache(),
         accesses=some_accesses(spark, 10_000, 12, 50),
         processes=some_processes(spark, 50, 12),
@@ -426,7 +426,7 @@ def test_findings_come_first_the_worst_on_top_with_all_that_is_known(
     first = cards.first
     assert "orders/partition-3" in first.inner_text()
     text = first.inner_text()
-    for expected in ("Two owners at once", "certain", "not fenced", "RB-1", "2.5 s, give or take 500 ms"):
+    for expected in ("Two owners at once", "certain", "not fenced", "RB-1", "2.5 s ± 500 ms"):
         assert expected in text
     for expected in ("worker-1-0", "worker-4-0", "host-4", "141", "144", "2026-03-01 16:00:00.000"):
         assert expected in text
@@ -455,9 +455,10 @@ def test_ten_thousand_resources_stay_readable(browser: Browser, reports: Reports
     assert reports["large"].stat().st_size < 9_000_000
     seen = opened(browser, reports["large"])
     assert seen.page.locator("details.finding").count() == 200
-    assert "800 more findings are in the table" in seen.page.locator("#findings").inner_text()
+    assert "The table findings has 800 more." in seen.page.locator("#findings").inner_text()
     assert (
-        "9\u202f940 more are only in the plot of all resources" in seen.page.locator("#timeline").inner_text()
+        "The second plot counts all resources, also the other 9\u202f940."
+        in seen.page.locator("#timeline").inner_text()
     )
     assert seen.page.locator("#timeline .plot").count() == 2
     assert seen.page.locator("#timeline .barlayer .point").count() <= ReportLimits().bars
@@ -498,13 +499,13 @@ def test_what_is_not_there_is_said_in_words(browser: Browser, reports: Reports) 
     assert seen.page.locator("#verdict.possible").inner_text() == "No record was found."
     assert seen.page.locator(".plot").count() == 0
     said = {anchor: seen.page.locator(f"#{anchor} p").first.inner_text() for anchor in SECTIONS}
-    assert said["findings"] == "No record was read, so nothing is proven."
-    assert said["rebalances"] == "No allocation was published in this time."
-    assert said["leaders"] == "No node was seen to be elected."
+    assert said["findings"] == "No records, so nothing is proven."
+    assert said["rebalances"] == "No allocation was published."
+    assert said["leaders"] == "No election was recorded."
     assert all(said.values())
     seen.page.context.close()
     healthy = opened(browser, reports["healthy"])
-    assert "every invariant held" in healthy.page.locator("#findings").inner_text()
+    assert "no record breaks a rule" in healthy.page.locator("#findings").inner_text()
     assert healthy.page.locator("#verdict.clean").count() == 1
     healthy.page.context.close()
 

@@ -45,7 +45,7 @@ def a_java(folder: Path, told: str) -> None:
         ('java version "1.8.0_402"', "Java 8 .* too old for PySpark"),
         ('openjdk version "11.0.2" 2019-01-15', "Java 11 .* too old for PySpark"),
         ('openjdk version "25" 2025-09-16', "Java 25 .* too new for PySpark"),
-        ("what?", "does not say which version"),
+        ("what?", "does not report its version"),
     ],
 )
 def test_a_java_that_does_not_fit_is_refused_with_the_ones_that_do(
@@ -73,7 +73,7 @@ def test_no_java_is_told_with_how_to_get_one(monkeypatch: pytest.MonkeyPatch, ho
         monkeypatch.delenv("JAVA_HOME", raising=False)
     else:
         monkeypatch.setenv("JAVA_HOME", home)
-    with pytest.raises(SparkUnusable, match=r"no Java .*openjdk-17-jre-headless"):
+    with pytest.raises(SparkUnusable, match=r"Spark needs Java .*openjdk-17-jre-headless"):
         check_java()
 
 

@@ -78,9 +78,9 @@ def gap(**known: Any) -> Missing:
 
 class TestOptions:
     def test_since_must_be_before_until(self) -> None:
-        with pytest.raises(ValidationError, match="since is not before until"):
+        with pytest.raises(ValidationError, match="since must be before until"):
             Options(since=2.0, until=1.0)
-        with pytest.raises(ValidationError, match="since is not before until"):
+        with pytest.raises(ValidationError, match="since must be before until"):
             Options(since=2.0, until=2.0)
         assert Options(since=1.0, until=2.0).until == 2.0
 
@@ -150,7 +150,7 @@ class TestBadInput:
             capsys,
             [history, "--since", "2026-01-02", "--until", "2026-01-01"],
             2,
-            "since is not before until",
+            "since must be before until",
         )
 
     def test_a_time_that_is_none(self, capsys: pytest.CaptureFixture[str], history: str) -> None:
@@ -160,7 +160,7 @@ class TestBadInput:
         refused(capsys, [str(tmp_path / "nowhere")], 3, "nowhere does not exist")
 
     def test_an_empty_folder(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        refused(capsys, [str(tmp_path)], 3, "no file at all")
+        refused(capsys, [str(tmp_path)], 3, "found: nothing")
 
     def test_a_folder_of_other_files_says_which(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -194,7 +194,7 @@ class TestBadInput:
         )
 
     def test_a_kafka_url_without_a_topic(self, capsys: pytest.CaptureFixture[str]) -> None:
-        refused(capsys, ["kafka://127.0.0.1:9092"], 3, "names no topic")
+        refused(capsys, ["kafka://127.0.0.1:9092"], 3, "has no topic")
 
     @pytest.mark.usefixtures("_no_session")
     def test_no_java(
@@ -206,7 +206,7 @@ class TestBadInput:
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("JAVA_HOME", raising=False)
-        refused(capsys, [history], 3, "no Java", "JAVA_HOME", "17")
+        refused(capsys, [history], 3, "Spark needs Java", "JAVA_HOME", "17")
 
     @pytest.mark.usefixtures("_no_session")
     @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2", "26"])
@@ -262,23 +262,23 @@ class TestVerdict:
             Count(kind="unowned", rule="RB-2", certain=0, fenced=0, possible=1),
         )
         first, *rest = verdict(Conclusion.REFUTED, findings=counts).sentences()
-        assert first.startswith("Refuted. 2 certain findings against RB-1: 80 accesses")
+        assert first.startswith("Refuted. 2 certain findings break RB-1: 80 accesses")
         assert rest == [
             (
-                "overlap (RB-1): 2 certain, 1 certain but fenced, 3 possible: "
-                "two owners had access to one resource at once."
+                "overlap (RB-1), 2 certain, 1 certain but fenced, 3 possible: "
+                "two owners had access to one resource at the same time."
             ),
-            "unowned (RB-2): 1 possible: a resource was without an owner for longer than the limit.",
+            "unowned (RB-2), 1 possible: a resource had no owner for longer than the limit.",
         ]
 
     @pytest.mark.rule("AU-2")
     def test_a_gap_that_could_hide_something_is_said_with_its_node(self) -> None:
         told = verdict(Conclusion.UNSURE, missing=7, gaps=(gap(),)).sentences()
-        assert told[0].startswith("Can't be sure.")
+        assert told[0].startswith("Unsure.")
         assert told[1:] == [
-            "Can't be known: 7 records of worker-1 are missing and could hide a finding.",
+            "Doubt: 7 records of worker-1 are missing and could hide a finding.",
             (
-                "  7 records of worker-1 after 2023-11-14 22:13:20 UTC and before 2023-11-14 22:14:20 UTC "
+                "  7 records of worker-1 after 2023-11-14 22:13:20 UTC, before 2023-11-14 22:14:20 UTC "
                 "(missing)."
             ),
         ]
@@ -288,7 +288,10 @@ class TestVerdict:
         told = verdict(gaps=(gap(reason="rotated", after_wall=None),), rotated=1).sentences()
         assert told[0].startswith("Sound.")
         assert told[1:] == [
-            "The history of 1 process begins later than the process did: nothing is said of what was before."
+            (
+                "The oldest records of 1 process were deleted by rotation: the audit covers only the time "
+                "after them."
+            )
         ]
 
     @pytest.mark.rule("AU-1")
@@ -298,22 +301,23 @@ class TestVerdict:
             items=2,
             first_source="file:///h/a.jsonl",
             first_position=9,
-            first_detail="no JSON",
+            first_detail="not JSON",
         )
         torn = unread.model_copy(update={"reason": "torn", "items": 1, "first_position": None})
         told = verdict(Conclusion.UNSURE, unread=(unread, torn)).sentences()[1:]
         assert told == [
-            "Can't be known: 2 items could not be read (not_json), first file:///h/a.jsonl:9, no JSON.",
-            "1 item could not be read (torn), first file:///h/a.jsonl, no JSON; a writer died there.",
+            "Doubt: 2 items could not be read (not_json), the first at file:///h/a.jsonl:9, not JSON.",
+            (
+                "1 item could not be read (torn), the first at file:///h/a.jsonl, not JSON; its writer died "
+                "there."
+            ),
         ]
 
     @pytest.mark.rule("AU-5")
     def test_clocks_that_are_hours_apart_are_said_with_their_hosts(self) -> None:
         clock = ClockBehind(group="orders", host="a", behind_host="b", behind_s=7_260.0, seen_wall=None)
         told = verdict(clocks=(clock,) * 5).sentences()[1:]
-        assert told[0] == (
-            "Clocks: that of a is at least 2 h 1 min behind that of b; comparisons between them allow for it."
-        )
+        assert told[0] == ("Clocks: a is at least 2 h 1 min behind b; the audit allows for it.")
         assert told[-1] == "Clocks: 2 more pairs of hosts disagree."
 
 
@@ -334,7 +338,7 @@ class TestFiles:
             raise OSError(28, os.strerror(28))
 
         monkeypatch.setattr(Path, "write_text", full)
-        with pytest.raises(UnusableOutput, match="no space left"):
+        with pytest.raises(UnusableOutput, match="no space is left"):
             write_file(target, "new")
         assert target.read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [target]
@@ -342,7 +346,7 @@ class TestFiles:
     def test_the_cause_of_a_java_error_is_told(self) -> None:
         told = "An error\n: java.lang.RuntimeException: x\n\tat a.b\nCaused by: java.io.IOException: y"
         assert reason(RuntimeError(told)) == "java.io.IOException: y"
-        assert reason(RuntimeError("x: No space left on device")) == "there is no space left on its device"
+        assert reason(RuntimeError("x: No space left on device")) == "no space is left on the device"
         assert reason(RuntimeError("")) == "RuntimeError"
 
 

@@ -105,7 +105,7 @@ class TestCheckpoint:
         mark = tmp_path / "rebalanser.json"
         first = Checkpoint(tmp_path, ["a"])
         assert Checkpoint(tmp_path, ["a"]).id == first.id
-        with pytest.raises(UnusableCheckpoint, match="is of a: name the same sources"):
+        with pytest.raises(UnusableCheckpoint, match="belongs to a: name the same sources"):
             Checkpoint(tmp_path, ["a", "b"])
         for content, told in (
             (json.dumps(json.loads(mark.read_text()) | {"format": 1}), "has format 1"),
@@ -117,7 +117,7 @@ class TestCheckpoint:
                 Checkpoint(tmp_path, ["a"])
         mark.unlink()
         (tmp_path / "notes.txt").touch()
-        with pytest.raises(UnusableCheckpoint, match="something else"):
+        with pytest.raises(UnusableCheckpoint, match="contains other files"):
             Checkpoint(tmp_path, ["a"])
 
     def test_one_whose_making_was_cut_off_can_be_made_again(self, tmp_path: Path) -> None:

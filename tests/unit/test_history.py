@@ -103,7 +103,7 @@ def test_every_kind_survives_a_round_trip(protocol: Protocol, kind: str) -> None
     ("protocol", "kind"), [("shiva", "joined"), ("group", "process_exited"), ("neli", "")]
 )
 def test_a_kind_of_another_protocol_is_no_record(protocol: str, kind: str) -> None:
-    with pytest.raises(ValidationError, match=f"is no kind of {protocol}"):
+    with pytest.raises(ValidationError, match=f"is not a kind of {protocol}"):
         record(author=dataclasses.replace(AUTHOR, protocol=Protocol(protocol)), kind=kind)
 
 

@@ -35,7 +35,7 @@ def test_a_file_of_both_versions_is_read_as_one(tmp_path: Path) -> None:
     assert first == second == upgraded
     assert isinstance(bad, UnreadableLine)
     assert (bad.reason, bad.line) == (UnreadableReason.NOT_A_RECORD, 3)
-    assert "is no kind of group" in bad.detail
+    assert "is not a kind of group" in bad.detail
 
 
 def test_what_version_1_said_stays_and_what_it_lacked_is_added() -> None:

@@ -61,10 +61,10 @@ def overlap(case: Case) -> DataFrame:
     """
     pairs = _lasting(case.suspects)
     if case.in_order is None:
-        return findings(_overlapping(pairs, case), _told_of_overlaps())
+        return findings(_overlapping(pairs, case), _overlap_wording())
     of_all = pairs.withColumn(_OF_ALL, F.lit(True))
     both = of_all.unionByName(_lasting(case.in_order).withColumn(_OF_ALL, F.lit(False)))
-    return findings(_one_of_each(_overlapping(both, case)), _told_of_overlaps())
+    return findings(_one_of_each(_overlapping(both, case)), _overlap_wording())
 
 
 def _one_of_each(pairs: DataFrame) -> DataFrame:
@@ -183,7 +183,7 @@ def _is_in_good_order(owner: Column) -> Column:
 
 
 @once
-def _told_of_overlaps() -> Wording:
+def _overlap_wording() -> Wording:
     earlier, later = F.col(_EARLIER), F.col(OWNER)
     begins = F.greatest(earlier["start_entered_wall"], later["start_entered_wall"])
     swapped = earlier["start_entered_wall"] > later["start_entered_wall"]
@@ -198,20 +198,23 @@ def _told_of_overlaps() -> Wording:
             named(second, first),
             second["token"],
         ),
-        F.when(first["ended_by"] == EndedBy.SILENCE, F.lit("; no end of its access is recorded")).otherwise(
-            F.lit("")
-        ),
+        F.when(
+            first["ended_by"] == EndedBy.SILENCE, F.lit("; the end of its access was not recorded")
+        ).otherwise(F.lit("")),
         F.when(
             F.col(_UNSURE),
-            text("; the OnStop of {} raised: how long it went on is unknown", named(earlier, later)),
+            text("; OnStop of {} raised, so the end of its access is unknown", named(earlier, later)),
         ).otherwise(F.lit("")),
         F.when(
             ~F.col("certain") & ~F.col(_UNSURE),
-            text("; their clocks may be {} apart, so it may be none", lasting_column(F.col(_UNCERTAIN))),
+            text(
+                "; their clocks may differ by {}, so there may be no overlap",
+                lasting_column(F.col(_UNCERTAIN)),
+            ),
         ).otherwise(F.lit("")),
         F.when(
             _fenced(),
-            text("; receivers check the token and refused what {} still wrote", named(earlier, later)),
+            text("; receivers check the token and refuse writes of {}", named(earlier, later)),
         ).otherwise(F.lit("")),
     )
     in_neli = F.when(
@@ -246,15 +249,15 @@ def barrier_overlap(case: Case) -> DataFrame:
     later = F.col(OWNER)
     stood = later["barrier_added_sequence"].isNotNull() & (later["turn"] == 0)
     pairs = case.suspects.where(stood & (F.col("removal.key") > later["token"]))
-    return findings(pairs, _told_of_barriers())
+    return findings(pairs, _barrier_wording())
 
 
 @once
-def _told_of_barriers() -> Wording:
+def _barrier_wording() -> Wording:
     earlier, later = F.col("removal.owner"), F.col(OWNER)
     sentence = text(
-        "the barrier of {} was held by two: {} (token {}) removed it at revision {} only, "
-        "and {} had added it at revision {}",
+        "two nodes held the barrier of {}: {} (token {}) removed it at revision {}, "
+        "but {} had added it at revision {}",
         subject(),
         named(earlier, later),
         earlier["token"],
@@ -304,7 +307,7 @@ def unowned(case: Case) -> DataFrame:
             named(later, earlier),
             later["token"],
         ),
-        F.when(silent, F.lit("; it may have lasted longer than it told")).otherwise(F.lit("")),
+        F.when(silent, F.lit("; its access may have lasted longer")).otherwise(F.lit("")),
     )
     return findings(
         long,
@@ -363,7 +366,7 @@ def _regressions(case: Case) -> DataFrame:
         .select("protocol", "group", "resource", "pair.*")
     )
     sentence = text(
-        "{} started on {} with token {} after {} had started with token {}: tokens must grow",
+        "{} started {} with token {} after {} had started it with token {}: tokens must grow",
         named(earlier, later),
         subject(),
         earlier["token"],
@@ -377,7 +380,7 @@ def _same_tokens(case: Case) -> DataFrame:
     pairs = _with_same_token(case).where(F.col("protocol") != str(Protocol.SKULD))
     earlier, later = F.col(_EARLIER), F.col(OWNER)
     sentence = text(
-        "{} and {} both owned {} with token {}: no token may be given twice",
+        "{} and {} both owned {} with token {}: each owner must have its own token",
         named(earlier, later),
         named(later, earlier),
         subject(),

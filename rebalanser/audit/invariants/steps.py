@@ -39,8 +39,8 @@ def start_without_barrier(case: Case) -> DataFrame:
     broken = case.accesses.where(is_unguarded())
     how = (
         F.when(F.col("token").isNull(), F.lit("without a token"))
-        .when(_has_no_barrier(), F.lit("without having added its barrier"))
-        .otherwise(F.lit("before it had added its barrier"))
+        .when(_has_no_barrier(), F.lit("without holding its barrier"))
+        .otherwise(F.lit("before it held its barrier"))
     )
     return findings(
         broken,
@@ -48,7 +48,7 @@ def start_without_barrier(case: Case) -> DataFrame:
             FindingKind.START_WITHOUT_BARRIER,
             rule=F.lit("RB-12"),
             sentence=text(
-                "{} entered OnStart of {} (token {}) {}", F.col("label"), subject(), F.col("token"), how
+                "{} called OnStart of {} (token {}) {}", F.col("label"), subject(), F.col("token"), how
             ),
             parties=[_party()],
             evidence=[_witness(HistoryStep.START_ENTERED), _witness(HistoryStep.BARRIER_ADDED)],
@@ -60,25 +60,25 @@ def start_without_barrier(case: Case) -> DataFrame:
 
 
 def first_wrong_step() -> Column:
-    """The first error in the order of an access's steps, in words; null if there is none."""
+    """Description of the first step of an access that is out of order; null if there is none."""
     entered, removed = F.col(_ENTERED), F.col("barrier_removed_sequence")
     stop, start_returned = F.col("stop_returned_sequence"), F.col("start_returned_sequence")
     return (
-        F.when(start_returned < entered, F.lit("OnStart returned before it was entered"))
-        .when(stop < entered, F.lit("OnStop returned before OnStart was entered"))
+        F.when(start_returned < entered, F.lit("OnStart returned before it was called"))
+        .when(stop < entered, F.lit("OnStop returned before OnStart was called"))
         .when(
             (removed < F.col("barrier_added_sequence")) & (F.col("turn") == 0),
             F.lit("the barrier was removed before it was added"),
         )
-        .when(removed < entered, F.lit("OnStart was entered after the barrier had been removed"))
+        .when(removed < entered, F.lit("OnStart was called after the barrier had been removed"))
         .when(removed < stop, F.lit("the barrier was removed before OnStop had returned"))
         .when(
             removed.isNotNull() & stopped_too_late(),
-            F.lit("the removal of the barrier was asked for before OnStop had returned"),
+            F.lit("the removal of the barrier was requested before OnStop had returned"),
         )
         .when(
             removed.isNotNull() & (F.col("ended_by") == EndedBy.SILENCE),
-            F.lit("the barrier was removed although OnStop has not returned"),
+            F.lit("the barrier was removed although OnStop had not returned"),
         )
         .when(
             removed.isNotNull() & (F.col("ended_by") == EndedBy.FAILURE),

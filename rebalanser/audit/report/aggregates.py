@@ -43,8 +43,8 @@ HEAT_LEVELS: Final = (
     (0.5, "50 to 90 %"),
     (0.0, "under 50 %"),
 )
-"""(least share, words) levels of the part of a stretch of time that a resource was owned."""
-NEVER: Final = "not at all"
+"""(minimum share, text) levels of the share of a period that a resource was owned."""
+NEVER: Final = "never"
 
 _ACCURACY: Final = 10_000
 _GROUP: Final = ("protocol", "group")
@@ -199,7 +199,7 @@ def _key(values: Sequence[Any]) -> Column:
 
 
 def _rows_of_timeline(findings: Findings, unavailability: DataFrame, limits: ReportLimits) -> list[Facts]:
-    """The resources to draw: those with findings, worst first, then those that were unowned longest."""
+    """The resources to draw: those with findings, worst first, then those with the most unowned time."""
     keys: dict[tuple[Any, ...], None] = {}
     for finding in findings.shown:
         if finding["resource"] is not None:
@@ -271,7 +271,7 @@ def _single_bars(drawn: DataFrame) -> tuple[Facts, ...]:
 
 
 def _slots(drawn: DataFrame, begins: float, slot_s: float, most: int) -> tuple[Facts, ...]:
-    """One bar for each resource and slot of time that has an owner: the one that owned most of it."""
+    """One bar for each resource and owned slot of time, for the node that owned most of the slot."""
     slot = f.explode(
         f.sequence(
             f.floor((f.col("start_entered_wall") - begins) / slot_s),
@@ -320,9 +320,9 @@ def _named(bars: Iterable[Facts]) -> tuple[Bar, ...]:
 
 
 _ENDS: Final = {
-    EndedBy.STOP: "stopped in order",
-    EndedBy.SILENCE: "its end was not recorded",
-    EndedBy.FAILURE: "its OnStop raised",
+    EndedBy.STOP: "stopped",
+    EndedBy.SILENCE: "end not recorded",
+    EndedBy.FAILURE: "OnStop raised",
 }
 
 
@@ -344,7 +344,7 @@ def _marks(findings: Findings, rows: dict[tuple[Any, ...], int]) -> Iterable[Bar
 
 
 def _heat(spans: DataFrame, unavailability: DataFrame, limits: ReportLimits) -> Heat | None:
-    """Number of resources in each stretch of time, by the share of it that they were owned.
+    """Number of resources in each period, by the share of it that they were owned.
 
     A resource counts from its first owner to the end of its last one, as in ``UNAVAILABILITY``.
     """

@@ -213,7 +213,7 @@ def _timeline(timeline: Timeline, colours: int) -> Figure:
         traces.append(_marks(timeline))
     return _figure(
         "timeline",
-        "Who owned each resource when; each row is a resource, each colour a node.",
+        "Owners over time: each row is a resource, each colour a node.",
         110 + max(4, len(timeline.resources)) * 22,
         traces,
         barmode="overlay",
@@ -277,7 +277,7 @@ def _heat(heat: Heat) -> Figure:
     )
     return _figure(
         "timeline",
-        "All resources: for how much of each stretch of time they were owned.",
+        "All resources: number of resources by the share of each period that they were owned.",
         300,
         [log],
         xaxis=_time_axis(),
@@ -313,7 +313,7 @@ def _version_axis(rebalances: Sequence[Facts]) -> dict[str, Any]:
         for at in shown
     ]
     return _axis(
-        "allocation, in the order of time",
+        "allocation, in order of time",
         tickmode="array",
         tickvals=list(shown),
         ticktext=[_safe(name) for name in named],
@@ -355,7 +355,7 @@ def _rebalances(rebalances: Sequence[Facts]) -> Figure:
     )
     return _figure(
         "rebalances",
-        "The phases of each rebalance, each as long as on the node that took longest for it.",
+        "Phases of each rebalance, with the time of the slowest node in each phase.",
         340,
         traces,
         barmode="stack",
@@ -376,7 +376,7 @@ def _worst_resources(worst: Sequence[Facts]) -> Figure:
     rest = [max(0.0, row["unowned_s"] - row["longest_s"]) for row in worst]
     return _figure(
         "unavailability",
-        "The resources that were unowned for longest between their first and last owner.",
+        "Resources with the most unowned time between their first and last owner.",
         100 + max(3, len(worst)) * 22,
         [
             go.Bar(
@@ -390,7 +390,7 @@ def _worst_resources(worst: Sequence[Facts]) -> Figure:
                 ],
                 hovertemplate=_hover(f"{name}: %{{customdata[1]}}"),
             )
-            for name, colour, seconds in (("longest at a stretch", BLUE, longest), ("the rest", SKY, rest))
+            for name, colour, seconds in (("longest period", BLUE, longest), ("the rest", SKY, rest))
         ],
         barmode="stack",
         xaxis=_axis_from_zero("seconds unowned"),
@@ -405,7 +405,7 @@ def _histogram(histogram: Sequence[tuple[int, int]]) -> Figure:
     bounds = [(10 ** (third / 3), 10 ** ((third + 1) / 3)) for third in thirds]
     return _figure(
         "unavailability",
-        "How many resources were unowned for how long in all.",
+        "Number of resources by total unowned time.",
         260,
         [
             go.Bar(
@@ -418,7 +418,7 @@ def _histogram(histogram: Sequence[tuple[int, int]]) -> Figure:
         ],
         bargap=0.05,
         showlegend=False,
-        xaxis=_axis("unowned for, from", type="category", showgrid=False),
+        xaxis=_axis("total unowned time, from", type="category", showgrid=False),
         yaxis=_axis_from_zero("resources"),
     )
 
@@ -427,7 +427,7 @@ def _moves(rebalances: Sequence[Facts]) -> Figure:
     at = list(range(len(rebalances)))
     return _figure(
         "moves",
-        "Resources that each allocation moved, beside the least that balance asks for.",
+        "Resources that each allocation moved, and the minimum that balance required.",
         300,
         [
             go.Bar(
@@ -438,7 +438,7 @@ def _moves(rebalances: Sequence[Facts]) -> Figure:
                 customdata=[_about(row) for row in rebalances],
                 hovertemplate=_hover(f"{name}: %{{y}}", "%{customdata[1]}"),
             )
-            for name, column, colour in (("moved", "moves", BLUE), ("least possible", "least_moves", ORANGE))
+            for name, column, colour in (("moved", "moves", BLUE), ("minimum", "least_moves", ORANGE))
         ],
         barmode="group",
         xaxis=_version_axis(rebalances),
@@ -468,7 +468,7 @@ def _balance(group: str, points: Sequence[Facts]) -> Figure:
 
     return _figure(
         "balance",
-        f"Group {elided(group, 60)}: the most and the fewest resources that one node owned.",
+        f"Group {elided(group, 60)}: maximum and minimum number of resources of a node.",
         280,
         [
             line("most on one node", "most", BLUE),
@@ -518,7 +518,7 @@ def _handlers(handlers: Sequence[Facts]) -> Figure:
     ]
     return _figure(
         "handlers",
-        "How long OnStart and OnStop took for a resource, on the nodes where they took longest.",
+        "Duration of OnStart and OnStop for a resource, on the slowest nodes.",
         100 + max(3, len(handlers)) * 22,
         traces,
         xaxis=_axis("seconds", type="log", dtick="D2"),
@@ -531,7 +531,7 @@ def _heaviest(loads: Sequence[Facts]) -> Figure:
     names = _resources(loads)
     return _figure(
         "loads",
-        "The resources with the greatest weights, with their smoothed loads; the weight stands at the bar.",
+        "Resources with the greatest weights: bars show smoothed loads, labels show weights.",
         100 + max(3, len(loads)) * 22,
         [
             go.Bar(
@@ -550,7 +550,7 @@ def _heaviest(loads: Sequence[Facts]) -> Figure:
             )
         ],
         showlegend=False,
-        xaxis=_axis_from_zero("smoothed load, in the application's own unit"),
+        xaxis=_axis_from_zero("smoothed load, in the application's unit"),
         yaxis=_names_axis(names),
         meta=_short(names),
     )
@@ -559,7 +559,7 @@ def _heaviest(loads: Sequence[Facts]) -> Figure:
 def _weights(weights: Sequence[tuple[float, int]]) -> Figure:
     return _figure(
         "loads",
-        "How many resources get which weight.",
+        "Number of resources by weight.",
         260,
         [
             go.Bar(
@@ -597,7 +597,7 @@ def _terms(terms: Sequence[Facts], colours: int) -> Figure:
     ]
     return _figure(
         "leaders",
-        "Who led each group when; each colour is a node.",
+        "Leaders over time: each row is a group, each colour a node.",
         130 + len(groups) * 40,
         _spans(bars, colours, groups),
         barmode="overlay",

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SECTIONS: Final = (
     ("findings", "Findings"),
-    ("unread", "What could not be read"),
-    ("timeline", "Who owned what"),
+    ("unread", "Unreadable and missing records"),
+    ("timeline", "Owners over time"),
     ("rebalances", "Rebalances"),
     ("unavailability", "Unowned time"),
     ("moves", "Moves"),

@@ -1,4 +1,4 @@
-"""Numbers, times and names for readers."""
+"""Text forms of numbers, times and names."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ NONE: Final = "\u2013"
 KIND_NAMES: Final[dict[str, str]] = {
     FindingKind.OVERLAP: "Two owners at once",
     FindingKind.BARRIER_OVERLAP: "Two barriers at once",
-    FindingKind.CLAIM_TWICE: "One claim, two workers",
+    FindingKind.CLAIM_TWICE: "Two workers with one claim",
     FindingKind.STALE_WRITE: "Write of a superseded claim accepted",
     FindingKind.TWO_LEADERS: "Two leaders of one term",
     FindingKind.TOKEN_ORDER: "Fencing token did not grow",
-    FindingKind.START_WITHOUT_BARRIER: "OnStart without a barrier",
+    FindingKind.START_WITHOUT_BARRIER: "OnStart without the barrier",
     FindingKind.STEP_ORDER: "Steps in the wrong order",
-    FindingKind.UPDATE_GAP: "Updates of a claim not contiguous",
-    FindingKind.CONFLICT: "Two records of one name",
+    FindingKind.UPDATE_GAP: "Updates of a claim missing",
+    FindingKind.CONFLICT: "Two records with one number",
     FindingKind.UNOWNED: "Unowned for too long",
 }
-"""Names of the kinds of findings, the gravest first."""
+"""Titles of the kinds of findings, worst first."""
 
 _PARTS: Final = re.compile(r"(\d+)")
 
 
 def number(value: float | None) -> str:
-    """A count with its thousands apart: ``12 345``."""
+    """A count with a space between thousands: ``12 345``."""
     return NONE if value is None else f"{value:,.0f}".replace(",", "\u202f")
 
 
@@ -41,7 +41,7 @@ def real(value: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share of a whole; never rounded up to 100 % or down to 0 %."""
+    """A percentage, never rounded to 0 % or 100 %."""
     if whole <= 0:
         return NONE
     share = 100 * part / whole
@@ -53,7 +53,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that suits them: ``1.25 ms``, ``3.4 s``, ``2 h 5 min``."""
+    """A duration in suitable units: ``1.25 ms``, ``3.4 s``, ``2 h 5 min``."""
     return NONE if seconds is None or not math.isfinite(seconds) else times.lasting(seconds)
 
 
@@ -63,7 +63,7 @@ def moment(wall: float | None, *, milliseconds: bool = True) -> str:
 
 
 def period(begins: float | None, ends: float | None) -> str:
-    """Begin and end of a period; the date of the end only if it is another one."""
+    """Begin and end of a period; the end's date only if it differs."""
     first, last = moment(begins), moment(ends)
     if begins is None or ends is None or first == last:
         return first if begins is not None else last
@@ -72,7 +72,7 @@ def period(begins: float | None, ends: float | None) -> str:
 
 
 def elided(name: str, limit: int) -> str:
-    """A name of at most ``limit`` characters, its middle left out."""
+    """A name shortened in the middle to at most ``limit`` characters."""
     if len(name) <= limit:
         return name
     head = (limit - 1) * 2 // 3
@@ -85,6 +85,6 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sorting key by which ``shard-9`` comes before ``shard-10``."""
+    """Sort key that puts ``shard-9`` before ``shard-10``."""
     parts = _PARTS.split(name)
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part)
