@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rebalanser.core.fields import fields_for
 from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.history.kinds import GAP, KINDS, Protocol
 from rebalanser.redaction import HIDDEN, names_secret, redact
@@ -155,25 +156,18 @@ class Record(BaseModel):
     @classmethod
     def gap(cls, first: Record, last: Record, *, dropped: int, reason: str) -> Self:
         """The record that replaces ``dropped`` records, from ``first`` to ``last``."""
-        return cls(
-            schema_version=SCHEMA_VERSION,
-            protocol=first.protocol,
-            group=first.group,
-            process=first.process,
-            node=first.node,
-            label=first.label,
-            incarnation=first.incarnation,
-            host=first.host,
-            boot=first.boot,
+        lost: dict[str, Value] = {
+            "dropped": dropped,
+            "first": first.sequence,
+            "last": last.sequence,
+            "reason": reason,
+        }
+        return cls.of(
+            Author(**fields_for(Author, first)),
+            Event(GAP, first.node, first.incarnation, first.term, first.version, detail=lost),
             sequence=first.sequence,
-            kind=GAP,
-            term=first.term,
-            version=first.version,
-            wall_time=first.wall_time,
-            monotonic_time=first.monotonic_time,
-            detail=_detail(
-                {"dropped": dropped, "first": first.sequence, "last": last.sequence, "reason": reason}
-            ),
+            wall=first.wall_time,
+            monotonic=first.monotonic_time,
         )
 
     def to_line(self) -> bytes:
@@ -209,17 +203,9 @@ def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
     access have it.
     """
     return Event(
-        kind=fact.kind,
-        node=fact.node,
+        **fields_for(Event, fact),
         incarnation=incarnation_of(fact.node),
-        term=fact.term,
-        version=fact.version,
-        resource=fact.resource,
-        token=fact.token,
-        revision=fact.revision,
-        value=fact.value,
         fenced=fenced if fact.kind is FactKind.START_ENTERED else None,
-        detail=fact.detail,
     )
 
 

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from rebalanser.core.allocation import MAX_AMOUNT, Requests, thousandths
+from rebalanser.core.fields import fields_for
 from rebalanser.core.shiva.archives import DEFAULT_LIMITS, MANIFEST_NAME
 from rebalanser.core.shiva.types import MAX_REPLICAS, HealthPolicy, RestartPolicy, check_part
 from rebalanser.errors import InvalidManifest, InvalidName
@@ -215,13 +216,9 @@ class Manifest(_Part):
 
     def as_policy(self) -> RestartPolicy:
         """Return the part that the worker's state machine needs."""
-        restart = self.restart
         return RestartPolicy(
-            restart=restart.policy.value,
-            max_restarts=restart.max_restarts,
-            restart_window_s=restart.restart_window_s,
-            backoff_initial_s=restart.backoff_initial_s,
-            backoff_max_s=restart.backoff_max_s,
+            restart=self.restart.policy.value,
+            **fields_for(RestartPolicy, self.restart),
             stop_timeout_s=self.stop_timeout_s,
             health=self.health_check.as_policy() if self.health_check is not None else None,
         )

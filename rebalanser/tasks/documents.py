@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from rebalanser.core.fields import fields_for
 from rebalanser.core.tasks.model import AfterFailure, ClaimState, LimitRoom, Status, Stored, Task, Update
 from rebalanser.errors import InvalidTask
 from rebalanser.tasks.results import sources_in, without_sources
@@ -81,7 +82,7 @@ class RoomDocument(BaseModel):
     @classmethod
     def of(cls, room: LimitRoom) -> Self:
         """Return the document of a room."""
-        return cls(running=room.running, at=room.at)
+        return cls(**fields_for(cls, room))
 
 
 class TaskDocument(BaseModel):
@@ -130,28 +131,11 @@ class TaskDocument(BaseModel):
     def of(cls, stored: Stored, blockers: Sequence[Stored] = (), room: LimitRoom | None = None) -> Self:
         """Return the document of a task, with its blockers and the room that its limits leave."""
         head, state = stored.head, stored.state
+        fields = fields_for(cls, head) | fields_for(cls, state) | fields_for(cls, stored)
+        fields["claim"] = None if state.claim is None else ClaimDocument.of(state.claim)
+        fields["result"] = None if state.result is None else Content.of(state.result)
         return cls(
-            id=head.id,
-            queue=head.queue,
-            name=head.name,
-            status=state.status,
-            priority=head.priority,
-            after=head.after,
-            after_failure=head.after_failure,
-            retries=head.retries,
-            timeout_s=head.timeout_s,
-            unique_key=head.unique_key,
-            unique_for_s=head.unique_for_s,
-            limit_key=head.limit_key,
-            max_running=head.max_running,
-            rate_limit=head.rate_limit,
-            due=state.due,
-            failures=state.failures,
-            error=state.error,
-            claim=None if state.claim is None else ClaimDocument.of(state.claim),
-            result=None if state.result is None else Content.of(state.result),
-            partition=stored.partition,
-            revision=stored.revision,
+            **fields,
             blocked_by=tuple(map(BlockerDocument.of, blockers)),
             room=None if room is None else RoomDocument.of(room),
         )

@@ -332,31 +332,18 @@ class Producer(TaskRegistry[TaskDecorator], OpenQueue):
         name: str,
         payload: bytes,
         options: EnqueueOptions,
-        *,
-        retries: int = RETRIES,
-        timeout_s: float | None = None,
-        max_running: int | None = None,
-        max_running_per_key: int | None = None,
-        rate_limit: str | None = None,
-        rate_limit_per_key: str | None = None,
+        **given: Unpack[GivenTaskOptions],
     ) -> Enqueue:
         """Return the write that enqueues a task of a function of another process, with its payload as JSON.
 
         Raises:
             InvalidName: the function's name can't be stored.
-            InvalidTask: a limit is invalid, or limits are both of the function and per key.
+            InvalidTask: an option of the function is invalid, or limits are both of the function and per key.
         """
         check_name(name, "task")
         self._warn_of_unknown(name)
         unique_key, unique_for_s = options.unique(None, payload)
-        limits = task_options(
-            {
-                "max_running": max_running,
-                "max_running_per_key": max_running_per_key,
-                "rate_limit": rate_limit,
-                "rate_limit_per_key": rate_limit_per_key,
-            }
-        )
+        function = task_options(given)
         task_id = options.task_id or self._ids.next()
         head = Head(
             id=task_id,
@@ -365,11 +352,11 @@ class Producer(TaskRegistry[TaskDecorator], OpenQueue):
             priority=options.priority or 0,
             after=dependencies(options.after, payload),
             after_failure=options.after_failure,
-            retries=retries,
-            timeout_s=timeout_s,
+            retries=function.retries,
+            timeout_s=function.timeout_s,
             unique_key=unique_key,
             unique_for_s=unique_for_s,
-            **limits.limit(options.key),
+            **function.limit(options.key),
         )
         return self._placed(head, payload, options)
 

@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rebalanser.core.fields import fields_for
 from rebalanser.core.tasks.failures import ErrorKind, LoopFailure
 from rebalanser.core.tasks.model import Status
 from rebalanser.tasks.context import Context
@@ -48,13 +49,7 @@ class TroubleDocument(BaseModel):
     @classmethod
     def of(cls, trouble: LoopFailure) -> Self:
         """Return the document of a trouble."""
-        return cls(
-            loop=trouble.loop,
-            kind=trouble.kind,
-            error=trouble.error,
-            since=trouble.since,
-            attempts=trouble.attempts,
-        )
+        return cls(**fields_for(cls, trouble))
 
 
 class WorkerDocument(BaseModel):

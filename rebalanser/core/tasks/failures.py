@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final
 
 from rebalanser.core.clock import GrowingDelay
+from rebalanser.core.fields import fields_for
 from rebalanser.errors import (
     InvalidArgument,
     InvalidTask,
@@ -139,8 +140,7 @@ class LoopFailures:
     def troubles(self) -> list[LoopFailure]:
         """Return the loops that fail now."""
         return [
-            LoopFailure(loop, each.kind, each.error, each.since, each.attempts)
-            for loop, each in sorted(self._failing.items())
+            LoopFailure(loop, **fields_for(LoopFailure, each)) for loop, each in sorted(self._failing.items())
         ]
 
     def failed(

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from rebalanser.core.fields import fields_for
 from rebalanser.core.tasks.failures import concerning
 from rebalanser.core.tasks.model import OPEN, Enqueued, Status, Stored, TaskId
 from rebalanser.core.tasks.store import Enqueue
 from rebalanser.tasks.documents import FullTaskDocument, TaskDocument, UpdateDocument
-from rebalanser.tasks.functions import EnqueueOptions
+from rebalanser.tasks.functions import EnqueueOptions, TaskOptions
 from rebalanser.tasks.http.messages import ChangedCounts, NewTask, Selection
 from rebalanser.tasks.http.problems import INVALID, ProblemRaised
 from rebalanser.tasks.operator import MAX_ROOMS
@@ -45,27 +46,12 @@ def enqueue_batch(queue: Queue, tasks: Sequence[NewTask], *, together: bool) -> 
 
 
 def _made(queue: Queue, task: NewTask) -> Enqueue:
-    options = EnqueueOptions(
-        delay_s=task.delay_s,
-        after=task.after,
-        after_failure=task.after_failure,
-        priority=task.priority,
-        task_id=task.id,
-        waits_for_unknown=task.waits_for_unknown,
-        unique_key=task.unique_key,
-        unique_for_s=task.unique_for_s,
-        key=task.key,
-    )
+    options = EnqueueOptions(**fields_for(EnqueueOptions, task), task_id=task.id)
     return queue.build_raw_enqueue(
         task.name,
         with_sources(task.payload.content(), task.results),
         options,
-        retries=task.retries,
-        timeout_s=task.timeout_s,
-        max_running=task.max_running,
-        max_running_per_key=task.max_running_per_key,
-        rate_limit=task.rate_limit,
-        rate_limit_per_key=task.rate_limit_per_key,
+        **fields_for(TaskOptions, task),
     )
 
 
