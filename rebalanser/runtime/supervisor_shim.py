@@ -539,6 +539,9 @@ def _close(*files: int | None) -> None:
 def _lock(path: str | None) -> int | None:
     """Lock a file, and create it if it is missing.
 
+    A lock counts only while the path names the locked file: whoever has locked it may have removed it since
+    it was opened.
+
     Raises:
         BlockingIOError: another process has locked it.
         OSError: it can't be created.
@@ -548,7 +551,7 @@ def _lock(path: str | None) -> int | None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        removed = os.fstat(file).st_ino != Path(path).stat().st_ino
+        removed = not _names(path, file)
     except OSError:
         os.close(file)
         raise
@@ -556,6 +559,12 @@ def _lock(path: str | None) -> int | None:
         os.close(file)
         return _lock(path)
     return file
+
+
+def _names(path: str, file: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(Path(path).stat(), os.fstat(file))
+    return False
 
 
 def _signal(child: _Child, number: signal.Signals) -> None:

@@ -82,6 +82,8 @@ class DataFolder:
         """Identity of this worker: the folder's lineage, and the number of times that it was opened."""
         self._lock: int | None = lock
         self._worker_lock = worker_lock
+        self._locked: dict[ApplicationId, set[ApplicationId]] = {}
+        """Replicas whose lock files were made, by their applications."""
         self._found = frozenset(folder.name for folder in (path / "applications").iterdir())
 
     @classmethod
@@ -169,17 +171,36 @@ class DataFolder:
         return file
 
     def lock_of(self, application: ApplicationId) -> Path:
-        """The file that is locked while a process of an application lives."""
+        """Return the file that is locked while a process of an application lives; see ``drop_files``."""
+        self._locked.setdefault(application.whole, set()).add(application)
         return self.path / "locks" / folder_name(str(application))
+
+    def _drop_locks(self, application: ApplicationId) -> None:
+        """Remove the lock files of an application's replicas that no process holds.
+
+        Each is removed while it is locked. A job that opens it before and locks it afterwards finds that the
+        path does not name it any more, and makes another one.
+        """
+        replicas = self._locked.get(application.whole, set())
+        for replica in tuple(replicas):
+            path = self.path / "locks" / folder_name(str(replica))
+            with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError, BlockingIOError):
+                lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                opened.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(lock), path.stat()):
+                    path.unlink()
+                    replicas.discard(replica)
 
     def drop_files(self, application: ApplicationId, kept: Collection[str] = ()) -> None:
         """Remove an application's unpacked files but those of the archives of these sha256; its data stays.
 
-        No process may use what is removed any more.
+        No process may use what is removed any more. Locks that no process holds are removed too.
 
         Raises:
             OSError: they cannot be removed.
         """
+        self._drop_locks(application)
         folder = self._folder_of(application)
         for files in set(folder.glob("files-*")) - {self.files_of(application, sha256) for sha256 in kept}:
             remove_folder(files)
@@ -195,6 +216,7 @@ class DataFolder:
         Raises:
             OSError: they cannot be removed.
         """
+        self._drop_locks(application)
         folder = self._folder_of(application)
         if not os.path.lexists(folder):
             return False

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import FixConfiguration, InternalError, UnusableFolder
+from rebalanser.runtime import supervisor_shim
 from rebalanser.shiva import data_folder as module
 from rebalanser.shiva.archives import ASIDE_PREFIX, Packed, pack
 from rebalanser.shiva.data_folder import DataFolder, folder_name
@@ -249,6 +250,46 @@ def test_replicas_share_their_files_and_have_data_output_and_locks_of_their_own(
     assert (data.data_of(second) / "kept").exists()
     data.drop(APP)
     assert not (data.data_of(second) / "kept").exists()
+
+
+@pytest.mark.rule("SH-28")
+def test_a_lock_file_goes_with_its_replica_unless_a_process_holds_it(data: DataFolder) -> None:
+    free, held = data.lock_of(APP.numbered(1)), data.lock_of(APP.numbered(2))
+    other = data.lock_of(OTHER)
+    locks = [supervisor_shim._lock(str(each)) for each in (free, held, other)]
+    os.close(locks[0])
+    data.drop_files(APP)
+    assert set(held.parent.iterdir()) == {held, other}
+    os.close(locks[1])
+    os.close(locks[2])
+    data.drop(APP)
+    assert list(held.parent.iterdir()) == [other]
+
+
+@pytest.mark.rule("SH-28")
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_lock_that_is_removed_while_a_job_takes_it_is_not_taken_for_held(
+    data: DataFolder, monkeypatch: pytest.MonkeyPatch, *, made_anew: bool
+) -> None:
+    path = data.lock_of(APP)
+    open_file, opened = os.open, list[int]()
+
+    def open_and_remove(*arguments: Any) -> int:
+        opened.append(open_file(*arguments))
+        if len(opened) == 1:
+            monkeypatch.setattr(os, "open", open_file)
+            data.drop(APP)
+            if made_anew:
+                path.touch()
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", open_and_remove)
+    lock = supervisor_shim._lock(str(path))
+    assert lock is not None
+    assert os.path.samestat(os.fstat(lock), path.stat())
+    with pytest.raises(BlockingIOError):
+        supervisor_shim._lock(str(path))
+    os.close(lock)
 
 
 def test_files_that_are_no_longer_as_they_were_are_not_taken(data: DataFolder, packed: Packed) -> None:
