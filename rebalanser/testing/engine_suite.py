@@ -73,7 +73,7 @@ from rebalanser.core.tasks.store import (
 )
 from rebalanser.errors import InvalidName, RegistryUnavailable, RequestTooLarge, UnusableStore
 from rebalanser.tasks.engine import ClaimsFromIndex, Engine
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, Recorder
 
 TIMEOUT_S = PATIENCE_S
 """Timeout of every request; a healthy store answers long before."""
@@ -145,45 +145,16 @@ class EngineHarness(ABC):
         raise NotImplementedError(f"can_lose_history is True: forget what is older than {revision}")
 
 
-class Recorder:
-    """A sink that records events, and lets a test wait for them."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._told: list[Stored | ChangesLost] = []
-        self._threads: set[int] = set()
-        self._more = threading.Condition()
+class StateRecorder(Recorder["Stored | ChangesLost"]):
+    """A sink of an engine's watch."""
 
     def __call__(self, told: Sequence[Stored] | ChangesLost) -> None:
-        with self._more:
-            self._told.extend([told] if isinstance(told, ChangesLost) else told)
-            self._threads.add(threading.get_ident())
-            self._more.notify_all()
-
-    @property
-    def told(self) -> tuple[Stored | ChangesLost, ...]:
-        """All events so far."""
-        with self._more:
-            return tuple(self._told)
+        self.record([told] if isinstance(told, ChangesLost) else told)
 
     @property
     def states(self) -> list[Stored]:
         """The changed states so far, each once: a watch may repeat itself."""
         return list(dict.fromkeys(item for item in self.told if isinstance(item, Stored)))
-
-    @property
-    def threads(self) -> frozenset[int]:
-        """The identifiers of the threads that called the sink."""
-        with self._more:
-            return frozenset(self._threads)
-
-    def wait_until(self, satisfied: Callable[[Sequence[Stored | ChangesLost]], bool], what: str) -> None:
-        """Block until ``satisfied(told)``; raise AssertionError when patience is over."""
-        with self._more:
-            if not self._more.wait_for(lambda: satisfied(self._told), timeout=self._patience_s):
-                raise AssertionError(
-                    f"not told within {self._patience_s} s: {what}; told: {self._told[-20:]}"
-                )
 
     def wait_for(self, *expected: Stored) -> None:
         """Block until all the expected states have arrived."""
@@ -466,9 +437,9 @@ class EngineSuite:
         return connect()
 
     @pytest.fixture
-    def recorder(self, harness: EngineHarness) -> Recorder:
+    def recorder(self, harness: EngineHarness) -> StateRecorder:
         """A sink."""
-        return Recorder(harness.patience_s)
+        return StateRecorder(harness.patience_s)
 
     # -- enqueue
 
@@ -554,7 +525,7 @@ class EngineSuite:
     @pytest.mark.rule("SK-2", "SK-5")
     @pytest.mark.parametrize("others", [1, 30], ids=["few others", "many others"])
     def test_tasks_that_depend_on_each_other_are_enqueued_together(
-        self, engine: Engine, recorder: Recorder, others: int
+        self, engine: Engine, recorder: StateRecorder, others: int
     ) -> None:
         """Holds: "Add tasks of one queue, all or none, as if each was enqueued after those before it"."""
         before = [make(number) for number in range(1, others + 1)]
@@ -1527,7 +1498,7 @@ class EngineSuite:
         assert everything(engine, OTHER_QUEUE) == []
 
     @pytest.mark.rule("SK-11", "SK-12", "SK-13")
-    def test_a_watch_from_a_page_misses_nothing(self, connect: Connect, recorder: Recorder) -> None:
+    def test_a_watch_from_a_page_misses_nothing(self, connect: Connect, recorder: StateRecorder) -> None:
         """Holds: "a watch from there reports the changes after it", which is how an owner starts."""
         writer, reader = connect(), connect()
         applied(writer, *(make(number) for number in range(100)))
@@ -1637,7 +1608,7 @@ class EngineSuite:
     # -- watches
 
     @pytest.mark.rule("SK-11", "SK-13")
-    def test_a_watch_tells_what_changes(self, engine: Engine, recorder: Recorder) -> None:
+    def test_a_watch_tells_what_changes(self, engine: Engine, recorder: StateRecorder) -> None:
         """Holds: "all states written after ``from_revision``, also the first of new tasks"."""
         (before,) = applied(engine, make(1))
         present = read(engine, task_id(1))
@@ -1653,7 +1624,7 @@ class EngineSuite:
         assert recorder.states == told
 
     @pytest.mark.rule("SK-11", "SK-13")
-    def test_a_watch_tells_what_has_changed_since(self, engine: Engine, recorder: Recorder) -> None:
+    def test_a_watch_tells_what_has_changed_since(self, engine: Engine, recorder: StateRecorder) -> None:
         """Holds: "in the order of revisions, each at least once", from an earlier revision on."""
         revisions = [
             applied(engine, make(number), make(number, queue=OTHER_QUEUE))[0] for number in range(20)
@@ -1670,7 +1641,7 @@ class EngineSuite:
         assert {item.head.id: item for item in told} == {item.head.id: item for item in expected}
 
     @pytest.mark.rule("SK-11", "SK-13")
-    def test_a_watch_tells_only_what_is_wanted(self, engine: Engine, recorder: Recorder) -> None:
+    def test_a_watch_tells_only_what_is_wanted(self, engine: Engine, recorder: StateRecorder) -> None:
         """Holds: "With ``wants`` only those that it wants", which is asked of each that would be told."""
         (before,) = applied(engine, make(1))
         asked: list[Change] = []
@@ -1693,7 +1664,7 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11", "SK-13")
     def test_a_watch_of_statuses_tells_changes_to_them(
-        self, engine: Engine, recorder: Recorder, harness: EngineHarness
+        self, engine: Engine, recorder: StateRecorder, harness: EngineHarness
     ) -> None:
         """Holds: "tasks that were there before and have one of these statuses now", beside another watch."""
         (before,) = applied(engine, make(1))
@@ -1703,7 +1674,7 @@ class EngineSuite:
             asked.append(change)
             return change.task != task_id(3)
 
-        every = Recorder(harness.patience_s)
+        every = StateRecorder(harness.patience_s)
         claims = StatusFilter(frozenset({Status.CLAIMED}), wants)
         with (
             closing(engine.watch(QUEUE, before, recorder, claims)),
@@ -1721,7 +1692,7 @@ class EngineSuite:
         assert {each.head.id for each in every.states} == {task_id(2), task_id(3), task_id(4)}
 
     @pytest.mark.rule("SK-11", "SK-12")
-    def test_a_watch_tells_a_large_batch(self, engine: Engine, recorder: Recorder) -> None:
+    def test_a_watch_tells_a_large_batch(self, engine: Engine, recorder: StateRecorder) -> None:
         """Holds: "in the order of revisions, each at least once", for 2,500 changes at once."""
         (before,) = applied(engine, make(MANY))
         with closing(engine.watch(QUEUE, before, recorder)):
@@ -1738,7 +1709,7 @@ class EngineSuite:
         """Holds: "Report to ``sink`` all states written", whoever changed it, while four write."""
         watching, writers = connect(), [connect() for _ in range(4)]
         (before,) = applied(watching, make(9999))
-        recorders = [Recorder(harness.patience_s) for _ in range(3)]
+        recorders = [StateRecorder(harness.patience_s) for _ in range(3)]
         watches = [watching.watch(QUEUE, before, recorder) for recorder in recorders]
 
         def write(number: int) -> None:
@@ -1759,7 +1730,7 @@ class EngineSuite:
             watch.close()
 
     @pytest.mark.rule("SK-11")
-    def test_a_watch_has_its_own_thread(self, engine: Engine, recorder: Recorder) -> None:
+    def test_a_watch_has_its_own_thread(self, engine: Engine, recorder: StateRecorder) -> None:
         """Holds: "Called from a thread of the engine's"."""
         (before,) = applied(engine, make(1))
         with closing(engine.watch(QUEUE, before, recorder)), ThreadPoolExecutor(1) as pool:
@@ -1770,11 +1741,11 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11")
     def test_a_closed_watch_is_silent(
-        self, engine: Engine, harness: EngineHarness, recorder: Recorder
+        self, engine: Engine, harness: EngineHarness, recorder: StateRecorder
     ) -> None:
         """Holds: "Stop the watch. Closing twice does nothing"."""
         (before,) = applied(engine, make(1))
-        other = Recorder(harness.patience_s)
+        other = StateRecorder(harness.patience_s)
         closed, staying = engine.watch(QUEUE, before, recorder), engine.watch(QUEUE, before, other)
         (revision,) = applied(engine, make(2))
         recorder.wait_for(stored(make(2), revision))
@@ -1787,12 +1758,12 @@ class EngineSuite:
 
     @pytest.mark.rule("SK-11")
     def test_closing_an_engine_closes_its_watches(
-        self, connect: Connect, harness: EngineHarness, recorder: Recorder
+        self, connect: Connect, harness: EngineHarness, recorder: StateRecorder
     ) -> None:
         """Holds: "Close the store", with the watches of this connection and of no other."""
         staying, leaving = connect(), connect()
         (before,) = applied(staying, make(1))
-        other = Recorder(harness.patience_s)
+        other = StateRecorder(harness.patience_s)
         orphan, watch = leaving.watch(QUEUE, before, recorder), staying.watch(QUEUE, before, other)
         leaving.close()
         (revision,) = applied(staying, make(2))
@@ -1802,7 +1773,9 @@ class EngineSuite:
         assert recorder.told == ()
 
     @pytest.mark.rule("SK-11", "SK-13")
-    def test_lost_changes_are_told(self, engine: Engine, harness: EngineHarness, recorder: Recorder) -> None:
+    def test_lost_changes_are_told(
+        self, engine: Engine, harness: EngineHarness, recorder: StateRecorder
+    ) -> None:
         """Holds: "Changes up to this revision may be missing: read again"."""
         if not harness.can_lose_history:
             pytest.skip("this store cannot be made to lose history")

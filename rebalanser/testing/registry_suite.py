@@ -61,7 +61,7 @@ from rebalanser.registry.contract import (
     Unchanged,
     WatchEvent,
 )
-from rebalanser.testing.waiting import PATIENCE_S
+from rebalanser.testing.waiting import PATIENCE_S, Recorder
 
 TIMEOUT_S = PATIENCE_S
 """Timeout of every request; a healthy registry answers long before."""
@@ -118,32 +118,11 @@ class RegistryHarness(ABC):
         raise NotImplementedError("can_be_replaced is True: put another store in its place")
 
 
-class Recorder:
-    """A sink that records events, and lets a test wait for them."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._told: list[WatchEvent] = []
-        self._threads: set[int] = set()
-        self._more = threading.Condition()
+class EventRecorder(Recorder[WatchEvent]):
+    """A sink of a registry's watch."""
 
     def __call__(self, events: Sequence[WatchEvent]) -> None:
-        with self._more:
-            self._told.extend(events)
-            self._threads.add(threading.get_ident())
-            self._more.notify_all()
-
-    @property
-    def told(self) -> tuple[WatchEvent, ...]:
-        """All events so far."""
-        with self._more:
-            return tuple(self._told)
-
-    @property
-    def threads(self) -> frozenset[int]:
-        """The identifiers of the threads that called the sink."""
-        with self._more:
-            return frozenset(self._threads)
+        self.record(events)
 
     @property
     def changes(self) -> list[Changed]:
@@ -154,14 +133,6 @@ class Recorder:
     def losses(self) -> list[HistoryLost]:
         """The losses of history so far."""
         return [event for event in self.told if isinstance(event, HistoryLost)]
-
-    def wait_until(self, satisfied: Callable[[Sequence[WatchEvent]], bool], what: str) -> None:
-        """Block until ``satisfied(told)``; raise AssertionError when patience is over."""
-        with self._more:
-            if not self._more.wait_for(lambda: satisfied(self._told), timeout=self._patience_s):
-                raise AssertionError(
-                    f"not told within {self._patience_s} s: {what}; told: {self._told[-20:]}"
-                )
 
     def wait_for(self, *expected: Changed) -> None:
         """Block until all the expected changes have arrived."""
@@ -314,9 +285,9 @@ class RegistryConformance:
         return connect()
 
     @pytest.fixture
-    def recorder(self, harness: RegistryHarness) -> Recorder:
+    def recorder(self, harness: RegistryHarness) -> EventRecorder:
         """A sink for one watch."""
-        return Recorder(harness.patience_s)
+        return EventRecorder(harness.patience_s)
 
     # -- transactions
 
@@ -653,7 +624,9 @@ class RegistryConformance:
 
     # -- keys and values
 
-    def test_unusual_keys(self, registry: Registry, harness: RegistryHarness, recorder: Recorder) -> None:
+    def test_unusual_keys(
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
+    ) -> None:
         """Holds: "Keys are printable ASCII text": nothing in one is quoted, decoded, folded or trimmed."""
         names = [
             "%2F%00%20",
@@ -683,7 +656,7 @@ class RegistryConformance:
         ids=["empty", "all-bytes", "nul", "500kB"],
     )
     def test_values_are_bytes(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder, value: bytes
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder, value: bytes
     ) -> None:
         """Holds: "values are bytes": any, and none of them like no value at all."""
         key = harness.prefix + "k"
@@ -867,7 +840,7 @@ class RegistryConformance:
         assert shortest.ttl_s >= registry.capabilities.min_lease_ttl_s
 
     def test_a_lease_ends_with_all_its_keys_at_once(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "The end of a lease (by time or by ``Revoke``) deletes all its keys in one
         transaction"."""
@@ -887,7 +860,7 @@ class RegistryConformance:
         assert deletions[0].revision >= start
 
     def test_a_lease_ends_though_nobody_asks(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """A lease ends "at most ``lease_detection_s`` later", and a watch reports it."""
         granted = grant(registry, harness.min_ttl_s)
@@ -1038,7 +1011,7 @@ class RegistryConformance:
         assert not commit(registry, guards=[Created(key, revision)]).succeeded
 
     def test_revoking_deletes_the_keys_at_once(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "End a lease now, deleting its keys"."""
         granted = grant(registry, harness.min_ttl_s * 10)
@@ -1110,7 +1083,7 @@ class RegistryConformance:
     # -- watches
 
     def test_a_watch_tells_in_order_of_revisions(
-        self, connect: Connect, harness: RegistryHarness, recorder: Recorder
+        self, connect: Connect, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "A watch reports changes in the order of revisions, from a given revision on: each change
         at least once"."""
@@ -1126,7 +1099,7 @@ class RegistryConformance:
         assert recorder.changes == expected
 
     def test_a_watch_tells_all_of_a_transaction(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "A key was put (``value`` is set) or deleted (``value`` is None) at this revision"."""
         gone = harness.prefix + "gone"
@@ -1145,7 +1118,7 @@ class RegistryConformance:
         assert set(recorder.changes) == expected
 
     def test_a_watch_from_the_past(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Tell every change "at ``from_revision`` or later"."""
         key = harness.prefix + "k"
@@ -1172,7 +1145,7 @@ class RegistryConformance:
             Target(harness.prefix + "a%", prefix=True),
             Target(harness.prefix + "end", prefix=True),
         ]
-        recorders = [Recorder(harness.patience_s) for _ in targets]
+        recorders = [EventRecorder(harness.patience_s) for _ in targets]
         watches = [
             registry.watch(target, start, recorder)
             for target, recorder in zip(targets, recorders, strict=True)
@@ -1192,7 +1165,7 @@ class RegistryConformance:
     ) -> None:
         """Holds: "each change at least once", for watches that begin while changes are made."""
         start = revision_now(connect()) + 1
-        recorders = [Recorder(harness.patience_s) for _ in range(5)]
+        recorders = [EventRecorder(harness.patience_s) for _ in range(5)]
         connections = [connect() for _ in range(4)]
         watching = connect()
 
@@ -1213,7 +1186,7 @@ class RegistryConformance:
             watch.close()
 
     def test_a_watch_has_its_own_thread(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Changes are told "in another thread", never inside a caller's request."""
         watch = registry.watch(Target(harness.prefix, prefix=True), revision_now(registry) + 1, recorder)
@@ -1225,12 +1198,12 @@ class RegistryConformance:
         assert recorder.threads.isdisjoint({caller, threading.get_ident()})
 
     def test_a_closed_watch_is_silent(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "Stop the watch. Events under way may still arrive. Closing twice does nothing"."""
         target = Target(harness.prefix, prefix=True)
         start = revision_now(registry) + 1
-        other = Recorder(harness.patience_s)
+        other = EventRecorder(harness.patience_s)
         closed, open_one = registry.watch(target, start, recorder), registry.watch(target, start, other)
         first = Changed(harness.prefix + "k", put(registry, harness.prefix + "k"), b"")
         recorder.wait_for(first)
@@ -1242,13 +1215,13 @@ class RegistryConformance:
         assert recorder.changes == [first]
 
     def test_closing_a_connection_closes_its_watches(
-        self, connect: Connect, harness: RegistryHarness, recorder: Recorder
+        self, connect: Connect, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "Close the connection and all watches", and those of no other connection."""
         target = Target(harness.prefix, prefix=True)
         staying, leaving = connect(), connect()
         start = revision_now(staying) + 1
-        other = Recorder(harness.patience_s)
+        other = EventRecorder(harness.patience_s)
         orphan, watch = leaving.watch(target, start, recorder), staying.watch(target, start, other)
         leaving.close()
         change = Changed(harness.prefix + "k", put(staying, harness.prefix + "k"), b"")
@@ -1258,7 +1231,7 @@ class RegistryConformance:
         assert recorder.changes == []
 
     def test_lost_history_is_told(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "or ``HistoryLost``, which means "read again: changes up to this revision may be
         missing". After that the watch continues with all later changes"."""
@@ -1283,7 +1256,7 @@ class RegistryConformance:
         assert told == sorted(told)
 
     def test_a_running_watch_survives_a_loss(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "each change at least once, or ``HistoryLost``", for a watch that runs while history
         goes."""
@@ -1308,7 +1281,7 @@ class RegistryConformance:
         assert all(lost.revision < latest for lost in recorder.losses)
 
     def test_a_restart_loses_no_change(
-        self, registry: Registry, harness: RegistryHarness, recorder: Recorder
+        self, registry: Registry, harness: RegistryHarness, recorder: EventRecorder
     ) -> None:
         """Holds: "Revisions never go back, not even when the registry restarts", and a watch goes on."""
         if not harness.can_restart:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from typing import Final, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
 
 import tenacity
 
@@ -20,6 +21,7 @@ PATIENCE_VARIABLE: Final = "REBALANSER_TEST_PATIENCE"
 _LOOK_S: Final = 0.02
 
 FoundT = TypeVar("FoundT")
+EventT = TypeVar("EventT")
 
 
 def patience_ratio() -> float:
@@ -61,3 +63,40 @@ def wait_until(
         told = what() if callable(what) else what
         raise AssertionError(f"not within {timeout_s:g} s{': ' if told else ''}{told}")
     return found
+
+
+class Recorder(Generic[EventT]):
+    """Records the events of a watch, and lets a test wait for them. May be used from any thread."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._told: list[EventT] = []
+        self._threads: set[int] = set()
+        self._more = threading.Condition()
+
+    def record(self, events: Iterable[EventT]) -> None:
+        """Record events, and the thread that reports them."""
+        with self._more:
+            self._told.extend(events)
+            self._threads.add(threading.get_ident())
+            self._more.notify_all()
+
+    @property
+    def told(self) -> tuple[EventT, ...]:
+        """All events so far."""
+        with self._more:
+            return tuple(self._told)
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identifiers of the threads that called the sink."""
+        with self._more:
+            return frozenset(self._threads)
+
+    def wait_until(self, satisfied: Callable[[Sequence[EventT]], bool], what: str) -> None:
+        """Block until ``satisfied(told)``; raise AssertionError when patience is over."""
+        with self._more:
+            if not self._more.wait_for(lambda: satisfied(self._told), timeout=self._patience_s):
+                raise AssertionError(
+                    f"not told within {self._patience_s} s: {what}; told: {self._told[-20:]}"
+                )

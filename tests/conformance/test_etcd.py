@@ -13,7 +13,7 @@ from rebalanser.registry.contract import Put, Range, Target, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.registry_suite import (
-    Recorder,
+    EventRecorder,
     RegistryConformance,
     RegistryHarness,
     commit,
@@ -101,7 +101,7 @@ def test_a_prefix_is_not_read_again_because_others_wrote(etcd: EtcdCluster) -> N
     """A leader watches its group from what it has read on; other groups write to the same etcd."""
     prefix = f"conformance/{uuid.uuid4().hex}/"
     registry = open_etcd(parse_url(etcd.url()), PATIENCE_S)
-    own, key = Recorder(PATIENCE_S), Recorder(PATIENCE_S)
+    own, key = EventRecorder(PATIENCE_S), EventRecorder(PATIENCE_S)
     start = registry.read_revision() + 1
     registry.execute(Transaction((), (Put(f"{prefix}others", b""),)), PATIENCE_S)
     registry.watch(Target(f"{prefix}own/", prefix=True), start, own)

@@ -29,7 +29,7 @@ from rebalanser.errors import (
 from rebalanser.registry.contract import Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports
-from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.registry_suite import EventRecorder
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 from rebalanser_etcd import EtcdRegistry, open_etcd
 from rebalanser_etcd.discovery import find_members
@@ -161,7 +161,7 @@ def test_a_group_lives_at_such_a_url(etcd: EtcdCluster, name_server: NameServer)
 def test_members_that_moved_are_found_again(
     etcd: EtcdCluster, name_server: NameServer, connect: Opener
 ) -> None:
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     with TcpProxy(etcd.endpoints[0]) as before, TcpProxy(etcd.endpoints[0]) as after:
         name_server.records[PLAIN] = [by_name(before.address)]
         registry = connect("etcd+srv://etcd.test/moved")

@@ -18,7 +18,7 @@ from rebalanser.core.tasks.model import ClaimState, ClaimTerm, Head, Status, Sto
 from rebalanser.core.tasks.store import Applied, ChangesLost, Collect, Enqueue, Exists, Move
 from rebalanser.errors import OutcomeUnknown, RetryLater
 from rebalanser.tasks.key_value.engine import KeyValueEngine, open_engine
-from rebalanser.testing.engine_suite import Recorder
+from rebalanser.testing.engine_suite import StateRecorder
 from rebalanser.testing.etcd_server import EtcdCluster
 from rebalanser.testing.waiting import PATIENCE_S
 from support.proxy import TcpProxy
@@ -249,7 +249,7 @@ def test_a_full_store_says_so_and_can_be_emptied(tmp_path: Path, connect: Opener
 @pytest.mark.rule("SK-11")
 def test_a_watch_goes_on_after_a_compaction(etcd: EtcdCluster, connect: Opener, prefix: str) -> None:
     writer = connect(etcd.url(prefix))
-    recorder = Recorder(PATIENCE_S)
+    recorder = StateRecorder(PATIENCE_S)
     with TcpProxy(etcd.endpoints[0]) as proxy:
         watcher = connect(etcd.url(prefix, endpoints=[proxy.address]))
         first = write(writer, 0)

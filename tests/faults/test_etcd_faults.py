@@ -60,7 +60,7 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.registry.urls import parse_url
 from rebalanser.testing.etcd_server import EtcdCluster, free_ports, make_certificates
-from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.registry_suite import EventRecorder
 from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser_etcd import EtcdRegistry, codec, open_etcd
 from rebalanser_etcd.endpoints import CallFailed, Endpoint, Endpoints, Repeat
@@ -90,8 +90,8 @@ def members(etcd_cluster: EtcdCluster) -> Iterator[EtcdCluster]:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder(PATIENCE_S)
+def recorder() -> EventRecorder:
+    return EventRecorder(PATIENCE_S)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def put(registry: EtcdRegistry, key: str, value: bytes = b"", timeout_s: float =
     return Changed(key, revision, value)
 
 
-def losses_after(first: Changed, recorder: Recorder) -> list[HistoryLost]:
+def losses_after(first: Changed, recorder: EventRecorder) -> list[HistoryLost]:
     """Losses told after the watch began: at first a scout may tell one that the watch itself makes good."""
     return [lost for lost in recorder.losses if lost.revision > first.revision]
 
@@ -206,7 +206,7 @@ def test_no_increment_is_lost_or_doubled_when_leaders_are_killed(
 
 @pytest.mark.rule("RB-28")
 def test_a_watch_survives_the_death_of_its_member(
-    members: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    members: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     registry = connect(members.url())
     written = [put(registry, f"{prefix}0")]
@@ -224,7 +224,7 @@ def test_a_watch_survives_the_death_of_its_member(
 
 @pytest.mark.rule("RB-28")
 def test_a_watch_survives_a_change_of_leader_and_restarts_of_all_members(
-    members: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    members: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     registry = connect(members.url())
     written = [put(registry, f"{prefix}0")]
@@ -244,7 +244,7 @@ def test_a_watch_survives_a_change_of_leader_and_restarts_of_all_members(
 @pytest.mark.rule("RB-28")
 @pytest.mark.lesson(18)
 def test_a_cut_stream_is_resumed_without_a_gap(
-    etcd: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    etcd: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     direct = connect(etcd.url())
     with TcpProxy(etcd.endpoints[0]) as proxy:
@@ -264,7 +264,7 @@ def test_a_cut_stream_is_resumed_without_a_gap(
 
 @pytest.mark.rule("RB-28")
 def test_a_silent_network_moves_requests_and_watches_elsewhere(
-    members: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    members: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     direct = connect(members.url())
     with contextlib.ExitStack() as stack:
@@ -287,7 +287,7 @@ def test_a_silent_network_moves_requests_and_watches_elsewhere(
 
 @pytest.mark.rule("RB-28")
 def test_a_silent_stream_is_noticed_without_any_request(
-    members: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    members: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     direct = connect(members.url())
     with contextlib.ExitStack() as stack:
@@ -305,7 +305,7 @@ def test_a_silent_stream_is_noticed_without_any_request(
 @pytest.mark.rule("RB-28")
 @pytest.mark.lesson(18)
 def test_a_compaction_while_the_watch_is_down_is_told(
-    etcd: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    etcd: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     direct = connect(etcd.url())
     with TcpProxy(etcd.endpoints[0]) as proxy:
@@ -383,7 +383,7 @@ def test_guards_alone_are_not_answered_by_a_member_that_is_cut_off(
 
 @pytest.mark.rule("RB-28")
 def test_without_a_quorum_nothing_is_answered_and_afterwards_all_goes_on(
-    members: EtcdCluster, connect: Opener, recorder: Recorder, prefix: str
+    members: EtcdCluster, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     registry = connect(members.url())
     first = put(registry, f"{prefix}first")
@@ -456,7 +456,9 @@ def test_a_user_needs_no_more_than_the_prefix(tmp_path: Path, connect: Opener) -
             connect(f"etcd://orders:orders-secret@{server.endpoints[0]}/others")
 
 
-def test_a_stale_token_is_renewed(tmp_path: Path, connect: Opener, recorder: Recorder, prefix: str) -> None:
+def test_a_stale_token_is_renewed(
+    tmp_path: Path, connect: Opener, recorder: EventRecorder, prefix: str
+) -> None:
     with EtcdCluster(data_folder=tmp_path, auth=("alice", "secret")) as server:
         registry = connect(server.url())
         stale = (("hasleader", "true"), ("token", "stale.1"))
@@ -500,7 +502,7 @@ def test_certificates(tmp_path: Path, connect: Opener, prefix: str) -> None:
 
 
 def test_certificates_that_are_replaced_are_used_without_a_restart(
-    tmp_path: Path, connect: Opener, recorder: Recorder, prefix: str
+    tmp_path: Path, connect: Opener, recorder: EventRecorder, prefix: str
 ) -> None:
     with EtcdCluster(data_folder=tmp_path / "etcd", tls=True, client_cert_auth=True) as server:
         registry = connect(server.url())
@@ -629,7 +631,7 @@ def test_one_dead_endpoint_of_two_does_not_matter(etcd: EtcdCluster, connect: Op
 def test_many_watches_come_and_go_while_others_write(etcd: EtcdCluster, connect: Opener, prefix: str) -> None:
     registry = connect(etcd.url())
     start = put(registry, f"{prefix}start").revision + 1
-    recorders = [Recorder(PATIENCE_S) for _ in range(400)]
+    recorders = [EventRecorder(PATIENCE_S) for _ in range(400)]
     etcd.pause(0)
     try:  # beginning a watch does not wait for the server
         watches = [
@@ -654,7 +656,7 @@ def test_many_watches_come_and_go_while_others_write(etcd: EtcdCluster, connect:
 
 
 def test_a_closed_registry_leaves_no_thread_and_no_file(
-    etcd: EtcdCluster, recorder: Recorder, prefix: str
+    etcd: EtcdCluster, recorder: EventRecorder, prefix: str
 ) -> None:
     def open_use_and_close() -> None:
         registry = open_etcd(parse_url(etcd.url()), TIMEOUT_S)
@@ -710,7 +712,7 @@ def test_a_copy_that_says_that_it_is_the_same_cluster_is_refused(tmp_path: Path,
 @pytest.mark.rule("RB-1", "RB-28")
 @pytest.mark.parametrize("keeps_id", [True, False])
 def test_a_store_that_is_replaced_while_it_is_used_is_refused_for_good(
-    tmp_path: Path, connect: Opener, recorder: Recorder, prefix: str, keeps_id: bool
+    tmp_path: Path, connect: Opener, recorder: EventRecorder, prefix: str, keeps_id: bool
 ) -> None:
     with EtcdCluster(data_folder=tmp_path / "one") as one, TcpProxy(one.endpoints[0]) as proxy:
         registry = connect(one.url(endpoints=[proxy.address]))
@@ -780,7 +782,7 @@ def test_a_write_that_another_cluster_carried_out_is_of_unknown_outcome(
 def test_a_watch_that_another_cluster_answers_is_noticed(
     etcd: EtcdCluster,
     connect: Opener,
-    recorder: Recorder,
+    recorder: EventRecorder,
     tmp_path: Path,
     prefix: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -946,7 +948,7 @@ def test_what_a_busy_server_never_took_had_no_effect(monkeypatch: pytest.MonkeyP
 def test_watches_go_on_after_an_error_that_nobody_expected(
     etcd: EtcdCluster,
     connect: Opener,
-    recorder: Recorder,
+    recorder: EventRecorder,
     prefix: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -968,7 +970,7 @@ def test_watches_go_on_after_an_error_that_nobody_expected(
 
 
 def test_closing_does_not_wait_for_a_server_that_is_silent(
-    etcd: EtcdCluster, recorder: Recorder, prefix: str, monkeypatch: pytest.MonkeyPatch
+    etcd: EtcdCluster, recorder: EventRecorder, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rebalanser_etcd.endpoints.LONGEST_PROOF_S", PATIENCE_S)
     monkeypatch.setattr("rebalanser_etcd.watches.READY_TIMEOUT_S", PATIENCE_S)

@@ -33,7 +33,7 @@ from rebalanser.testing.engine_suite import (
     QUEUE,
     EngineHarness,
     EngineSuite,
-    Recorder,
+    StateRecorder,
 )
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite.tasks import SqliteEngine
@@ -89,7 +89,7 @@ def run(name: str, harness: EngineHarness) -> None:
             "harness": lambda: harness,
             "connect": lambda: connect,
             "engine": connect,
-            "recorder": lambda: Recorder(harness.patience_s),
+            "recorder": lambda: StateRecorder(harness.patience_s),
         }
         test = getattr(EngineSuite(), name)
         test(**{parameter: values[parameter]() for parameter in inspect.signature(test).parameters})

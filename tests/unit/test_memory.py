@@ -35,7 +35,7 @@ from rebalanser.registry.contract import (
 from rebalanser.registry.urls import parse_url
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore, open_memory
-from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.registry_suite import EventRecorder
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def test_nesting_has_a_limit(store: MemoryStore) -> None:
 
 
 def test_leases_end_in_their_thread_when_nobody_asks(store: MemoryStore, clock: FakeClock) -> None:
-    recorder, stopped = Recorder(PATIENCE_S), threading.Event()
+    recorder, stopped = EventRecorder(PATIENCE_S), threading.Event()
     thread = threading.Thread(target=store.end_leases, args=(stopped,))
     thread.start()
     write(store, Put("k", b"", grant(store, 1000.0)))
@@ -275,7 +275,7 @@ def test_leases_end_in_their_thread_when_nobody_asks(store: MemoryStore, clock: 
 
 
 def test_a_sink_that_is_too_slow_loses_history_not_memory(store: MemoryStore) -> None:
-    entered, release, recorder = threading.Event(), threading.Event(), Recorder(PATIENCE_S)
+    entered, release, recorder = threading.Event(), threading.Event(), EventRecorder(PATIENCE_S)
 
     def slow(events: Sequence[WatchEvent]) -> None:
         entered.set()
@@ -303,7 +303,7 @@ def test_a_closed_connection_refuses_work(store: MemoryStore) -> None:
     with pytest.raises(RegistryUnavailable):
         registry.execute(Grant(1.0), 1.0)
     with pytest.raises(RegistryUnavailable):
-        registry.watch(ALL, 0, Recorder(PATIENCE_S))
+        registry.watch(ALL, 0, EventRecorder(PATIENCE_S))
 
 
 def shared(name: str) -> Registry:
@@ -334,7 +334,7 @@ def test_leases_of_a_shared_store_end_by_themselves() -> None:
     before = lease_threads()
     holder, watcher = shared("unit-leases"), shared("unit-leases")
     (thread,) = lease_threads() - before
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     watcher.watch(Target("k"), 0, recorder)
     granted = holder.execute(Grant(1.0), 1.0)
     assert isinstance(granted, Granted)

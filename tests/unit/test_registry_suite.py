@@ -34,7 +34,7 @@ from rebalanser.registry.contract import (
     Watch,
 )
 from rebalanser.testing import FakeClock, MemoryStore
-from rebalanser.testing.registry_suite import Recorder, RegistryConformance, RegistryHarness
+from rebalanser.testing.registry_suite import EventRecorder, RegistryConformance, RegistryHarness
 from tests.conformance.test_memory import MemoryHarness
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(name: str, harness: RegistryHarness) -> None:
             "harness": lambda: harness,
             "connect": lambda: connect,
             "registry": connect,
-            "recorder": lambda: Recorder(harness.patience_s),
+            "recorder": lambda: EventRecorder(harness.patience_s),
         }
         test = getattr(RegistryConformance(), name)
         test(**{parameter: values[parameter]() for parameter in inspect.signature(test).parameters})

@@ -16,7 +16,7 @@ from rebalanser.errors import InvalidUrl, RebalanserError, RegistryUnavailable, 
 from rebalanser.registry.contract import Changed, Outcome, Put, Target, Transaction
 from rebalanser.registry.urls import open_registry, parse_url
 from rebalanser.tasks.context import load_engine
-from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.registry_suite import EventRecorder
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import SqliteRegistry, location
 from rebalanser_sqlite.location import SHARED_FILESYSTEMS, file_of, mount_of
@@ -333,7 +333,7 @@ def test_all_spellings_of_a_path_are_one_registry(
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{spelling.format(tmp_path, tmp_path.name)}"
     with closing(open_registry(url)) as one, closing(SqliteRegistry(path)) as two:
-        recorder = Recorder(PATIENCE_S)
+        recorder = EventRecorder(PATIENCE_S)
         two.watch(Target("k"), 1, recorder)
         one.execute(Transaction(then=(Put("k", b"one"),)), PATIENCE_S)
         recorder.wait_for(Changed("k", 1, b"one"))

@@ -51,7 +51,7 @@ from rebalanser.registry.contract import (
 )
 from rebalanser.registry.urls import open_registry
 from rebalanser.testing import FakeClock
-from rebalanser.testing.registry_suite import Recorder
+from rebalanser.testing.registry_suite import EventRecorder
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_sqlite import SqliteRegistry, history, location, store, transactions, watcher
 from rebalanser_sqlite import file_notifier as notifier
@@ -133,7 +133,7 @@ def test_revisions_and_lease_ids_go_on_after_a_restart(path: Path, clock: FakeCl
 def test_a_watch_tells_what_came_before_the_restart(path: Path) -> None:
     with contextlib.closing(SqliteRegistry(path)) as registry:
         commit(registry, Put("k", b"before"))
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     with contextlib.closing(SqliteRegistry(path)) as registry:
         registry.watch(Target("k"), 1, recorder)
         commit(registry, Put("k", b"after"))
@@ -346,7 +346,7 @@ def test_a_file_that_can_be_opened_later_is_not_refused(path: Path) -> None:
 
 
 def test_watches_need_no_more_descriptors(path: Path, registry: SqliteRegistry) -> None:
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     with contextlib.closing(SqliteRegistry(path)) as watching:
         with descriptors_left(0):
             watching.watch(Target("k"), 1, recorder)
@@ -361,7 +361,7 @@ def test_a_closed_registry(path: Path) -> None:
     with pytest.raises(RegistryUnavailable, match="closed"):
         commit(registry)
     with pytest.raises(RegistryUnavailable, match="closed"):
-        registry.watch(Target("k"), 1, Recorder(PATIENCE_S))
+        registry.watch(Target("k"), 1, EventRecorder(PATIENCE_S))
 
 
 def open_files_below(folder: Path) -> list[str]:
@@ -375,7 +375,7 @@ def open_files_below(folder: Path) -> list[str]:
 
 def test_closing_gives_back_threads_and_descriptors(path: Path) -> None:
     threads = set(threading.enumerate())
-    registry, recorder = SqliteRegistry(path), Recorder(PATIENCE_S)
+    registry, recorder = SqliteRegistry(path), EventRecorder(PATIENCE_S)
     registry.watch(Target("k"), 1, recorder)
     commit(registry, Put("k", b""))
     recorder.wait_for(Changed("k", 1, b""))
@@ -399,7 +399,7 @@ def test_history_is_bounded_by_revisions(registry: SqliteRegistry, monkeypatch: 
     ).fetchone()
     assert rows == extent.latest - extent.forgotten
     assert registry._store.connection.execute("SELECT history_bytes FROM meta").fetchone() == (size,)
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     registry.watch(Target("k"), 1, recorder)
     recorder.wait_for(Changed("k", 100, b"v"))
     assert recorder.told[0] == HistoryLost(extent.forgotten)
@@ -429,7 +429,7 @@ def test_the_log_is_kept_short_by_checkpoints(path: Path, registry: SqliteRegist
 def test_nothing_is_left_open_that_would_keep_the_log_from_shrinking(
     path: Path, registry: SqliteRegistry
 ) -> None:
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     registry.watch(Target("k"), 1, recorder)
     commit(registry, Put("k", b""), Get("other"))
     commit(registry, Get("k"))
@@ -483,7 +483,7 @@ def test_history_makes_room_in_a_full_database(registry: SqliteRegistry) -> None
     connection = registry._store.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     for number in range(40):
         commit(registry, Put(f"k/{number % 4}", bytes(3000)))
     kept = history.extent(registry._store)
@@ -580,7 +580,7 @@ def test_without_inotify_changes_are_polled_for(
 
     monkeypatch.setattr("inotify_simple.INotify", exhausted)
     monkeypatch.setattr(watcher, "LOOK_S", 1e6)
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     with contextlib.closing(SqliteRegistry(path)) as polling:
         polling.watch(Target("k"), 1, recorder)
         assert isinstance(polling._watcher._notifier, notifier.PollingNotifier)
@@ -592,7 +592,7 @@ def test_the_notifier_alone_wakes_a_watch(
     path: Path, registry: SqliteRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher, "LOOK_S", 1e6)
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     with contextlib.closing(SqliteRegistry(path)) as watching:
         watching.watch(Target("k"), 1, recorder)
         for number in range(1, 20):
@@ -628,7 +628,7 @@ def test_a_sink_that_raises_does_not_end_the_others(registry: SqliteRegistry) ->
     def broken(_: object) -> None:
         raise ValueError("a broken sink")
 
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     registry.watch(Target("k"), 1, broken)
     registry.watch(Target("k"), 1, recorder)
     for number in (1, 2):
@@ -661,7 +661,7 @@ def test_watches_go_on_when_the_file_could_not_be_read_for_a_while(
         return extent(of)
 
     monkeypatch.setattr(history, "extent", failing_once)
-    recorder = Recorder(PATIENCE_S)
+    recorder = EventRecorder(PATIENCE_S)
     registry.watch(Target("k"), 1, recorder)
     assert failed.wait(PATIENCE_S)
     commit(registry, Put("k", b""))
