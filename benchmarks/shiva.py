@@ -33,9 +33,9 @@ from rebalanser.core.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    RecordMetadata,
     SendPing,
     SendPong,
-    Standing,
     StartRead,
     TookOver,
     Wakeup,
@@ -310,9 +310,9 @@ def documents(kafka: str, applications: int, workers: int) -> Documents:
     for number, name in enumerate(names):
         archive = Archive(hashlib.sha256(str(name).encode()).hexdigest(), 1000 + number, 1)
         at = 2 * number + 1
-        clocked.tell(PartRead(Standing(at, 0, 1000), name, archive.sha256, 0))
+        clocked.tell(PartRead(RecordMetadata(at, 0, 1000), name, archive.sha256, 0))
         start = StartCommand(name, uuid4().hex, archive, Mode.AVAILABLE)
-        clocked.tell(StartRead(Standing(at + 1, 0, 300), start))
+        clocked.tell(StartRead(RecordMetadata(at + 1, 0, 300), start))
     pongs = [
         Pong(f"worker-{n:03}", Incarnation(uuid4().hex, 1), 1, 0, -1, None, host=f"10.0.0.{n}")
         for n in range(workers)
@@ -405,9 +405,9 @@ class Fleet:
         for number, name in enumerate(names):
             archive = Archive(hashlib.sha256(str(name).encode()).hexdigest(), 1000 + number, 1)
             at = 2 * number + 1
-            self._handle(PartRead(Standing(at, 0, 1000), name, archive.sha256, 0))
+            self._handle(PartRead(RecordMetadata(at, 0, 1000), name, archive.sha256, 0))
             start = StartCommand(name, uuid4().hex, archive, Mode.AVAILABLE)
-            self._handle(StartRead(Standing(at + 1, 0, 300), start))
+            self._handle(StartRead(RecordMetadata(at + 1, 0, 300), start))
         self._handle(CaughtUp())
 
     def _handle(self, event: LeaderEvent) -> None:

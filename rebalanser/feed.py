@@ -151,7 +151,7 @@ class ClusterSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ResourceChanges:
     """Changes of a group's resource list."""
 
     add: frozenset[str] = frozenset()
@@ -163,7 +163,7 @@ class Changes:
         return bool(self.add or self.remove)
 
 
-def changes_for(applications: Applications, present: Iterable[ResourceState], feed: str) -> Changes:
+def changes_for(applications: Applications, present: Iterable[ResourceState], feed: str) -> ResourceChanges:
     """Return the changes after which the resources added by ``feed`` are the running applications.
 
     There are none if a newer document has fed the list. Resources added by others are never touched.
@@ -179,11 +179,11 @@ def changes_for(applications: Applications, present: Iterable[ResourceState], fe
         else:
             mine[state.resource] = epoch
     if any(epoch > applications.epoch for epoch in mine.values()):
-        return Changes()
+        return ResourceChanges()
     stays = applications.names & mine.keys()
     add = applications.names - mine.keys() - theirs
     remove = frozenset(mine.keys() - applications.names)
-    return Changes(add, remove, min(stays) if remove and stays and not add else None)
+    return ResourceChanges(add, remove, min(stays) if remove and stays and not add else None)
 
 
 def newest_fed(present: Iterable[ResourceState], feed: str) -> DocumentEpoch | None:

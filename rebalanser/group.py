@@ -43,7 +43,7 @@ from rebalanser.runtime.handlers import Handlers, name_of
 from rebalanser.runtime.logs import get_logger
 from rebalanser.runtime.narration import Narrator
 from rebalanser.runtime.node_runner import NodeRunner
-from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.owned import AccessDeadline, Owned
 from rebalanser.runtime.participant import run_until_stopped
 from rebalanser.runtime.workers import WorkerThreads
 from rebalanser.settings import Settings, check_timeout
@@ -138,7 +138,7 @@ class _Run:
 
     engine: NodeRunner
     observer: Observer
-    tenure: Tenure
+    tenure: AccessDeadline
     closing: threading.Lock = field(default_factory=threading.Lock)
     closed: bool = False
 
@@ -354,7 +354,7 @@ class Group:
             )
             undo.callback(observer.close)
             observer.warn_of(coordinator.capabilities.unsafe_reasons)
-            tenure = Tenure(clock)
+            tenure = AccessDeadline(clock)
             engine = NodeRunner(
                 name=self.name,
                 node=Node(

@@ -41,7 +41,7 @@ from rebalanser.errors import (
     RequestTooLarge,
 )
 from rebalanser.redaction import hide_secret
-from rebalanser_etcd.failures import Effect, Verdict, judge
+from rebalanser_etcd.failures import FailedCall, FailureEffect, judge
 
 FIRST_REST_S: Final = 0.05
 LONGEST_REST_S: Final = 0.5
@@ -198,7 +198,7 @@ class Trust:
 class CallFailed(Exception):
     """A call that ended with an error status, with its verdict."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: FailedCall) -> None:
         super().__init__(verdict.text)
         self.verdict = verdict
 
@@ -280,7 +280,7 @@ class Endpoint:
         except grpc.RpcError as error:
             raise CallFailed(judge(error.code(), error.details() or "")) from None
         except ValueError:  # what gRPC raises on a closed channel
-            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
+            raise CallFailed(FailedCall(FailureEffect.NONE, RegistryUnavailable, CLOSED)) from None
 
     def begin(self, call: str, message: Any, metadata: Metadata, timeout_s: float) -> Any:
         """Send one request and return the future of its reply, or raise ``CallFailed``."""
@@ -288,7 +288,7 @@ class Endpoint:
         try:
             return method.future(message, timeout=timeout_s, metadata=metadata)
         except ValueError:  # what gRPC raises on a closed channel
-            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
+            raise CallFailed(FailedCall(FailureEffect.NONE, RegistryUnavailable, CLOSED)) from None
 
 
 class _Tries:
@@ -298,7 +298,7 @@ class _Tries:
         self.began = time.monotonic()
         self.deadline = self.began + timeout_s
         self.repeat = repeat
-        self.met: dict[str, Verdict] = {}
+        self.met: dict[str, FailedCall] = {}
         self.perhaps_done = False
         self.authenticated_again = False
         self.busy = 0
@@ -315,9 +315,9 @@ class _Tries:
         longest_s: float = min(FIRST_REST_S * 2.0**self.busy, LONGEST_PAUSE_S)
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
-    def note(self, address: str, verdict: Verdict) -> None:
+    def note(self, address: str, verdict: FailedCall) -> None:
         """Keep an endpoint's error; a later timeout does not replace a cause."""
-        if address not in self.met or verdict.effect is not Effect.UNKNOWN:
+        if address not in self.met or verdict.effect is not FailureEffect.UNKNOWN:
             self.met[address] = verdict
 
     def story(self) -> str:
@@ -573,29 +573,29 @@ class Endpoints:
 
     def _decide(self, endpoint: Endpoint, failed: CallFailed, tries: _Tries, *, sent: bool) -> NoReturn:
         verdict = failed.verdict
-        tries.busy = tries.busy + 1 if verdict.effect is Effect.BUSY else 0
+        tries.busy = tries.busy + 1 if verdict.effect is FailureEffect.BUSY else 0
         match verdict.effect:
-            case Effect.BUSY:
+            case FailureEffect.BUSY:
                 pass
-            case Effect.UNKNOWN if sent and tries.repeat is Repeat.NEVER:
+            case FailureEffect.UNKNOWN if sent and tries.repeat is Repeat.NEVER:
                 raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from failed
-            case Effect.PERHAPS_REFUSED if tries.repeat is not Repeat.READ:
+            case FailureEffect.PERHAPS_REFUSED if tries.repeat is not Repeat.READ:
                 refused = verdict.error(f"{endpoint.address}: {verdict.text}")
                 raise OutcomeUnknown(f"it may have been carried out: {refused}") from refused
-            case Effect.UNKNOWN:
+            case FailureEffect.UNKNOWN:
                 tries.perhaps_done |= sent and tries.repeat is Repeat.HARMLESS
-            case Effect.NONE:
+            case FailureEffect.NONE:
                 self._refuse_handshakes(tries)
-            case Effect.STALE_TOKEN if self._account and not tries.authenticated_again:
+            case FailureEffect.STALE_TOKEN if self._account and not tries.authenticated_again:
                 tries.authenticated_again = True
-            case Effect.COMPACTED:
+            case FailureEffect.COMPACTED:
                 raise failed
             case _:
                 raise verdict.error(f"{endpoint.address}: {verdict.text}") from failed
         raise _TryAgain from failed
 
-    def _is_handshake(self, verdict: Verdict) -> bool:
-        return verdict.error is AccessDenied and verdict.effect is Effect.NONE
+    def _is_handshake(self, verdict: FailedCall) -> bool:
+        return verdict.error is AccessDenied and verdict.effect is FailureEffect.NONE
 
     def _refuse_handshakes(self, tries: _Tries) -> None:
         """Raise AccessDenied at once if no endpoint accepts the certificate: waiting would not help."""
@@ -630,7 +630,7 @@ class Endpoints:
         try:
             status = endpoint.send("status", etcdrpc.StatusRequest(), metadata, patience_s)
         except CallFailed as failed:
-            if failed.verdict.error is not AccessDenied or failed.verdict.effect is not Effect.REFUSED:
+            if failed.verdict.error is not AccessDenied or failed.verdict.effect is not FailureEffect.REFUSED:
                 raise
             # Some releases, such as 3.6.9 to 3.6.11, show their status only to administrators.
             reply = endpoint.send("transact", self._look(1), metadata, patience_s)
@@ -638,7 +638,7 @@ class Endpoints:
             self.versions.add("")
             return
         if status.leader == 0:
-            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, "this member has no leader"))
+            raise CallFailed(FailedCall(FailureEffect.NONE, RegistryUnavailable, "this member has no leader"))
         self.check_store(endpoint, status.header)
         self.versions.add(status.version)
 
@@ -657,10 +657,10 @@ class Endpoints:
             reply = login.result(min(LONGEST_PROOF_S, self._share_s(tries)))
         except grpc.FutureTimeoutError:
             raise CallFailed(
-                Verdict(Effect.UNKNOWN, RegistryUnavailable, "it has not logged in yet")
+                FailedCall(FailureEffect.UNKNOWN, RegistryUnavailable, "it has not logged in yet")
             ) from None
         except grpc.FutureCancelledError:
-            raise CallFailed(Verdict(Effect.NONE, RegistryUnavailable, CLOSED)) from None
+            raise CallFailed(FailedCall(FailureEffect.NONE, RegistryUnavailable, CLOSED)) from None
         except grpc.RpcError as error:
             self._end_login(endpoint, login)
             verdict = judge(error.code(), error.details() or "")
@@ -677,11 +677,11 @@ class Endpoints:
                 self._metadata = metadata
             return metadata or self._metadata or (NEEDS_LEADER,)
 
-    def _learn(self, endpoint: Endpoint, verdict: Verdict) -> None:
+    def _learn(self, endpoint: Endpoint, verdict: FailedCall) -> None:
         """Update the state of an endpoint after a failure, for the next request."""
-        if verdict.effect is Effect.STALE_TOKEN:
+        if verdict.effect is FailureEffect.STALE_TOKEN:
             self.doubt(endpoint, token=True)
-        if verdict.effect in {Effect.NONE, Effect.UNKNOWN}:
+        if verdict.effect in {FailureEffect.NONE, FailureEffect.UNKNOWN}:
             self._set_aside(endpoint)
 
     def _set_aside(self, endpoint: Endpoint) -> None:

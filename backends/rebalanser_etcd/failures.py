@@ -1,7 +1,7 @@
 """Maps a failed call to etcd to its effect, to a possible retry elsewhere, and to an error for the caller.
 
 This module separates failed outcomes from unknown ones. If in doubt whether a request took effect, the
-verdict is ``Effect.UNKNOWN``.
+verdict is ``FailureEffect.UNKNOWN``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rebalanser.errors import (
 )
 
 
-class Effect(Enum):
+class FailureEffect(Enum):
     """Effect of a failed call on the store."""
 
     NONE = auto()
@@ -45,10 +45,10 @@ class Effect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailedCall:
     """The verdict on one failed call; ``text`` never has a secret."""
 
-    effect: Effect
+    effect: FailureEffect
     error: type[RebalanserError]
     text: str
 
@@ -61,23 +61,23 @@ OVER_QUOTA: Final = (
 
 TOO_MANY_OPERATIONS: Final = "too many operations in txn"
 
-_BY_MESSAGE: Final[tuple[tuple[str, Effect, type[RebalanserError], str], ...]] = (
-    ("requested lease not found", Effect.REFUSED, LeaseNotFound, "the lease has ended"),
+_BY_MESSAGE: Final[tuple[tuple[str, FailureEffect, type[RebalanserError], str], ...]] = (
+    ("requested lease not found", FailureEffect.REFUSED, LeaseNotFound, "the lease has ended"),
     # etcd also says so of the request that passed the quota, and of concurrent ones: these were applied.
-    ("database space exceeded", Effect.PERHAPS_REFUSED, QuotaExceeded, OVER_QUOTA),
-    ("request is too large", Effect.REFUSED, RequestTooLarge, ""),
-    (TOO_MANY_OPERATIONS, Effect.REFUSED, RequestTooLarge, ""),
-    ("required revision has been compacted", Effect.COMPACTED, RegistryUnavailable, ""),
-    ("authentication failed", Effect.REFUSED, AccessDenied, "wrong user or password"),
-    ("permission denied", Effect.REFUSED, AccessDenied, "the user has no permission for these keys"),
-    ("invalid auth token", Effect.STALE_TOKEN, AccessDenied, ""),
-    ("revision of auth store is old", Effect.STALE_TOKEN, AccessDenied, ""),
-    ("user name is empty", Effect.STALE_TOKEN, AccessDenied, "etcd asks for a user and a password"),
-    ("no leader", Effect.NONE, RegistryUnavailable, ""),
-    ("not leader", Effect.NONE, RegistryUnavailable, ""),
-    ("too many requests", Effect.BUSY, RegistryUnavailable, ""),
-    ("not capable", Effect.NONE, RegistryUnavailable, ""),
-    ("rpc not supported for learner", Effect.NONE, RegistryUnavailable, ""),
+    ("database space exceeded", FailureEffect.PERHAPS_REFUSED, QuotaExceeded, OVER_QUOTA),
+    ("request is too large", FailureEffect.REFUSED, RequestTooLarge, ""),
+    (TOO_MANY_OPERATIONS, FailureEffect.REFUSED, RequestTooLarge, ""),
+    ("required revision has been compacted", FailureEffect.COMPACTED, RegistryUnavailable, ""),
+    ("authentication failed", FailureEffect.REFUSED, AccessDenied, "wrong user or password"),
+    ("permission denied", FailureEffect.REFUSED, AccessDenied, "the user has no permission for these keys"),
+    ("invalid auth token", FailureEffect.STALE_TOKEN, AccessDenied, ""),
+    ("revision of auth store is old", FailureEffect.STALE_TOKEN, AccessDenied, ""),
+    ("user name is empty", FailureEffect.STALE_TOKEN, AccessDenied, "etcd asks for a user and a password"),
+    ("no leader", FailureEffect.NONE, RegistryUnavailable, ""),
+    ("not leader", FailureEffect.NONE, RegistryUnavailable, ""),
+    ("too many requests", FailureEffect.BUSY, RegistryUnavailable, ""),
+    ("not capable", FailureEffect.NONE, RegistryUnavailable, ""),
+    ("rpc not supported for learner", FailureEffect.NONE, RegistryUnavailable, ""),
 )
 """Verdicts by a part of etcd's message; our own message, if there is one, replaces etcd's."""
 
@@ -106,41 +106,41 @@ _IN_DOUBT: Final = frozenset(
 )
 
 
-def judge(code: grpc.StatusCode, details: str) -> Verdict:
+def judge(code: grpc.StatusCode, details: str) -> FailedCall:
     """Return the verdict on a call that ended with this status."""
     if details.startswith("etcdserver: "):
         return _judge_answer(code, details)
     if details == "raft proposal dropped":
-        return Verdict(Effect.NONE, RegistryUnavailable, details)
+        return FailedCall(FailureEffect.NONE, RegistryUnavailable, details)
     if "message larger than max" in details and "grpc:" in details:
-        return Verdict(Effect.REFUSED, RequestTooLarge, details)
+        return FailedCall(FailureEffect.REFUSED, RequestTooLarge, details)
     if code is grpc.StatusCode.UNAVAILABLE and any(mark in details for mark in _NEVER_SENT):
         return _judge_connection(details)
     if code in _IN_DOUBT:
-        return Verdict(Effect.UNKNOWN, OutcomeUnknown, _shorten(details) or code.name)
+        return FailedCall(FailureEffect.UNKNOWN, OutcomeUnknown, _shorten(details) or code.name)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Verdict(Effect.REFUSED, RegistryRefused, f"this server is not etcd 3 ({details})")
-    return Verdict(Effect.REFUSED, RegistryRefused, f"{code.name}: {_shorten(details)}")
+        return FailedCall(FailureEffect.REFUSED, RegistryRefused, f"this server is not etcd 3 ({details})")
+    return FailedCall(FailureEffect.REFUSED, RegistryRefused, f"{code.name}: {_shorten(details)}")
 
 
-def _judge_answer(code: grpc.StatusCode, details: str) -> Verdict:
+def _judge_answer(code: grpc.StatusCode, details: str) -> FailedCall:
     for part, effect, error, text in _BY_MESSAGE:
         if part in details:
-            return Verdict(effect, error, text or details)
+            return FailedCall(effect, error, text or details)
     if code in _IN_DOUBT:
-        return Verdict(Effect.UNKNOWN, OutcomeUnknown, details)
-    return Verdict(Effect.REFUSED, RegistryRefused, details)
+        return FailedCall(FailureEffect.UNKNOWN, OutcomeUnknown, details)
+    return FailedCall(FailureEffect.REFUSED, RegistryRefused, details)
 
 
-def _judge_connection(details: str) -> Verdict:
+def _judge_connection(details: str) -> FailedCall:
     cause = _shorten(details)
     if any(mark in details.lower() for mark in _HANDSHAKE):
-        return Verdict(
-            Effect.NONE, AccessDenied, f"TLS was refused, check ca, cert, key and server_name: {cause}"
+        return FailedCall(
+            FailureEffect.NONE, AccessDenied, f"TLS was refused, check ca, cert, key and server_name: {cause}"
         )
     if "Socket closed" in details:
         cause += "; perhaps one side speaks TLS and the other does not: etcd+tls:// or etcd://"
-    return Verdict(Effect.NONE, RegistryUnavailable, cause)
+    return FailedCall(FailureEffect.NONE, RegistryUnavailable, cause)
 
 
 def _shorten(details: str) -> str:

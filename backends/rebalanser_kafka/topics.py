@@ -286,7 +286,7 @@ def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int,
             raise judge(error, Act.READ, what) from None
 
 
-class _NotKnownYet(Exception):
+class _TopicUnknownYet(Exception):
     """The broker does not know yet a topic that the controller has created."""
 
 
@@ -294,18 +294,18 @@ def _described_once_known(admin: AdminClient, names: list[str], patience: _Patie
     def ask() -> dict[str, TopicState]:
         states = _describe(admin, names, patience)
         if len(states) < len(names):
-            raise _NotKnownYet
+            raise _TopicUnknownYet
         return states
 
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(_NotKnownYet),
+        retry=tenacity.retry_if_exception_type(_TopicUnknownYet),
         wait=tenacity.wait_fixed(PAUSE_S),
         stop=lambda _state: patience.left_s() <= _LEAST_S,
         reraise=True,
     )
     try:
         return retrying(ask)
-    except _NotKnownYet:
+    except _TopicUnknownYet:
         raise RegistryUnavailable(
             f"the brokers do not know of the new topics {', '.join(names)} yet"
         ) from None

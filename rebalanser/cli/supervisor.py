@@ -30,8 +30,8 @@ from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.runtime.owned import Owned
-from rebalanser.runtime.shim_client import Exited, Outcome, ShimClient, Started
-from rebalanser.runtime.supervisor_shim import Job
+from rebalanser.runtime.shim_client import CommandStarted, Exited, Outcome, ShimClient
+from rebalanser.runtime.supervisor_shim import SupervisedCommand
 from rebalanser.settings import Settings
 
 LONGEST_LINE_BYTES: Final = 65_536
@@ -265,8 +265,8 @@ class Supervisor:
         """Return the deadline on the clock that counts suspends; never later than the true one."""
         return self._clock.now() - time.monotonic() + owned.deadline
 
-    def _job_of(self, owned: Owned) -> Job:
-        return Job(
+    def _job_of(self, owned: Owned) -> SupervisedCommand:
+        return SupervisedCommand(
             command=filled_in(self._command, owned.resource, owned.token),
             environment={
                 "REBALANSER_GROUP": self._group.name,
@@ -340,7 +340,7 @@ class Supervisor:
                 patience_s = None
                 continue
             match event:
-                case Started(pid):
+                case CommandStarted(pid):
                     self._tell("started", owned, pid=pid)
                     self._outputs.begin(owned.resource)
                 case StopAsked():

@@ -16,7 +16,7 @@ from rebalanser.core.neli.roles import Role, Roles, numbered
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
 from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidState, InvalidUrl, NotSettled
 from rebalanser.neli.contract import PARTITIONS, Call, Candidacy, Candidate, open_elections
-from rebalanser.neli.facts import FactTeller
+from rebalanser.neli.facts import FactReporter
 from rebalanser.neli.history import LeadershipHistory
 from rebalanser.registry.urls import KAFKA_VARIABLE
 from rebalanser.runtime.handlers import name_of
@@ -87,7 +87,7 @@ class Neli:
         self._handlers: dict[_CallKind, RoleHandler] = {}
         self._hooks: list[FactHook] = []
         self._candidate: Candidate | None = None
-        self._teller: FactTeller | None = None
+        self._teller: FactReporter | None = None
         self._history_dir = history_dir
         self._history_topic = history_topic
         self._history: LeadershipHistory | None = None
@@ -158,7 +158,7 @@ class Neli:
             self._clean_up()
         elections = open_elections(self._address, self._connect_timeout_s)
         self._history = LeadershipHistory.opened(self._candidacy, self._history_dir, self._history_topic)
-        self._teller = FactTeller(self.group, self._hooks, self._history)
+        self._teller = FactReporter(self.group, self._hooks, self._history)
         self._started.clear()
         candidacy = self._candidacy
         try:

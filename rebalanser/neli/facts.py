@@ -42,7 +42,7 @@ LEVELS: Final[Mapping[FactKind, int]] = MappingProxyType({kind: _level(kind) for
 _log: Final = get_logger("rebalanser.neli")
 
 
-class FactTeller:
+class FactReporter:
     """Passes facts on, in order: to the history at once, to log and hooks in a thread of its own.
 
     A log that blocks must not delay the polling; the history never blocks.

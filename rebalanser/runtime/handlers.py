@@ -22,7 +22,7 @@ from rebalanser.core.group import (
     ResourceSpec,
 )
 from rebalanser.runtime.logs import log_aside
-from rebalanser.runtime.owned import Detail, Owned, Tenure
+from rebalanser.runtime.owned import AccessDeadline, Detail, Owned
 
 
 def name_of(handler: object) -> str:
@@ -74,7 +74,7 @@ class HandlerRunner:
         name: str,
         handlers: Handlers,
         clock: Clock,
-        tenure: Tenure,
+        tenure: AccessDeadline,
         returned: Callable[[HandlerReturned], None],
         report: ReportFact,
         spec_of: Callable[[str], ResourceSpec | None],

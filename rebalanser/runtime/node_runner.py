@@ -51,7 +51,7 @@ from rebalanser.registry import Coordinator
 from rebalanser.runtime.command_thread import CommandThread
 from rebalanser.runtime.handlers import HandlerRunner, Handlers
 from rebalanser.runtime.logs import log_aside
-from rebalanser.runtime.owned import Detail, Owned, Tenure
+from rebalanser.runtime.owned import AccessDeadline, Detail, Owned
 
 CLOSE_TIMEOUT_S = 5.0
 LOOK_AT_CLOCK_S = 0.5
@@ -83,7 +83,7 @@ class Switch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class NodeSnapshot:
     """State of the node after its latest event."""
 
     membership: Membership
@@ -107,7 +107,7 @@ class NodeRunner:
         coordinator: Coordinator,
         handlers: Handlers,
         clock: Clock,
-        tenure: Tenure,
+        tenure: AccessDeadline,
         observe: Callable[[Report], None],
         switch: Switch | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ class NodeRunner:
         self._runner.accept(resource)
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> NodeSnapshot:
         """The node's present state."""
         return self._snapshot
 
@@ -230,7 +230,7 @@ class NodeRunner:
         """True if the node has stopped for good."""
         return self._finished
 
-    def wait(self, reached: Callable[[Snapshot], bool], timeout_s: float | None) -> bool:
+    def wait(self, reached: Callable[[NodeSnapshot], bool], timeout_s: float | None) -> bool:
         """Wait until ``reached`` holds or the node has stopped. Return True if it holds.
 
         Raises:
@@ -366,12 +366,12 @@ class NodeRunner:
         )
         self._observe(Report(fact))
 
-    def _taken(self) -> Snapshot:
+    def _taken(self) -> NodeSnapshot:
         node = self._node
         leadership, header = node.leadership, node.header
         if node.session is not None:
             self._last_node = node.session.node
-        return Snapshot(
+        return NodeSnapshot(
             membership=node.membership,
             role=node.role,
             settled=node.settled,

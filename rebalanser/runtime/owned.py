@@ -73,7 +73,7 @@ class StopRequest(threading.Event):
             self.forget(wake_in_loop)
 
 
-class Tenure:
+class AccessDeadline:
     """The deadline of access, shared by all resources of a node; every proof of life extends it."""
 
     def __init__(self, clock: SystemClock) -> None:
@@ -127,7 +127,7 @@ class Owned:
         self,
         resource: str,
         token: int,
-        tenure: Tenure,
+        tenure: AccessDeadline,
         callbacks: OwnedCallbacks | None = None,
     ) -> None:
         self.resource = resource

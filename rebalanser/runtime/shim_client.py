@@ -42,7 +42,7 @@ STOP_TIMEOUT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class CommandStarted:
     """The command runs."""
 
     pid: int
@@ -63,7 +63,7 @@ class Exited:
     """Time at which the shim saw the end (CLOCK_BOOTTIME seconds); None if the shim died."""
 
 
-Outcome: TypeAlias = Started | Exited
+Outcome: TypeAlias = CommandStarted | Exited
 
 
 class ShimClient:
@@ -93,10 +93,12 @@ class ShimClient:
         self._listener = threading.Thread(target=self._listen, name="rebalanser-shim", daemon=True)
         self._listener.start()
 
-    def start(self, job: shim.Job, on_outcome: Callable[[Outcome], None], files: Sequence[int] = ()) -> int:
+    def start(
+        self, job: shim.SupervisedCommand, on_outcome: Callable[[Outcome], None], files: Sequence[int] = ()
+    ) -> int:
         """Start a job and return its number. ``on_outcome`` is called in another thread with each outcome.
 
-        ``on_outcome`` must not block. It gets at most one ``Started``, and then one ``Exited``.
+        ``on_outcome`` must not block. It gets at most one ``CommandStarted``, and then one ``Exited``.
         ``files`` are the job's standard output and error; by default those of this process.
 
         Raises:
@@ -188,7 +190,7 @@ class ShimClient:
                 del self._callbacks[number]
                 self._pids.pop(number, None)
         if message["is"] == "started":
-            on_outcome(Started(message["pid"]))
+            on_outcome(CommandStarted(message["pid"]))
         else:
             on_outcome(Exited(message["code"], message["error"], message["by_shim"], message["at"]))
 
@@ -219,7 +221,7 @@ class ShimClient:
 
 
 @contextlib.contextmanager
-def _written(job: shim.Job) -> Iterator[int]:
+def _written(job: shim.SupervisedCommand) -> Iterator[int]:
     """Write a job to an anonymous file: a command may be too long for a message."""
     text = json.dumps(asdict(job)).encode()
     if len(text) > shim.MAX_JOB_BYTES:

@@ -86,7 +86,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SupervisedCommand:
     """A command with its environment and limits."""
 
     command: Sequence[str]
@@ -110,7 +110,7 @@ class Job:
     output: Output | None = None
 
     @classmethod
-    def read(cls, text: bytes) -> Job:
+    def read(cls, text: bytes) -> SupervisedCommand:
         """Parse a job from JSON."""
         fields = json.loads(text)
         output = fields.pop("output")
@@ -127,7 +127,7 @@ class _Waiting:
     """A job that waits for its start, until its lock is free."""
 
     number: int
-    job: Job
+    job: SupervisedCommand
     files: list[int]
     """Standard output and error, or empty."""
     deadline: float
@@ -233,7 +233,7 @@ class SupervisorShim:
         elif order["do"] == "start":
             with os.fdopen(files.pop(0), "rb") as file:
                 file.seek(0)
-                job = Job.read(file.read())
+                job = SupervisedCommand.read(file.read())
             for handed_over in files:
                 os.set_inheritable(handed_over, False)
             deadline = inf if job.deadline is None else job.deadline
@@ -324,7 +324,7 @@ class SupervisorShim:
         self._report("started", number=waiting.number, pid=process.pid)
 
     def _run(
-        self, job: Job, files: Sequence[int], lock: int | None, more: Mapping[str, str]
+        self, job: SupervisedCommand, files: Sequence[int], lock: int | None, more: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         shim = os.getpid()
         limits = [(resource.RLIMIT_NOFILE, self._usual_files)]

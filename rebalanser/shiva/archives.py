@@ -111,7 +111,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _CheckedEntry:
     """An entry as it was checked, with what ``zipfile`` needs to read it.
 
     It is written under the name that was checked, ``entry.name``, and never under ``info.filename``.
@@ -332,8 +332,8 @@ def _check_end(archive: bytes, limits: ArchiveLimits) -> None:
     check_entry_count(archive.count(_ENTRY_SIGNATURE, max(0, start - listing_bytes), start), limits)
 
 
-def _checked_listing(opened: zipfile.ZipFile, archive: bytes, limits: ArchiveLimits) -> list[_Member]:
-    listing = [_Member(_entry_of(info), info) for info in opened.infolist()]
+def _checked_listing(opened: zipfile.ZipFile, archive: bytes, limits: ArchiveLimits) -> list[_CheckedEntry]:
+    listing = [_CheckedEntry(_entry_of(info), info) for info in opened.infolist()]
     check_listing([member.entry for member in listing], limits)
     for member in listing:
         if member.info.filename != member.entry.name:
@@ -342,7 +342,7 @@ def _checked_listing(opened: zipfile.ZipFile, archive: bytes, limits: ArchiveLim
     return listing
 
 
-def _check_overlaps(listing: list[_Member], archive: bytes, listing_start: int) -> None:
+def _check_overlaps(listing: list[_CheckedEntry], archive: bytes, listing_start: int) -> None:
     """Refuse entries that share bytes with each other or with the listing, as zip bombs do."""
     end = listing_start
     for member in sorted(listing, key=lambda member: member.info.header_offset, reverse=True):
@@ -400,13 +400,13 @@ def _kind_of_mode(mode: int) -> EntryKind:
     return EntryKind.SPECIAL
 
 
-def _manifest_of(archive: zipfile.ZipFile, listing: list[_Member], limits: ArchiveLimits) -> Manifest:
+def _manifest_of(archive: zipfile.ZipFile, listing: list[_CheckedEntry], limits: ArchiveLimits) -> Manifest:
     infos = {member.entry.name: member.info for member in listing}
     with archive.open(infos[MANIFEST_NAME]) as file:
         return parse_manifest(file.read(limits.manifest_bytes + 1))
 
 
-def _unpack_entry(archive: zipfile.ZipFile, member: _Member, folder: int) -> None:
+def _unpack_entry(archive: zipfile.ZipFile, member: _CheckedEntry, folder: int) -> None:
     """Write an entry below an open folder; the checks on its name are not relied on."""
     entry, mode = member.entry, member.info.external_attr >> 16
     parts = entry.name.removesuffix("/").split("/")

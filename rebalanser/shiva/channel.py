@@ -17,22 +17,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from rebalanser.core.shiva.types import MAX_REPLICAS, ApplicationId, Mode
 from rebalanser.errors import InvalidSettings
 from rebalanser.shiva.cluster import Start
-from rebalanser.shiva.manifest import EnvironmentName, Text, problems_in
+from rebalanser.shiva.manifest import EnvironmentName, StrictModel, Text, problems_in
 
 MAX_FILE_BYTES: Final = 16 * 2**20
 """Maximum size of a channel file."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ChannelApplication(_Part):
+class ChannelApplication(StrictModel):
     """One application of a channel file, as ``rebalanser shiva start`` takes it."""
 
     source: Text = Field(min_length=1, description="folder or ZIP file, from the folder of this file on")
@@ -46,7 +42,7 @@ class ChannelApplication(_Part):
     )
 
 
-class ChannelFile(_Part):
+class ChannelFile(StrictModel):
     """The content of a channel file."""
 
     tenant: str

@@ -44,7 +44,9 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=255)]
 
 
-class _Part(BaseModel):
+class StrictModel(BaseModel):
+    """Part of a file that a person writes: no other fields, and no value of another type."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -56,7 +58,7 @@ class RestartWhen(StrEnum):
     NEVER = "never"
 
 
-class Restart(_Part):
+class Restart(StrictModel):
     """When and how often a process that has exited by itself is started again (SH-17)."""
 
     policy: RestartWhen = Field(
@@ -81,7 +83,7 @@ class Restart(_Part):
         return self
 
 
-class HealthCheck(_Part):
+class HealthCheck(StrictModel):
     """A check that decides if a process runs, and when it is stopped and started again (SH-23)."""
 
     http: Annotated[str, StringConstraints(pattern=r"^http://[!-~]+$")] | None = Field(
@@ -137,7 +139,7 @@ def address_of(url: str) -> tuple[str | None, int | None]:
     return parts.hostname, parts.port
 
 
-class Limits(_Part):
+class Limits(StrictModel):
     """Limits of a process. Memory and files are limited for each process, not for all together."""
 
     memory_bytes: Annotated[int, Field(ge=64 * _MIB)] | None = Field(
@@ -152,7 +154,7 @@ class Limits(_Part):
     log_files: Annotated[int, Field(ge=2, le=100)] = Field(default=5, description="files of output kept")
 
 
-class RequestedAmounts(_Part):
+class RequestedAmounts(StrictModel):
     """Amounts that the application requests of its worker, to place it; its use is not limited (SH-27)."""
 
     cpu: Annotated[float, Field(ge=0, le=MAX_AMOUNT / 1000, allow_inf_nan=False)] = Field(
@@ -172,7 +174,7 @@ class RequestedAmounts(_Part):
         return Requests(thousandths(self.cpu), self.memory_mb) or None
 
 
-class Manifest(_Part):
+class Manifest(StrictModel):
     """Manifest of an application: the content of ``shiva.json`` (SH-4)."""
 
     command: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(

@@ -34,8 +34,8 @@ from rebalanser.core.shiva.messages import HealthChecked, ProcessExited, Process
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import InvalidState, RebalanserError
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.shim_client import Exited, Outcome, ShimClient, Started
-from rebalanser.runtime.supervisor_shim import Job, Output
+from rebalanser.runtime.shim_client import CommandStarted, Exited, Outcome, ShimClient
+from rebalanser.runtime.supervisor_shim import Output, SupervisedCommand
 from rebalanser.shiva.data_folder import DataFolder
 from rebalanser.shiva.manifest import HealthCheck, Manifest, address_of
 
@@ -64,7 +64,7 @@ class _Running:
 
     guarded: ShimClient
     number: int
-    job: Job
+    job: SupervisedCommand
     pid: int | None = None
     last_resort: threading.Timer | None = None
     ends: threading.Event = field(default_factory=threading.Event)
@@ -202,9 +202,9 @@ class ApplicationProcesses:
         deadline: float | None,
         environment: Mapping[str, str],
         replicas: int,
-    ) -> Job:
+    ) -> SupervisedCommand:
         limits = {"RLIMIT_DATA": manifest.limits.memory_bytes, "RLIMIT_NOFILE": manifest.limits.open_files}
-        return Job(
+        return SupervisedCommand(
             command=manifest.command,
             stop_limit_s=manifest.stop_timeout_s,
             deadline=deadline,
@@ -241,7 +241,7 @@ class ApplicationProcesses:
             running = self._running.get(key)
             if running is None:
                 return
-            if isinstance(outcome, Started):
+            if isinstance(outcome, CommandStarted):
                 running.pid = outcome.pid
                 event: ProcessEvent = ProcessStarted(application, run)
             else:
@@ -255,7 +255,7 @@ class ApplicationProcesses:
                     return
                 del self._running[key]
         self._tell(event)
-        if isinstance(outcome, Started) and health_check is not None:
+        if isinstance(outcome, CommandStarted) and health_check is not None:
             arguments = key, running, health_check
             checking = threading.Thread(
                 target=self._check_health, args=arguments, name="rebalanser-health", daemon=True

@@ -24,7 +24,7 @@ from rebalanser.core.shiva.messages import HealthChecked, ProcessExited, Process
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import UnusableFolder
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.supervisor_shim import Job, SupervisorShim, _Waiting
+from rebalanser.runtime.supervisor_shim import SupervisedCommand, SupervisorShim, _Waiting
 from rebalanser.runtime.supervisor_shim import now as shim_now
 from rebalanser.shiva import processes as module
 from rebalanser.shiva.data_folder import DataFolder, _holders, output_file
@@ -371,7 +371,7 @@ def test_a_deadline_that_is_extended_is_not_kept_before(bench: Bench) -> None:
 def test_a_deadline_that_has_passed_is_not_extended_any_more(passed: bool) -> None:
     """As after a freeze of the whole host, when the order is read before anything was killed."""
     frozen = object.__new__(SupervisorShim)
-    waiting = _Waiting(1, Job(("true",), 1.0), [], shim_now() + (-0.1 if passed else 60.0), 0.0)
+    waiting = _Waiting(1, SupervisedCommand(("true",), 1.0), [], shim_now() + (-0.1 if passed else 60.0), 0.0)
     frozen._waiting, frozen._children = [waiting], {}
     before, later = waiting.deadline, shim_now() + 120.0
     frozen._obey({"do": "extend", "number": None, "deadline": later}, [])

@@ -27,7 +27,7 @@ from rebalanser.testing.waiting import PATIENCE_S, patience_ratio, wait_until
 from rebalanser_kafka import open_kafka
 from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator
 from rebalanser_kafka.group.log import topic_of
-from rebalanser_kafka.group.records import Expire, Unreadable, decode
+from rebalanser_kafka.group.records import Expire, UnreadableValue, decode
 from rebalanser_kafka.log import LogReader, LogWriter
 
 TTL_S = 2.0
@@ -241,7 +241,7 @@ def wishes(url: str, topic: str) -> list[object]:
             for record in reader.poll(1.0):
                 try:
                     found.append(decode(record.value).wish)
-                except Unreadable:
+                except UnreadableValue:
                     continue
     return found
 

@@ -458,15 +458,15 @@ class TestApplications:
         names = [ApplicationId("t", "c", f"a{number:02}") for number in range(40)]
         starts = [Start(name, folder, tags=["gpu"] if name > names[1] else ()) for name in names]
         reads: list[float] = []
-        read = cluster_module.KafkaCluster.read
+        read = cluster_module.KafkaShivaCluster.read
 
-        def count(cluster: cluster_module.KafkaCluster, timeout_s: float) -> AssignmentDocument | None:
+        def count(cluster: cluster_module.KafkaShivaCluster, timeout_s: float) -> AssignmentDocument | None:
             reads.append(timeout_s)
             return read(cluster, timeout_s)
 
         told: list[tuple[int, int]] = []
         with monkeypatch.context() as patching:
-            patching.setattr(cluster_module.KafkaCluster, "read", count)
+            patching.setattr(cluster_module.KafkaShivaCluster, "read", count)
             commands = shiva.cluster.start_all(starts, lambda done, total: told.append((done, total)))
         assert len(set(commands)) == 40
         assert len(reads) == 1, "one document is read for all"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.member import NeliMember
 from rebalanser.core.neli.messages import ClientEvent, CommitAnswered, HeartbeatRead
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.core.neli.succession import Succession
@@ -57,7 +57,7 @@ def _own_wait_only(_: Any) -> Any:
 
 
 def _while_handlers_run(original: Callable[..., None]) -> Any:
-    def let_go_of_lapsed(self: Member, now: float) -> None:
+    def let_go_of_lapsed(self: NeliMember, now: float) -> None:
         for tenure in self._tenures.values():
             tenure.let_go_by = now if tenure.is_lapsing else None
         original(self, now)
@@ -66,7 +66,7 @@ def _while_handlers_run(original: Callable[..., None]) -> Any:
 
 
 def _count_taken_for_granted(original: Callable[..., None]) -> Any:
-    def told_by_client(self: Member, event: ClientEvent, now: float) -> None:
+    def told_by_client(self: NeliMember, event: ClientEvent, now: float) -> None:
         self._counted_at = now
         original(self, event, now)
 
@@ -77,14 +77,14 @@ MUTANTS = (
     Mutant(
         "checked commit",
         "leadership needs an accepted commit, not only heartbeats that come back",
-        (Switch(Member, "_commit_answered", _taken_for_accepted),),
+        (Switch(NeliMember, "_commit_answered", _taken_for_accepted),),
         frozenset({"NE-10", "NE-15", "NE-4"}),
         "zombies",
     ),
     Mutant(
         "own heartbeat",
         "leadership needs a heartbeat that came back",
-        (Switch(Member, "_heard_at", _just_now),),
+        (Switch(NeliMember, "_heard_at", _just_now),),
         frozenset({"NE-9", "NE-7"}),
     ),
     Mutant(
@@ -117,14 +117,14 @@ MUTANTS = (
     Mutant(
         "revoke waits for handlers",
         "a partition goes to others once the work on it has ended",
-        (Switch(Member, "_let_go_of_lapsed", _while_handlers_run),),
+        (Switch(NeliMember, "_let_go_of_lapsed", _while_handlers_run),),
         frozenset({"NE-9"}),
         "hand-overs",
     ),
     Mutant(
         "broker's timestamps",
         "a backlog of heartbeats makes nobody a leader",
-        (Switch(Member, "_hear", _received_now),),
+        (Switch(NeliMember, "_hear", _received_now),),
         frozenset({"NE-7"}),
         "backlogs",
     ),
@@ -132,8 +132,8 @@ MUTANTS = (
         "partition count confirmed",
         "who goes by another partition count stops leading before others begin",
         (
-            Switch(Member, "_told_by_client", _count_taken_for_granted),
-            Switch(Member, "_counted", always(None)),
+            Switch(NeliMember, "_told_by_client", _count_taken_for_granted),
+            Switch(NeliMember, "_counted", always(None)),
         ),
         frozenset({"NE-4"}),
         "growing topic",

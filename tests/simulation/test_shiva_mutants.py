@@ -21,7 +21,7 @@ from rebalanser.core.shiva.republish import Republisher
 from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import ApplicationId, Incarnation, Leaving
 from rebalanser.core.shiva.worker import Worker
-from rebalanser.core.shiva.worker_files import Started, WorkerFiles
+from rebalanser.core.shiva.worker_files import StagedStart, WorkerFiles
 from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, scan
 from simulation.shiva import PROFILES, Broker, World, run_seed
 from simulation.shiva.running import ApplicationProcess
@@ -60,7 +60,7 @@ def _forgotten_in_vain(board: AssignmentTable) -> None:
 _SETTLED = WorkerFiles._settled
 
 
-def _whatever_runs(files: WorkerFiles, started: Started, _in_use: Any, now: float) -> Any:
+def _whatever_runs(files: WorkerFiles, started: StagedStart, _in_use: Any, now: float) -> Any:
     return _SETTLED(files, started, None, now)
 
 

@@ -15,7 +15,7 @@ from rebalanser.runtime.output_logger import RotatedFile
 from rebalanser.shiva.data_folder import output_file
 from rebalanser.shiva.outputs import LONGEST_LINE_BYTES, newest_lines, tail
 from rebalanser.testing.clock import FakeClock
-from rebalanser_kafka.shiva.outputs import FOLLOWED_BYTES, MAX_BYTES, MAX_FOLLOWED, PAUSE_S, Outputs
+from rebalanser_kafka.shiva.outputs import FOLLOWED_BYTES, MAX_BYTES, MAX_FOLLOWED, PAUSE_S, OutputServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +136,7 @@ class Followed:
         self.answers: list[OutputAnswer] = []
         self.clock = FakeClock()
         self.happens: list[Callable[[], object]] = []
-        self.outputs = Outputs("w1", folder, self.answers.append, self.clock)
+        self.outputs = OutputServer("w1", folder, self.answers.append, self.clock)
         self.outputs._closing = self  # type: ignore[assignment]
         self.outputs._begin = self.outputs._follow  # type: ignore[method-assign]
         self.is_set = lambda: False

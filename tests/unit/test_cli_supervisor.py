@@ -23,15 +23,15 @@ from rebalanser.core.group import Fact, FactKind
 from rebalanser.errors import InternalError
 from rebalanser.group import Group
 from rebalanser.runtime.clock import SystemClock
-from rebalanser.runtime.owned import Owned, StopRequest, Tenure
-from rebalanser.runtime.shim_client import Exited, Outcome, Started
+from rebalanser.runtime.owned import AccessDeadline, Owned, StopRequest
+from rebalanser.runtime.shim_client import CommandStarted, Exited, Outcome
 from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rebalanser.runtime.supervisor_shim import Job
+    from rebalanser.runtime.supervisor_shim import SupervisedCommand
 
 
 def test_placeholders_are_filled_in_once_and_everywhere() -> None:
@@ -63,12 +63,12 @@ class ScriptedProcesses:
         self._script = script
         self.started = 0
 
-    def start(self, job: Job, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
+    def start(self, job: SupervisedCommand, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
         self.started += 1
         exited = self._script.pop(0)
         if not self._script:
             self._owned.stop_requested.set()
-        tell(Started(1234))
+        tell(CommandStarted(1234))
         tell(exited)
         return self.started
 
@@ -79,7 +79,7 @@ class ScriptedProcesses:
 @pytest.fixture
 def owned() -> Owned:
     clock = SystemClock()
-    tenure = Tenure(clock)
+    tenure = AccessDeadline(clock)
     tenure.deadline = clock.now() + 1_000
     return Owned("a", 7, tenure)
 
@@ -129,7 +129,7 @@ def test_a_command_that_can_not_be_started_has_not_exited(
     owned: Owned, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Unstartable(ScriptedProcesses):
-        def start(self, job: Job, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
+        def start(self, job: SupervisedCommand, tell: Callable[[Outcome], None], files: Sequence[int]) -> int:
             tell(Exited(None, "no program", by_shim=False))
             return 1
 

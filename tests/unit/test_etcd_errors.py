@@ -42,7 +42,7 @@ from rebalanser.registry.contract import (
 from rebalanser_etcd import codec
 from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_outcome, to_request
 from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
-from rebalanser_etcd.failures import Effect, judge
+from rebalanser_etcd.failures import FailureEffect, judge
 from rebalanser_etcd.known_bugs import KNOWN_BUGS, parse_version, unsafe_reasons
 from rebalanser_etcd.registry import EtcdRegistry
 
@@ -72,7 +72,7 @@ WRONG_CA = (
 )
 def test_these_had_no_effect_and_may_go_elsewhere(code: grpc.StatusCode, details: str) -> None:
     verdict = judge(code, details)
-    assert verdict.effect is Effect.NONE
+    assert verdict.effect is FailureEffect.NONE
     assert verdict.error is RegistryUnavailable
 
 
@@ -99,15 +99,15 @@ def test_these_had_no_effect_and_may_go_elsewhere(code: grpc.StatusCode, details
 )
 def test_these_are_of_unknown_outcome(code: grpc.StatusCode, details: str) -> None:
     verdict = judge(code, details)
-    assert verdict.effect is Effect.UNKNOWN
+    assert verdict.effect is FailureEffect.UNKNOWN
     assert verdict.error is OutcomeUnknown
     assert verdict.text
 
 
 @pytest.mark.parametrize("code", list(Code))
 def test_no_status_without_a_known_message_is_taken_for_no_effect(code: grpc.StatusCode) -> None:
-    assert judge(code, "never seen").effect in {Effect.UNKNOWN, Effect.REFUSED}
-    assert judge(code, "etcdserver: never seen").effect in {Effect.UNKNOWN, Effect.REFUSED}
+    assert judge(code, "never seen").effect in {FailureEffect.UNKNOWN, FailureEffect.REFUSED}
+    assert judge(code, "etcdserver: never seen").effect in {FailureEffect.UNKNOWN, FailureEffect.REFUSED}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_these_are_refusals(
     code: grpc.StatusCode, details: str, error: type[RebalanserError], text: str
 ) -> None:
     verdict = judge(code, details)
-    assert verdict.effect is Effect.REFUSED
+    assert verdict.effect is FailureEffect.REFUSED
     assert verdict.error is error
     assert text in verdict.text
 
@@ -157,31 +157,31 @@ def test_these_are_refusals(
 )
 def test_these_ask_for_the_credentials_again(code: grpc.StatusCode, details: str) -> None:
     verdict = judge(code, details)
-    assert verdict.effect is Effect.STALE_TOKEN
+    assert verdict.effect is FailureEffect.STALE_TOKEN
     assert verdict.error is AccessDenied
 
 
 def test_a_full_store_may_have_done_what_it_refused() -> None:
     verdict = judge(Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
-    assert verdict.effect is Effect.PERHAPS_REFUSED
+    assert verdict.effect is FailureEffect.PERHAPS_REFUSED
     assert verdict.error is QuotaExceeded
     assert "no node can join" in verdict.text
 
 
 def test_a_busy_server_did_nothing_and_is_not_left_for_another() -> None:
     verdict = judge(Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
-    assert verdict.effect is Effect.BUSY
+    assert verdict.effect is FailureEffect.BUSY
     assert verdict.error is RegistryUnavailable
 
 
 def test_a_compacted_revision_is_told_apart() -> None:
     details = "etcdserver: mvcc: required revision has been compacted"
-    assert judge(Code.OUT_OF_RANGE, details).effect is Effect.COMPACTED
+    assert judge(Code.OUT_OF_RANGE, details).effect is FailureEffect.COMPACTED
 
 
 def test_a_handshake_that_fails_is_a_matter_of_certificates() -> None:
     verdict = judge(Code.UNAVAILABLE, WRONG_CA)
-    assert verdict.effect is Effect.NONE
+    assert verdict.effect is FailureEffect.NONE
     assert verdict.error is AccessDenied
     assert "check ca, cert, key and server_name" in verdict.text
 

@@ -19,7 +19,7 @@ from rebalanser.core.neli.messages import (
     LastCommit,
     Partition,
 )
-from rebalanser.core.neli.records import Claim, Note
+from rebalanser.core.neli.records import LeadershipClaim, Note
 from rebalanser.core.neli.settings import NeliSettings
 from rebalanser.neli.contract import Candidacy
 from rebalanser_kafka.connection import Connection
@@ -62,7 +62,7 @@ class Stage:
         return client
 
     def commit(self, offset: int) -> CommitAnswered | None:
-        note = Note(Claim.HELD, "me", 1, 2.0, 1)
+        note = Note(LeadershipClaim.HELD, "me", 1, 2.0, 1)
         return self.consumer.commit(Commit(offset, self.time, {0: Committing(offset, note)}), wait=False)
 
     def now(self) -> float:

@@ -32,7 +32,7 @@ from rebalanser.history import MemorySink, Record, read_records
 from rebalanser.neli import AsyncNeli, Neli
 from rebalanser.neli.contract import Candidacy, Candidate, Elections, OnCall, OnFact
 from rebalanser.neli.description import GroupDescription
-from rebalanser.neli.facts import FactTeller
+from rebalanser.neli.facts import FactReporter
 from rebalanser.neli.history import LeadershipHistory
 from rebalanser.registry.urls import RegistryUrl
 from rebalanser.testing.waiting import PATIENCE_S
@@ -327,7 +327,7 @@ def test_facts_reach_the_hooks_and_no_hook_holds_up_another() -> None:
     def broken(_fact: Fact) -> None:
         raise ValueError("no")
 
-    teller = FactTeller("office", [broken, heard.append])
+    teller = FactReporter("office", [broken, heard.append])
     facts = [Fact(FactKind.ASSIGNED, 0), Fact(FactKind.INDUCED, 0, 5), Fact(FactKind.LEFT)]
     for fact in facts:
         teller.tell(fact)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.member import NeliMember
 from rebalanser.core.neli.messages import (
     AskPartitionCount,
     Assigned,
@@ -29,16 +29,16 @@ from rebalanser.core.neli.messages import (
     Lost,
     PartitionCount,
     Polled,
-    Publish,
+    PublishHeartbeats,
     Report,
     Revoked,
     RolesChanged,
     Stop,
     Wakeup,
 )
-from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.records import LeadershipClaim, Note, Stamp
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
-from rebalanser.core.neli.states import STANDING, Standing, Turn
+from rebalanser.core.neli.states import STANDING, PartitionState, Turn
 from rebalanser.errors import InvalidSettings
 
 E = TypeVar("E")
@@ -57,7 +57,7 @@ class Driver:
     roles: object = (0, 1)
     process: str = "me"
     now: float = 100.0
-    member: Member = field(init=False)
+    member: NeliMember = field(init=False)
     ends: dict[int, int] = field(default_factory=dict)
     published: dict[int, list[Stamp]] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Driver:
 
     def __post_init__(self) -> None:
         check(self.settings)
-        self.member = Member("g", self.process, self.partitions, self.roles, self.settings, self.now)  # type: ignore[arg-type]
+        self.member = NeliMember("g", self.process, self.partitions, self.roles, self.settings, self.now)  # type: ignore[arg-type]
 
     def tell(self, event: Event) -> list[Effect]:
         effects = self.member.handle(event, self.now)
         for effect in effects:
-            if isinstance(effect, Publish):
+            if isinstance(effect, PublishHeartbeats):
                 for partition, stamp in effect.heartbeats.items():
                     self.published.setdefault(partition, []).append(stamp)
             elif isinstance(effect, Commit):
@@ -151,7 +151,7 @@ def other(partition_count: int = 2, sequence: int = 1, group: str = "g", tenure:
 def test_another_group_id_on_the_same_topic_is_another_group() -> None:
     """A NELI group is a topic with M partitions, a consumer group id, a set of roles that may change."""
     driver = Driver()
-    released = Note(Claim.RELEASED, "other", 1, 2.0, 2)
+    released = Note(LeadershipClaim.RELEASED, "other", 1, 2.0, 2)
     driver.assign(0, last=LastCommit(7, released.encode()))
     for _ in range(3):
         driver.read(0, other(group="another"))
@@ -176,23 +176,23 @@ def test_the_set_of_roles_may_change_at_any_time() -> None:
 def test_classic_publishes_to_every_partition_each_interval() -> None:
     """Every process publishes an empty record to every partition each publish_interval_s."""
     driver = Driver(NON_EXCLUSIVE, partitions=3)
-    assert of(driver.tell(Wakeup()), Publish)[0].heartbeats.keys() == {0, 1, 2}
+    assert of(driver.tell(Wakeup()), PublishHeartbeats)[0].heartbeats.keys() == {0, 1, 2}
     driver.now += 0.4
-    assert not of(driver.tell(Wakeup()), Publish)
+    assert not of(driver.tell(Wakeup()), PublishHeartbeats)
     assert driver.member.next_wakeup == pytest.approx(100.5)
     driver.now = 100.5
-    assert of(driver.tell(Wakeup()), Publish)[0].heartbeats.keys() == {0, 1, 2}
+    assert of(driver.tell(Wakeup()), PublishHeartbeats)[0].heartbeats.keys() == {0, 1, 2}
 
 
 @pytest.mark.rule("NE-9")
 def test_fast_publishes_to_its_own_partitions_only() -> None:
     """Only a partition's owner publishes."""
     driver = Driver(partitions=3)
-    assert not of(driver.tell(Wakeup()), Publish)
-    assert of(driver.assign(1), Publish)[0].heartbeats.keys() == {1}
+    assert not of(driver.tell(Wakeup()), PublishHeartbeats)
+    assert of(driver.assign(1), PublishHeartbeats)[0].heartbeats.keys() == {1}
     driver.tell(Lost(frozenset({1})))
     driver.now += 0.5
-    assert not of(driver.tell(Wakeup()), Publish)
+    assert not of(driver.tell(Wakeup()), PublishHeartbeats)
 
 
 @pytest.mark.rule("NE-3")
@@ -220,12 +220,12 @@ def test_leadership_lapses_without_any_event(settings: NeliSettings) -> None:
     assert driver.leads()
     assert driver.member.leads(0, driver.now + settings.limit_s - 0.01)
     assert not driver.member.leads(0, driver.now + settings.limit_s)
-    assert driver.member.standing(0) is Standing.LED, "nothing was told, and it is not led all the same"
+    assert driver.member.standing(0) is PartitionState.LED, "nothing was told, and it is not led all the same"
     assert driver.member.next_wakeup is not None
     driver.now += settings.limit_s
     fenced = of(driver.tell(Wakeup()), CallFenced)
     assert [call.roles for call in fenced] == [{0}]
-    assert driver.member.standing(0) is Standing.HELD
+    assert driver.member.standing(0) is PartitionState.HELD
 
 
 @pytest.mark.rule("NE-5")
@@ -276,7 +276,7 @@ def test_a_heartbeat_by_another_count_makes_the_member_ask_at_once() -> None:
 def test_non_exclusive_leads_without_a_grace() -> None:
     """While one process lives, every role has a leader once a rebalance ends."""
     driver = Driver(NON_EXCLUSIVE)
-    driver.assign(0, last=LastCommit(3, Note(Claim.HELD, "other", 1, 15.0, 2).encode()))
+    driver.assign(0, last=LastCommit(3, Note(LeadershipClaim.HELD, "other", 1, 15.0, 2).encode()))
     driver.beat(0)
     assert driver.leads()
 
@@ -322,8 +322,8 @@ def test_a_clock_behind_the_brokers_by_more_than_the_stated_error_renews_nothing
 
 
 @pytest.mark.rule("NE-8")
-@pytest.mark.parametrize("claim", [Claim.HELD, Claim.RELEASED])
-def test_exclusive_answers_not_leader_for_a_grace(claim: Claim) -> None:
+@pytest.mark.parametrize("claim", [LeadershipClaim.HELD, LeadershipClaim.RELEASED])
+def test_exclusive_answers_not_leader_for_a_grace(claim: LeadershipClaim) -> None:
     """A process that newly gets a partition answers "not leader" for a grace of T."""
     driver = Driver(EXCLUSIVE)
     driver.assign(0, last=LastCommit(3, Note(claim, "other", 1, 5.0, 2).encode()))
@@ -340,8 +340,8 @@ def test_exclusive_answers_not_leader_for_a_grace(claim: Claim) -> None:
         (NEVER, 2.0),
         (None, 10.0),
         (LastCommit(3, "by hand"), 10.0),
-        (LastCommit(3, Note(Claim.HELD, "other", 1, 6.0, 2).encode()), 6.0),
-        (LastCommit(3, Note(Claim.HELD, "other", 1, 1.0, 2).encode()), 2.0),
+        (LastCommit(3, Note(LeadershipClaim.HELD, "other", 1, 6.0, 2).encode()), 6.0),
+        (LastCommit(3, Note(LeadershipClaim.HELD, "other", 1, 1.0, 2).encode()), 2.0),
     ],
     ids=["never committed", "could not be asked", "not understood", "longer deadline", "shorter deadline"],
 )
@@ -363,7 +363,7 @@ def test_the_wait_outlasts_the_deadline_of_a_slower_clock() -> None:
 
 def test_who_waits_itself_passes_the_longest_wait_on() -> None:
     driver = Driver()
-    driver.assign(0, last=LastCommit(3, Note(Claim.HELD, "other", 1, 6.0, 2).encode()))
+    driver.assign(0, last=LastCommit(3, Note(LeadershipClaim.HELD, "other", 1, 6.0, 2).encode()))
     driver.beat(0)
     assert driver.commits[-1].offsets[0].note.wait_s == 6.0
     driver.live(6.5, 0)
@@ -436,11 +436,11 @@ def test_the_revoke_callback_blocks_until_the_work_is_done() -> None:
     driver.now += 1.0
     release = of(driver.tell(HandlerReturned(0)), Commit)[0]
     assert release.offsets.keys() == {0}
-    assert release.offsets[0].note.claim is Claim.RELEASED
+    assert release.offsets[0].note.claim is LeadershipClaim.RELEASED
     done = driver.tell(CommitAnswered(release))
     assert of(done, LetGo) == [LetGo(frozenset({0}))]
     assert FactKind.RELEASED in facts(done)
-    assert driver.member.standing(0) is Standing.FOREIGN
+    assert driver.member.standing(0) is PartitionState.FOREIGN
 
 
 @pytest.mark.rule("NE-9")
@@ -476,7 +476,7 @@ def test_what_is_lost_together_is_told_at_once() -> None:
 
 
 def _released(driver: Driver, *records: Stamp | None, last: LastCommit | None = None) -> list[Effect]:
-    note = Note(Claim.RELEASED, "other", 4, 2.0, 2)
+    note = Note(LeadershipClaim.RELEASED, "other", 4, 2.0, 2)
     driver.assign(0, last=last or LastCommit(7, note.encode()))
     for stamp in records:
         driver.read(0, stamp)
@@ -508,14 +508,14 @@ def test_a_heartbeat_of_anybody_else_since_the_release_voids_it(stranger: Stamp)
 @pytest.mark.rule("NE-5", "NE-9")
 def test_a_release_by_another_partition_count_spares_nothing() -> None:
     driver = Driver()
-    note = Note(Claim.RELEASED, "other", 4, 2.0, 3)
+    note = Note(LeadershipClaim.RELEASED, "other", 4, 2.0, 3)
     assert FactKind.SUCCEEDS not in facts(_released(driver, last=LastCommit(7, note.encode())))
 
 
 @pytest.mark.rule("NE-9")
 def test_a_gap_in_the_log_since_the_release_voids_it() -> None:
     driver = Driver()
-    driver.assign(0, last=LastCommit(7, Note(Claim.RELEASED, "other", 4, 2.0, 2).encode()))
+    driver.assign(0, last=LastCommit(7, Note(LeadershipClaim.RELEASED, "other", 4, 2.0, 2).encode()))
     driver.ends[0] += 1
     assert FactKind.SUCCEEDS not in facts(driver.read_own(0))
 
@@ -523,7 +523,7 @@ def test_a_gap_in_the_log_since_the_release_voids_it() -> None:
 @pytest.mark.rule("NE-9")
 def test_who_has_to_wait_releases_nothing() -> None:
     driver = Driver()
-    driver.assign(0, last=LastCommit(3, Note(Claim.HELD, "other", 1, 2.0, 2).encode()))
+    driver.assign(0, last=LastCommit(3, Note(LeadershipClaim.HELD, "other", 1, 2.0, 2).encode()))
     driver.beat(0)
     effects = driver.tell(Revoked(frozenset({0})))
     assert of(effects, LetGo)
@@ -613,9 +613,9 @@ def test_n_groups_share_a_topic_each_at_n_times_the_interval() -> None:
     driver = Driver(shared)
     driver.tell(Wakeup())
     driver.now += 1.9
-    assert not of(driver.tell(Wakeup()), Publish)
+    assert not of(driver.tell(Wakeup()), PublishHeartbeats)
     driver.now += 0.1
-    assert of(driver.tell(Wakeup()), Publish)
+    assert of(driver.tell(Wakeup()), PublishHeartbeats)
     assert replace(shared, mode=Mode.FAST).interval_s == 0.5, "there its own heartbeats are all that counts"
 
 
@@ -624,7 +624,7 @@ def test_two_disjoint_groups_give_every_role_a_leader_in_each() -> None:
     """Two disjoint process groups over the same roles give every role a leader in each."""
     groups = {name: Driver(process=name) for name in ("left", "right")}
     for driver in groups.values():
-        driver.member = Member(driver.process, driver.process, 2, (0, 1), FAST, driver.now)
+        driver.member = NeliMember(driver.process, driver.process, 2, (0, 1), FAST, driver.now)
         driver.induct(0, 1)
     for driver in groups.values():
         assert driver.leads(0)
@@ -684,7 +684,7 @@ def test_a_stop_hands_everything_over_then_leaves() -> None:
     effects = driver.tell(Stop())
     assert {call.partition for call in of(effects, CallLapsed)} == {0, 1}
     assert not driver.leads(0)
-    assert not of(driver.tell(Assigned({1: NEVER})), Publish), "who leaves takes nothing"
+    assert not of(driver.tell(Assigned({1: NEVER})), PublishHeartbeats), "who leaves takes nothing"
     first = of(driver.tell(HandlerReturned(0)), Commit)[0]
     assert not of(driver.tell(CommitAnswered(first)), Leave)
     second = of(driver.tell(HandlerReturned(1)), Commit)[0]
@@ -708,7 +708,7 @@ def test_what_is_not_known_is_not_led_and_why_is_said() -> None:
 
 
 def test_every_standing_can_be_reached_and_left() -> None:
-    assert {state for state, _ in STANDING.rows} == set(Standing) == set(STANDING.rows.values())
+    assert {state for state, _ in STANDING.rows} == set(PartitionState) == set(STANDING.rows.values())
     assert {turn for _, turn in STANDING.rows} == set(Turn)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.records import LeadershipClaim, Note, Stamp
 from rebalanser.core.neli.roles import RoleMap, hash_slot, number_of
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
 from rebalanser.core.neli.vector import Vector
@@ -142,7 +142,7 @@ def test_members_of_a_classic_group_hear_each_second_who_was_lost(
 
 
 _STAMP = Stamp('gr"oup', "host-1", 3, 17, 12)
-_NOTE = Note(Claim.RELEASED, "host-1", 3, 2.5, 12)
+_NOTE = Note(LeadershipClaim.RELEASED, "host-1", 3, 2.5, 12)
 
 
 def test_stamps_and_notes_survive_the_wire() -> None:

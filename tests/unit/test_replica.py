@@ -45,7 +45,14 @@ from rebalanser.core.group.types import (
 )
 from rebalanser.errors import InvalidName, RegistryUnavailable, UnusableStore
 from rebalanser.registry.coordinator import GroupView
-from rebalanser_kafka.group.follower import Ended, Event, Follower, LogEntry, SetAside, SnapshotRead
+from rebalanser_kafka.group.follower import (
+    Ended,
+    Event,
+    LogEntry,
+    LogFollower,
+    SnapshotRead,
+    UnreadableRecord,
+)
 from rebalanser_kafka.group.leases import MAX_RANK, REPEAT_S, STAGGER_S, LeaseCounter, rank
 from rebalanser_kafka.group.log import topic_of, weaknesses
 from rebalanser_kafka.group.parts import REACH, in_parts
@@ -58,7 +65,7 @@ from rebalanser_kafka.group.records import (
     RemoveResources,
     Request,
     SetDrained,
-    Unreadable,
+    UnreadableValue,
     WeighResources,
     Wish,
     decode,
@@ -81,7 +88,7 @@ class Log:
     """Each resource's holders with their tokens, as they followed each other."""
 
     def __post_init__(self) -> None:
-        self.follower = Follower("group", 0)
+        self.follower = LogFollower("group", 0)
         self._numbers = count()
         self.events: list[Event] = []
 
@@ -117,15 +124,15 @@ class Log:
                 if not holders or holders[-1] != holder:
                     holders.append(holder)
 
-    def read_from(self, start: int) -> Follower:
+    def read_from(self, start: int) -> LogFollower:
         """Another connection that begins to read at ``start``, the earlier records being deleted."""
-        follower = Follower("group", start)
+        follower = LogFollower("group", start)
         for entry in self.entries[start:]:
             follower.read(entry, {})
         return follower
 
 
-def state_of(follower: Follower) -> tuple[object, ...]:
+def state_of(follower: LogFollower) -> tuple[object, ...]:
     replica = follower.replica
     leases = {lease: (held.ttl_s, held.renewal, held.keys) for lease, held in replica.leases.items()}
     return replica.items(), leases, replica.revision, replica.latest, replica.birth_ms
@@ -294,7 +301,16 @@ def test_chance_gets_everywhere() -> None:
         chance.run(120)
         outcomes |= {type(event.result) for event in chance.log.events if isinstance(event, Ended)}
         outcomes |= {type(event) for event in chance.log.events}
-    assert outcomes >= {Joined, Elected, Published, BarriersAdded, Alive, SessionLost, SetAside, SnapshotRead}
+    assert outcomes >= {
+        Joined,
+        Elected,
+        Published,
+        BarriersAdded,
+        Alive,
+        SessionLost,
+        UnreadableRecord,
+        SnapshotRead,
+    }
 
 
 @pytest.mark.rule("RB-1", "RB-12")
@@ -388,11 +404,11 @@ def test_a_command_of_ten_thousand_resources_is_one_point() -> None:
     [b"", b"x", b"RG", b"RG\x01", b"RG\x01j{}", b"RG\x01z123", b'RG\x01j{"id":1,"kind":"Leave","body":{}}'],
 )
 def test_what_nobody_can_read_is_set_aside(value: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableValue):
         decode(value)
     log = Log()
     (event,) = log.append(value)
-    assert isinstance(event, SetAside)
+    assert isinstance(event, UnreadableRecord)
     assert state_of(log.follower) == state_of(log.read_from(0))
 
 

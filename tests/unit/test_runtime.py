@@ -45,7 +45,7 @@ from rebalanser.registry import RegistryCoordinator
 from rebalanser.runtime.command_thread import CommandThread
 from rebalanser.runtime.handlers import MANY, HandlerRunner
 from rebalanser.runtime.node_runner import Inbox, NodeRunner
-from rebalanser.runtime.owned import Owned, Tenure
+from rebalanser.runtime.owned import AccessDeadline, Owned
 from rebalanser.testing import FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.waiting import PATIENCE_S
 
@@ -158,7 +158,7 @@ class Running:
             coordinator=self.coordinator,
             handlers=self.handlers,
             clock=self.clock,
-            tenure=Tenure(self.clock),  # type: ignore[arg-type]
+            tenure=AccessDeadline(self.clock),  # type: ignore[arg-type]
             observe=self._observe,
             switch=self.switch,
         )
@@ -475,7 +475,7 @@ class Runner:
         self.clock = Clock()
         self.story = Story()
         self.handlers = Handlers(self.story)
-        self.tenure = Tenure(self.clock)  # type: ignore[arg-type]
+        self.tenure = AccessDeadline(self.clock)  # type: ignore[arg-type]
         self.tenure.deadline = self.clock.now() + 10
         self.runner = HandlerRunner(
             "handlers",
@@ -783,7 +783,7 @@ def test_a_lane_answers_in_order_and_tells_of_faults() -> None:
 
 
 def owned_until(deadline: float | None, clock: Clock) -> Owned:
-    tenure = Tenure(clock)  # type: ignore[arg-type]
+    tenure = AccessDeadline(clock)  # type: ignore[arg-type]
     tenure.deadline = deadline
     return Owned("a", 7, tenure)
 

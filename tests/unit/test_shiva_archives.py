@@ -386,8 +386,8 @@ def test_an_entry_that_zipfile_reads_under_another_name_is_refused(
 
 def unchecked_listing(
     opened: zipfile.ZipFile, _archive: bytes, _limits: ArchiveLimits
-) -> list[archives._Member]:
-    return [archives._Member(archives._entry_of(info), info) for info in opened.infolist()]
+) -> list[archives._CheckedEntry]:
+    return [archives._CheckedEntry(archives._entry_of(info), info) for info in opened.infolist()]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "..", "../x/", "{outside}/x", "a//x", "./x"])
@@ -406,7 +406,7 @@ def test_unpacking_writes_nothing_outside_even_if_names_are_not_checked(
 def test_unpacking_writes_under_the_header_name_even_if_it_is_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def renamed(*arguments: Any) -> list[archives._Member]:
+    def renamed(*arguments: Any) -> list[archives._CheckedEntry]:
         listing = unchecked_listing(*arguments)
         listing[-1].info.filename = str(tmp_path / "b.txt")
         return listing

@@ -39,8 +39,8 @@ from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.log import LogWriter, NewRecord
 from rebalanser_kafka.shiva import cluster as cluster_module
 from rebalanser_kafka.shiva import topics as shiva_topics
-from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaCluster
-from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet, reasons_of
+from rebalanser_kafka.shiva.cluster import MAX_REMEMBERED, KafkaShivaCluster
+from rebalanser_kafka.shiva.effect import CommandProgress, Effects, not_cordoned_yet, reasons_of
 from rebalanser_kafka.shiva.wire import decode
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def document(
     )
 
 
-def effect() -> Effect:
-    return Effect(WEB, "mine", OFFSET)
+def effect() -> CommandProgress:
+    return CommandProgress(WEB, "mine", OFFSET)
 
 
-def has_come(of: Effect, read: AssignmentDocument) -> bool:
+def has_come(of: CommandProgress, read: AssignmentDocument) -> bool:
     return of.has_come(read, reasons_of(read))
 
 
@@ -130,7 +130,7 @@ def test_a_later_command_is_told() -> None:
 @pytest.mark.rule("SH-18")
 @pytest.mark.parametrize("later", ["", "mine", "another"])
 def test_a_start_that_a_later_command_stopped_has_not_come(later: str) -> None:
-    start = Effect(WEB, "mine", OFFSET, starts=True)
+    start = CommandProgress(WEB, "mine", OFFSET, starts=True)
     stopped = document(ApplicationState.STOPPING if later else None, command=later)
     assert not has_come(start, replace(stopped, consumed=OFFSET - 1))
     with pytest.raises(Superseded, match="a later command has stopped t/c/web"):
@@ -186,7 +186,7 @@ def test_a_cluster_knows_its_own_commands_until_a_leader_has_read_them(
 ) -> None:
     """Nothing is sent: the appends and the documents are given."""
     connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
-    cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+    cluster = KafkaShivaCluster(connection, 1.0, TopicNames(), "kafka")
     read = [document(ApplicationState.RUNNING, command="earlier", consumed=OFFSET - 1), document()]
     known = replace(read[0], workers={"w1": WorkerEntry(Incarnation("folder", 1))})
     monkeypatch.setattr(cluster, "read", lambda _timeout_s: known)
@@ -225,7 +225,7 @@ def test_a_topic_that_was_just_made_is_waited_for_and_one_that_is_not_there_is_t
     monkeypatch.setattr(cluster_module, "last_document", read)
     monkeypatch.setattr(shiva_topics, "exists", lambda *_: known_to_brokers)
     monkeypatch.setattr(kafka_connection, "_PAUSE_S", 0.0)
-    with closing(KafkaCluster(connection, 1.0, TopicNames(), "kafka")) as cluster:
+    with closing(KafkaShivaCluster(connection, 1.0, TopicNames(), "kafka")) as cluster:
         if known_to_brokers:
             assert cluster.read(PATIENCE_S) == document()
         else:
@@ -239,7 +239,7 @@ class TestMany:
     NAMES = tuple(ApplicationId("t", "c", name) for name in "abc")
 
     def effects(self) -> Effects:
-        return Effects({name: Effect(name, "mine", OFFSET, starts=True) for name in self.NAMES})
+        return Effects({name: CommandProgress(name, "mine", OFFSET, starts=True) for name in self.NAMES})
 
     def of(self, *states: ApplicationState) -> AssignmentDocument:
         entries = {
@@ -263,7 +263,7 @@ class TestMany:
         archive = Archive("1" * 64, 1, 1)
         starts = {name: StartCommand(name, "theirs", archive, Mode.AVAILABLE) for name in names}
         connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
-        cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+        cluster = KafkaShivaCluster(connection, 1.0, TopicNames(), "kafka")
         monkeypatch.setattr(cluster, "read", lambda _timeout_s: document())
         monkeypatch.setattr(cluster, "_last_commanded", lambda *_: starts)
         monkeypatch.setattr(
@@ -297,7 +297,7 @@ class TestMany:
 
     def test_many_commands_are_sent_and_read_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
-        cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+        cluster = KafkaShivaCluster(connection, 1.0, TopicNames(), "kafka")
         reads: list[float] = []
         sent: list[NewRecord] = []
 
@@ -346,10 +346,10 @@ class TestOnTheLog:
         return []
 
     @pytest.fixture
-    def cluster(self, monkeypatch: pytest.MonkeyPatch, sent: list[NewRecord]) -> Iterator[KafkaCluster]:
+    def cluster(self, monkeypatch: pytest.MonkeyPatch, sent: list[NewRecord]) -> Iterator[KafkaShivaCluster]:
         """Nothing is sent: ``new`` and ``mended`` were just started, ``stopped`` and ``brief`` stopped."""
         connection = Connection.from_url(parse_url("kafka://127.0.0.1:1/c"), 1.0)
-        cluster = KafkaCluster(connection, 1.0, TopicNames(), "kafka")
+        cluster = KafkaShivaCluster(connection, 1.0, TopicNames(), "kafka")
         entry = document(ApplicationState.RUNNING).applications[WEB]
         known = {self.name(name): replace(entry, state=state) for name, state in self.STATES.items()}
         on_log: list[StartCommand | StopCommand] = [
@@ -370,7 +370,7 @@ class TestOnTheLog:
             yield cluster
 
     def test_what_was_just_started_is_an_application_and_what_was_just_stopped_stops(
-        self, cluster: KafkaCluster
+        self, cluster: KafkaShivaCluster
     ) -> None:
         states = {each.application: str(state) for each, state in cluster.applications(1.0).items()}
         assert states == {
@@ -382,7 +382,9 @@ class TestOnTheLog:
             "new": "waiting",
         }
 
-    def test_a_stop_leaves_out_what_has_vanished(self, cluster: KafkaCluster, sent: list[NewRecord]) -> None:
+    def test_a_stop_leaves_out_what_has_vanished(
+        self, cluster: KafkaShivaCluster, sent: list[NewRecord]
+    ) -> None:
         stopped = cluster.stop_all(list(map(self.name, ("runs", "brief", "new", "none", "stops"))))
         assert [each.application for each in stopped.commands] == ["runs", "new", "stops"]
         assert [record.key for record in sent] == [b"cmd:t/c/runs", b"cmd:t/c/new", b"cmd:t/c/stops"]
@@ -395,7 +397,7 @@ class TestOnTheLog:
         assert len(sent) == 3
 
     def test_a_restart_leaves_out_what_has_vanished_or_was_refused(
-        self, cluster: KafkaCluster, sent: list[NewRecord]
+        self, cluster: KafkaShivaCluster, sent: list[NewRecord]
     ) -> None:
         wanted = ("runs", "refused", "stopped", "mended", "none", "stops", "new")
         restarted = cluster.restart_all(list(map(self.name, wanted)))
@@ -429,7 +431,7 @@ class TestReplicas:
         return replace(document(), applications=MappingProxyType(entries))
 
     def test_a_start_waits_for_all_of_them(self) -> None:
-        effects = Effects({WEB: Effect(WEB, "mine", OFFSET, starts=True)})
+        effects = Effects({WEB: CommandProgress(WEB, "mine", OFFSET, starts=True)})
         running = ApplicationState.RUNNING
         assert not effects.have_come(self.document(running, ApplicationState.WAITING))
         assert effects.standing == "t/c/web#1 is waiting: why"
@@ -437,7 +439,7 @@ class TestReplicas:
         assert effects.have_come(self.document(running, ApplicationState.FINISHED))
 
     def test_one_that_has_failed_is_told(self) -> None:
-        effects = Effects({WEB: Effect(WEB, "mine", OFFSET, starts=True)})
+        effects = Effects({WEB: CommandProgress(WEB, "mine", OFFSET, starts=True)})
         with pytest.raises(ApplicationFailed, match="t/c/web#1 is failed"):
             effects.have_come(self.document(ApplicationState.RUNNING, ApplicationState.FAILED))
 
@@ -452,14 +454,16 @@ class TestReplicas:
 
     def test_another_number_waits_for_that_number(self) -> None:
         running = ApplicationState.RUNNING
-        scaled = Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)})
+        scaled = Effects({WEB: CommandProgress(WEB, "scale", OFFSET, replicas=2)})
         assert not scaled.have_come(replace(self.document(running), consumed=OFFSET - 1))
         assert not scaled.have_come(self.document(running, running, ApplicationState.STOPPING, replicas=2))
         assert scaled.have_come(self.document(running, running))
         with pytest.raises(Superseded, match="is to have 1 replicas"):
-            Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)}).have_come(self.document(running))
+            Effects({WEB: CommandProgress(WEB, "scale", OFFSET, replicas=2)}).have_come(
+                self.document(running)
+            )
         with pytest.raises(Superseded, match="has stopped"):
-            Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)}).have_come(document())
+            Effects({WEB: CommandProgress(WEB, "scale", OFFSET, replicas=2)}).have_come(document())
         aside = replace(document(), set_aside=(SetAside(OFFSET, f"scale:{WEB}", "not there"),))
         with pytest.raises(ApplicationFailed, match="not there"):
-            Effects({WEB: Effect(WEB, "scale", OFFSET, replicas=2)}).have_come(aside)
+            Effects({WEB: CommandProgress(WEB, "scale", OFFSET, replicas=2)}).have_come(aside)

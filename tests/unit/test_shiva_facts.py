@@ -8,7 +8,7 @@ from rebalanser.core.shiva.messages import Fact, FactKind
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.history import UNLIMITED_S, MemorySink
 from rebalanser.runtime.clock import SystemClock
-from rebalanser_kafka.shiva.facts import FactTeller, event_of
+from rebalanser_kafka.shiva.facts import FactWriter, event_of
 
 WEB = ApplicationId("t", "c", "web")
 
@@ -48,7 +48,7 @@ def test_a_leader_names_the_workers_that_it_counts_even_its_own() -> None:
 @pytest.mark.rule("AU-2")
 def test_the_records_of_all_incarnations_are_numbered_through() -> None:
     sink = MemorySink()
-    teller = FactTeller("prod", "l-leader-abc", "l", sink, SystemClock())
+    teller = FactWriter("prod", "l-leader-abc", "l", sink, SystemClock())
     for term, node in enumerate(("l-leader-abc-1", "l-leader-abc-2"), 1):
         teller.tell(Fact(FactKind.TOOK_OVER, term=term, revision=term, detail={"term": term}), node, term)
     teller.close()
@@ -63,7 +63,7 @@ def test_the_records_of_all_incarnations_are_numbered_through() -> None:
 @pytest.mark.rule("AU-3", "SH-14")
 def test_what_is_told_late_has_the_time_at_which_it_was_so() -> None:
     sink, clock = MemorySink(), SystemClock()
-    teller = FactTeller("prod", "w-1", "w", sink, clock)
+    teller = FactWriter("prod", "w-1", "w", sink, clock)
     began = clock.now()
     teller.tell(Fact(FactKind.PROCESS_EXITED, WEB, "w", token=5, at=began - 60.0), "w-1", 1)
     teller.tell(Fact(FactKind.LEFT, worker="w"), "w-1", 1)
@@ -77,7 +77,7 @@ def test_what_is_told_late_has_the_time_at_which_it_was_so() -> None:
 
 def test_without_a_history_the_log_alone_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "rebalanser.shiva")
-    teller = FactTeller("prod", "w-1", "w", None, SystemClock())
+    teller = FactWriter("prod", "w-1", "w", None, SystemClock())
     teller.tell(Fact(FactKind.PROCESS_STARTING, WEB, "w", token=5), "w-1", 1)
     teller.close()
     assert caplog.records

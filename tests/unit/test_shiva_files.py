@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from rebalanser.core.shiva.changes import change_between
-from rebalanser.core.shiva.messages import ChangeRead, CommandEvent, DocumentRead, Standing, StopRead
+from rebalanser.core.shiva.messages import ChangeRead, CommandEvent, DocumentRead, RecordMetadata, StopRead
 from rebalanser.core.shiva.records import AssignmentDocument, StopCommand
 from rebalanser.core.shiva.types import (
     ApplicationEntry,
@@ -331,11 +331,11 @@ def test_a_document_that_is_told_late_does_not_bring_back_what_was_stopped_after
     entry = ApplicationEntry("c1", ApplicationState.RUNNING, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
     base = AssignmentDocument(Epoch(1, 1), "l", 0, 1.0)
     document = replace(base, epoch=Epoch(1, 2), applications={application: entry})
-    at = Standing(5, 0, 1)
+    at = RecordMetadata(5, 0, 1)
     told = ChangeRead(at, change_between(base, document)) if changed else DocumentRead(at, document)
     worker = object.__new__(KafkaWorker)
     worker._mentioned, worker._keeping, worker._stopped_at = set(), set(), {}
-    worker._note_mentioned(StopRead(Standing(stopped_at, 0, 1), StopCommand(application, "c2")))
+    worker._note_mentioned(StopRead(RecordMetadata(stopped_at, 0, 1), StopCommand(application, "c2")))
     worker._note_mentioned(told)
     assert (application not in worker._mentioned) == is_leftover
 
@@ -350,11 +350,13 @@ def test_without_the_last_document_only_the_folders_of_what_was_stopped_are_left
     entry = ApplicationEntry("c1", ApplicationState.FINISHED, Mode.AVAILABLE, Archive("0" * 64, 1, 1))
     base = AssignmentDocument(Epoch(1, 1), "l", 0, 1.0, applications={finished: entry})
     events: list[CommandEvent] = [
-        StopRead(Standing(6, 0, 1), StopCommand(stopped, "c2")),
-        ChangeRead(Standing(7, 0, 1), change_between(base, replace(base, epoch=Epoch(1, 2), consumed=6))),
+        StopRead(RecordMetadata(6, 0, 1), StopCommand(stopped, "c2")),
+        ChangeRead(
+            RecordMetadata(7, 0, 1), change_between(base, replace(base, epoch=Epoch(1, 2), consumed=6))
+        ),
     ]
     if not lost:
-        events.insert(0, DocumentRead(Standing(5, 0, 1), base))
+        events.insert(0, DocumentRead(RecordMetadata(5, 0, 1), base))
     for application in (finished, stopped, gone):
         (tmp_path / "applications" / folder_name(str(application))).mkdir(parents=True)
     worker = object.__new__(KafkaWorker)

@@ -14,7 +14,14 @@ from rebalanser.errors import AccessDenied, InternalError
 from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.shiva import follower as module
-from rebalanser_kafka.shiva.follower import COMMIT_AGAIN_S, COMMIT_S, Batch, Follower, LagGroup, Lost
+from rebalanser_kafka.shiva.follower import (
+    COMMIT_AGAIN_S,
+    COMMIT_S,
+    LagGroup,
+    ReadBatch,
+    TopicFollower,
+    TopicLost,
+)
 
 if TYPE_CHECKING:
     from rebalanser_kafka.log import LogRecord
@@ -24,8 +31,8 @@ CONNECTION = Connection.from_url("kafka://127.0.0.1:1/c")
 
 @pytest.mark.parametrize("error", [AccessDenied("not for you"), RuntimeError("a fault")])
 def test_whatever_ends_it_is_told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
-    follower = Follower(CONNECTION, "t", 0, given.put)
+    given: queue.SimpleQueue[ReadBatch | TopicLost] = queue.SimpleQueue()
+    follower = TopicFollower(CONNECTION, "t", 0, given.put)
 
     def fail(_timeout_s: float) -> list[LogRecord]:
         raise error
@@ -34,7 +41,7 @@ def test_whatever_ends_it_is_told(error: Exception, monkeypatch: pytest.MonkeyPa
     follower.begin()
     lost = given.get(timeout=PATIENCE_S)
     follower.close()
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, TopicLost)
     assert isinstance(lost.error, AccessDenied if isinstance(error, AccessDenied) else InternalError)
     assert str(error) in str(lost.error)
 
@@ -159,8 +166,8 @@ class TestLag:
     def test_a_batch_counts_once_it_was_taken_and_commits_go_on_until_then(
         self, brokers: Brokers, lag: LagGroup
     ) -> None:
-        given: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
-        follower = Follower(CONNECTION, "c-command", 0, given.put, lag)
+        given: queue.SimpleQueue[ReadBatch | TopicLost] = queue.SimpleQueue()
+        follower = TopicFollower(CONNECTION, "c-command", 0, given.put, lag)
         lag.note("c-control", 1)
 
         class Taken(SimpleNamespace):
@@ -172,7 +179,7 @@ class TestLag:
             def is_set(self) -> bool:
                 return not self.looks
 
-        follower._hand_over(Batch("c-command", [], 5, Taken(looks=3)))  # type: ignore[arg-type]
+        follower._hand_over(ReadBatch("c-command", [], 5, Taken(looks=3)))  # type: ignore[arg-type]
         assert brokers.committed == [{"c-control": 1}]
         brokers.answer()
         self.later(brokers, lag)

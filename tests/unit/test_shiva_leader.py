@@ -32,10 +32,10 @@ from rebalanser.core.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    RecordMetadata,
     Report,
     ScaleRead,
     SendPing,
-    Standing,
     StartRead,
     StepDown,
     Stop,
@@ -125,9 +125,9 @@ class Rig:
         self.effects += effects
         return effects
 
-    def at(self, size_bytes: int = 100) -> Standing:
+    def at(self, size_bytes: int = 100) -> RecordMetadata:
         self._offset += 1
-        return Standing(self._offset, self.wall_ms, size_bytes)
+        return RecordMetadata(self._offset, self.wall_ms, size_bytes)
 
     def take_over(
         self,
@@ -555,8 +555,8 @@ def test_a_kept_command_counts_where_the_clients_record_stood(
 def test_the_newest_document_on_command_serves_if_assignement_has_lost_it(rig: Rig) -> None:
     rig.take_over(None)
     document = predecessors({A: named("w1")}, "w1")
-    rig.feed(DocumentRead(Standing(60, 1, 10), replace(document, epoch=Epoch(40, 2), applications={})))
-    rig.feed(DocumentRead(Standing(61, 1, 10), document))
+    rig.feed(DocumentRead(RecordMetadata(60, 1, 10), replace(document, epoch=Epoch(40, 2), applications={})))
+    rig.feed(DocumentRead(RecordMetadata(61, 1, 10), document))
     rig.feed(CaughtUp())
     assert rig.document == document
     assert rig.news == []
@@ -569,14 +569,14 @@ def test_a_late_document_on_command_is_not_gone_on_from(rig: Rig, assignement_lo
     last = predecessors({A: named("w1")}, "w1")
     late = predecessors({A: named("w2")}, "w2", epoch=Epoch(20, 900))
     rig.take_over(None if assignement_lost else last)
-    rig.feed(DocumentRead(Standing(30, 1, 10), replace(late, epoch=Epoch(20, 899))))
+    rig.feed(DocumentRead(RecordMetadata(30, 1, 10), replace(late, epoch=Epoch(20, 899))))
     if assignement_lost:
-        rig.feed(LeaderRead(Standing(40, 1, 10), LeaderAnnouncement("leader-0")))
-        rig.feed(DocumentRead(Standing(60, 1, 10), replace(last, epoch=Epoch(40, 1))))
-        rig.feed(DocumentRead(Standing(61, 1, 10), last))
+        rig.feed(LeaderRead(RecordMetadata(40, 1, 10), LeaderAnnouncement("leader-0")))
+        rig.feed(DocumentRead(RecordMetadata(60, 1, 10), replace(last, epoch=Epoch(40, 1))))
+        rig.feed(DocumentRead(RecordMetadata(61, 1, 10), last))
     else:
         late = replace(late, epoch=Epoch(50, 1))
-    rig.feed(DocumentRead(Standing(62, 1, 10), late))
+    rig.feed(DocumentRead(RecordMetadata(62, 1, 10), late))
     rig.feed(CaughtUp())
     assert rig.document == last
     assert rig.news == []
@@ -586,8 +586,8 @@ def test_a_late_document_on_command_is_not_gone_on_from(rig: Rig, assignement_lo
 @pytest.mark.parametrize(
     "event",
     [
-        LeaderRead(Standing(GIVEN_TERM + 1, 1, 10), LeaderAnnouncement("leader-2")),
-        DocumentRead(Standing(300, 1, 10), predecessors({}, epoch=Epoch(GIVEN_TERM + 1, 1))),
+        LeaderRead(RecordMetadata(GIVEN_TERM + 1, 1, 10), LeaderAnnouncement("leader-2")),
+        DocumentRead(RecordMetadata(300, 1, 10), predecessors({}, epoch=Epoch(GIVEN_TERM + 1, 1))),
         Deposed("fenced"),
         Stop(),
     ],
@@ -614,8 +614,8 @@ def test_only_the_active_leader_acts(rig: Rig, event: LeaderEvent, caught_up: bo
 @pytest.mark.rule("SH-7")
 def test_earlier_terms_and_its_own_records_do_not_end_a_leader(rig: Rig) -> None:
     rig.take_over()
-    rig.feed(LeaderRead(Standing(30, 1, 10), LeaderAnnouncement("leader-0")))
-    rig.feed(LeaderRead(Standing(GIVEN_TERM, 1, 10), LeaderAnnouncement("leader-1")))
+    rig.feed(LeaderRead(RecordMetadata(30, 1, 10), LeaderAnnouncement("leader-0")))
+    rig.feed(LeaderRead(RecordMetadata(GIVEN_TERM, 1, 10), LeaderAnnouncement("leader-1")))
     rig.feed(CaughtUp())
     rig.pong("w1")
     rig.feed(DocumentRead(rig.at(), rig.settle()))
@@ -1996,8 +1996,8 @@ class TestChanges:
         last = rig.document
         heir = Rig(offset=GIVEN_TERM + 50)
         heir.take_over(None, GIVEN_TERM + 50)
-        heir.feed(DocumentRead(Standing(GIVEN_TERM + 10, 1, 10), first))
-        heir.feed(ChangeRead(Standing(GIVEN_TERM + 11, 1, 10), change_between(first, last)))
+        heir.feed(DocumentRead(RecordMetadata(GIVEN_TERM + 10, 1, 10), first))
+        heir.feed(ChangeRead(RecordMetadata(GIVEN_TERM + 11, 1, 10), change_between(first, last)))
         heir.feed(CaughtUp())
         assert heir.leader.document == last
 
@@ -2010,8 +2010,8 @@ class TestChanges:
         self.restart(rig, "start-3")
         heir = Rig(offset=GIVEN_TERM + 50)
         heir.take_over(None, GIVEN_TERM + 50)
-        heir.feed(DocumentRead(Standing(GIVEN_TERM + 10, 1, 10), first))
-        heir.feed(ChangeRead(Standing(GIVEN_TERM + 12, 1, 10), change_between(middle, rig.document)))
+        heir.feed(DocumentRead(RecordMetadata(GIVEN_TERM + 10, 1, 10), first))
+        heir.feed(ChangeRead(RecordMetadata(GIVEN_TERM + 12, 1, 10), change_between(middle, rig.document)))
         heir.feed(CaughtUp())
         assert not heir.leader.leads
         assert heir.all(PublishDocument) == []
@@ -2026,7 +2026,7 @@ class TestChanges:
         heir = Rig(offset=GIVEN_TERM + 50)
         heir.feed(TookOver(GIVEN_TERM + 50, None, document_missing=True))
         if on_command:
-            heir.feed(DocumentRead(Standing(GIVEN_TERM + 10, 1, 10), rig.document))
+            heir.feed(DocumentRead(RecordMetadata(GIVEN_TERM + 10, 1, 10), rig.document))
         heir.feed(CaughtUp())
         assert heir.leader.leads is on_command
         assert (heir.all(StepDown) == []) is on_command
@@ -2097,15 +2097,15 @@ def test_an_unreadable_record_is_set_aside_with_key_offset_and_reason() -> None:
     """A record that can't be read is set aside with key, offset and reason; leader and workers go on."""
     rig = Rig(replace(OPTIONS, max_set_aside=3))
     rig.take_over()
-    rig.feed(Unreadable(Standing(7, 1, 10), "cmd:t/c/a", "no JSON"))
+    rig.feed(Unreadable(RecordMetadata(7, 1, 10), "cmd:t/c/a", "no JSON"))
     rig.feed(CaughtUp())
-    rig.feed(Unreadable(Standing(201, 1, 10), "cmd:t/c/b", "no such mode"))
+    rig.feed(Unreadable(RecordMetadata(201, 1, 10), "cmd:t/c/b", "no such mode"))
     assert rig.settle().set_aside == (
         SetAside(7, "cmd:t/c/a", "no JSON"),
         SetAside(201, "cmd:t/c/b", "no such mode"),
     )
     for offset in range(202, 205):
-        rig.feed(Unreadable(Standing(offset, 1, 10), "cmd:t/c/b", "again"))
+        rig.feed(Unreadable(RecordMetadata(offset, 1, 10), "cmd:t/c/b", "again"))
     rig.start(A)
     assert [aside.offset for aside in rig.settle().set_aside] == [202, 203, 204]
     assert A in rig.document.applications
@@ -2116,7 +2116,7 @@ def test_an_unreadable_record_is_set_aside_with_key_offset_and_reason() -> None:
 def test_a_poisoned_pong_is_shown_once(rig: Rig) -> None:
     rig.lead()
     for offset in range(3):
-        rig.feed(Unreadable(Standing(offset, 1, 10), "pong:w1", "no JSON"))
+        rig.feed(Unreadable(RecordMetadata(offset, 1, 10), "pong:w1", "no JSON"))
     assert rig.settle().set_aside == (SetAside(0, "pong:w1", "no JSON"),)
 
 
@@ -2124,7 +2124,7 @@ def test_a_poisoned_pong_is_shown_once(rig: Rig) -> None:
 def test_a_poisoned_pong_leaves_the_status_once_it_is_not_heard_any_more(rig: Rig) -> None:
     rig.lead()
     for offset in range(4):
-        rig.feed(Unreadable(Standing(offset, 1, 10), "pong:w1", "no JSON", on_control=True))
+        rig.feed(Unreadable(RecordMetadata(offset, 1, 10), "pong:w1", "no JSON", on_control=True))
         rig.pass_s(OPTIONS.permission_s - OPTIONS.round_s)
     assert [aside.key for aside in rig.settle().set_aside] == ["pong:w1"]
     rig.pass_s(2 * OPTIONS.round_s)
@@ -2175,11 +2175,11 @@ def test_what_a_predecessor_set_aside_is_not_set_aside_again() -> None:
     rig = Rig()
     aside = SetAside(7, "cmd:t/c/a", "no JSON")
     rig.take_over(predecessors({}, set_aside=(aside,), consumed=9))
-    rig.feed(Unreadable(Standing(6, 1, 10), "cmd:t/c/z", "out of the list by now"))
-    rig.feed(Unreadable(Standing(7, 1, 10), "cmd:t/c/a", "no JSON"))
+    rig.feed(Unreadable(RecordMetadata(6, 1, 10), "cmd:t/c/z", "out of the list by now"))
+    rig.feed(Unreadable(RecordMetadata(7, 1, 10), "cmd:t/c/a", "no JSON"))
     rig.feed(CaughtUp())
     assert rig.news == []
-    rig.feed(Unreadable(Standing(10, 1, 10), "cmd:t/c/b", "new"))
+    rig.feed(Unreadable(RecordMetadata(10, 1, 10), "cmd:t/c/b", "new"))
     assert rig.settle().set_aside == (aside, SetAside(10, "cmd:t/c/b", "new"))
 
 
@@ -2232,7 +2232,7 @@ def test_a_refused_start_leaves_what_runs_and_keeps_its_command(rig: Rig) -> Non
     )
     successor = Rig(offset=0)
     successor.take_over(rig.document, term=500)
-    successor.feed(StartRead(Standing(kept_at.offset - 5, 1, 9), replace(start, command="start-2")))
+    successor.feed(StartRead(RecordMetadata(kept_at.offset - 5, 1, 9), replace(start, command="start-2")))
     successor.parts(A, start.archive)
     successor.feed(StartRead(kept_at, keep.commands[0]))
     successor.feed(CaughtUp())
@@ -2312,7 +2312,7 @@ def kept(rig: Rig) -> list[KeptCommand]:
     return [command for keep in rig.all(KeepCommands) for command in keep.commands]
 
 
-def keep_it(rig: Rig) -> Standing:
+def keep_it(rig: Rig) -> RecordMetadata:
     """Carry out the last KeepCommands as a driver does."""
     standing = {}
     for command in rig.all(KeepCommands)[-1].commands:
@@ -2896,9 +2896,9 @@ def test_a_new_leader_keeps_cordons_and_follows_the_last_command_that_none_has_f
     before = predecessors({A: named("w1")}, "w1", "w2", consumed=50, cordons={"w1": Cordon.CORDONED})
     rig.take_over(before)
     for offset, cordon in ((20, None), (60, Cordon.DRAINED), (70, Cordon.CORDONED)):
-        at = Standing(offset, rig.wall_ms, 100)
+        at = RecordMetadata(offset, rig.wall_ms, 100)
         rig.feed(WorkerCommandRead(at, WorkerCommand("w2", f"order-{offset}", cordon)))
-    rig.feed(WorkerCommandRead(Standing(30, rig.wall_ms, 100), WorkerCommand("w1", "order-30", None)))
+    rig.feed(WorkerCommandRead(RecordMetadata(30, rig.wall_ms, 100), WorkerCommand("w1", "order-30", None)))
     rig.feed(CaughtUp())
     rig.settle()
     assert rig.document.cordons == {"w1": Cordon.CORDONED, "w2": Cordon.CORDONED}
@@ -2936,7 +2936,7 @@ def test_a_refused_cordon_leaves_the_status_with_the_next_command(
 def test_an_offset_of_control_is_never_taken_for_one_of_command(rig: Rig, key: str) -> None:
     """The offset consumed is that of the last record of COMMAND that a document takes into account."""
     running(rig, "w1")
-    rig.feed(Unreadable(Standing(10**9, rig.wall_ms, 100), key, "no JSON", on_control=True))
+    rig.feed(Unreadable(RecordMetadata(10**9, rig.wall_ms, 100), key, "no JSON", on_control=True))
     document = rig.settle()
     assert [each.key for each in document.set_aside] == [key]
     assert document.consumed < 10**9
@@ -2948,7 +2948,9 @@ def test_a_foreign_key_on_control_is_shown_once_and_never_as_a_command(rig: Rig)
     running(rig, "w1")
     command = rig.at().offset
     for offset in range(command - 2, command + 3):
-        rig.feed(Unreadable(Standing(offset, rig.wall_ms, 10), "cmd:tenant/channel/a", "no", on_control=True))
+        rig.feed(
+            Unreadable(RecordMetadata(offset, rig.wall_ms, 10), "cmd:tenant/channel/a", "no", on_control=True)
+        )
     assert rig.settle().set_aside == (SetAside(-1, "cmd:tenant/channel/a", "no"),)
     rig.keep_company(OPTIONS.permission_s + 2 * OPTIONS.round_s, "w1")
     assert rig.document.set_aside == ()

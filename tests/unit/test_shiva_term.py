@@ -58,8 +58,8 @@ from rebalanser_kafka.records import LogRecord, NewRecord
 from rebalanser_kafka.shiva import candidate as leading
 from rebalanser_kafka.shiva import leader as module
 from rebalanser_kafka.shiva.candidate import LeaderCandidate
-from rebalanser_kafka.shiva.follower import Batch
-from rebalanser_kafka.shiva.leader import Term
+from rebalanser_kafka.shiva.follower import ReadBatch
+from rebalanser_kafka.shiva.leader import LeaderTerm
 from rebalanser_kafka.shiva.wire import PartKey, decode, encode, key_of
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class Machine:
         return effects
 
 
-def term_of(machine: Machine, writer: Writer, options: LeaderOptions | None = None) -> Term:
-    term = Term(
+def term_of(machine: Machine, writer: Writer, options: LeaderOptions | None = None) -> LeaderTerm:
+    term = LeaderTerm(
         CONNECTION,
         TopicNames().of("c"),
         "l",
@@ -301,7 +301,7 @@ def test_a_leader_whose_thread_hangs_gives_the_partition_back(monkeypatch: pytes
 
     monkeypatch.setattr(leading, "time", mock.Mock(monotonic=monotonic))
     monkeypatch.setattr(leading, "Consumer", Consumer)
-    monkeypatch.setattr(leading, "Term", lambda *_: term)
+    monkeypatch.setattr(leading, "LeaderTerm", lambda *_: term)
     leader = LeaderCandidate(
         CONNECTION,
         TopicNames().of("c"),
@@ -340,7 +340,7 @@ def test_a_candidate_that_is_not_admitted_to_the_group_joins_anew(monkeypatch: p
     monkeypatch.setattr(Forgotten, "made", [])
     monkeypatch.setattr(leading, "time", mock.Mock(monotonic=lambda: next(times)))
     monkeypatch.setattr(leading, "Consumer", Forgotten)
-    monkeypatch.setattr(leading, "Term", lambda *_: term)
+    monkeypatch.setattr(leading, "LeaderTerm", lambda *_: term)
     leader = LeaderCandidate(
         CONNECTION,
         TopicNames().of("c"),
@@ -392,9 +392,9 @@ def test_a_term_that_stops_reads_control_to_its_end_first(monkeypatch: pytest.Mo
     assert machine.heard == []
     pong = Pong("w", Incarnation("folder", 1), 1, 1, 5, None, leaving=True)
     record = LogRecord(5, 1, True, key_of(pong).encode(), encode(pong))
-    term._take(Batch(term._topics.control, [record], 6, threading.Event()))
+    term._take(ReadBatch(term._topics.control, [record], 6, threading.Event()))
     assert machine.heard == [PongRead(pong)]
-    term._take(Batch(term._topics.control, [], 7, threading.Event()))
+    term._take(ReadBatch(term._topics.control, [], 7, threading.Event()))
     assert machine.heard == [PongRead(pong), Stop()]
 
 
@@ -436,7 +436,7 @@ def test_a_leader_is_told_whether_the_last_document_was_there(
     chain.read(change_between(DOCUMENT, NEXT))
     monkeypatch.setattr(module, "last_document", lambda *_args, **_options: (chain, 9))
     monkeypatch.setattr(module, "last_pongs", lambda *_args: ((), 3))
-    monkeypatch.setattr(module, "Follower", mock.Mock())
+    monkeypatch.setattr(module, "TopicFollower", mock.Mock())
     machine = Machine()
     term = term_of(machine, Writer())
     monkeypatch.setattr(term, "_refuse_foreign", lambda _document: None)

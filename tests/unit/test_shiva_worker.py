@@ -33,9 +33,9 @@ from rebalanser.core.shiva.messages import (
     PingRead,
     ProcessExited,
     ProcessStarted,
+    RecordMetadata,
     Report,
     SendPong,
-    Standing,
     StartProcess,
     StartRead,
     Stop,
@@ -141,9 +141,9 @@ class Bench:
                 effects = effects + self.feed(FilesStored(store.application, store.command, policy))
         return effects
 
-    def at(self, offset: int | None = None) -> Standing:
+    def at(self, offset: int | None = None) -> RecordMetadata:
         self.end = self.end + 1 if offset is None else offset
-        return Standing(self.end, 0, 100)
+        return RecordMetadata(self.end, 0, 100)
 
     def start(self, application: ApplicationId, command: str) -> list[WorkerEffect]:
         return self.feed(
@@ -1026,10 +1026,10 @@ class TestExclusive:
     @pytest.mark.parametrize(
         "event",
         [
-            PartRead(Standing(90, 0, 100), B, "sha", 0),
-            StartRead(Standing(90, 0, 100), StartCommand(B, "b1", archive_of("b1"), Mode.AVAILABLE)),
-            StopRead(Standing(90, 0, 100), StopCommand(B, "s1")),
-            Unreadable(Standing(90, 0, 100), "?", "?"),
+            PartRead(RecordMetadata(90, 0, 100), B, "sha", 0),
+            StartRead(RecordMetadata(90, 0, 100), StartCommand(B, "b1", archive_of("b1"), Mode.AVAILABLE)),
+            StopRead(RecordMetadata(90, 0, 100), StopCommand(B, "s1")),
+            Unreadable(RecordMetadata(90, 0, 100), "?", "?"),
             ProcessExited(B, 99, 0),
             FilesRefused(B, "b1", "?"),
         ],

@@ -56,11 +56,11 @@ from rebalanser_kafka.group.applications import LeaderFeed, RunningApplications
 from rebalanser_kafka.group.follower import (
     Ended,
     Event,
-    Follower,
     LogEntry,
+    LogFollower,
     Overtaken,
-    SetAside,
     SnapshotRead,
+    UnreadableRecord,
 )
 from rebalanser_kafka.group.leases import REPEAT_S, LeaseCounter, rank
 from rebalanser_kafka.group.records import (
@@ -165,7 +165,7 @@ class LogCoordinator(Coordinator):
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
         self._waiting: dict[str, Future[Result]] = {}
-        self._follower = Follower(group, 0)
+        self._follower = LogFollower(group, 0)
         self._watches = Watches(self._follower.replica.translation)
         self._counter = LeaseCounter()
         self._own_node: NodeId | None = None
@@ -473,7 +473,7 @@ class LogCoordinator(Coordinator):
                 answer = self._waiting.get(name)
                 if answer is not None:
                     _settle(answer, result, error)
-            case SetAside(offset=offset, reason=reason):
+            case UnreadableRecord(offset=offset, reason=reason):
                 self._warn_of(offset, reason)
             case SnapshotRead(request=name, needs_from=needs_from):
                 if name in self._own_snapshots:
@@ -547,7 +547,7 @@ class LogCoordinator(Coordinator):
             self._lost = False
             self._end = end
             self._caught_up.clear()
-            self._follower = Follower(self._group, start)
+            self._follower = LogFollower(self._group, start)
             self._rise_at = 0.0
             self._snapshot_from = 0
             self._own_snapshots.clear()

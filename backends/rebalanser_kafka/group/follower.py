@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser_kafka.group.parts import BadPart, OrderedAssembler
-from rebalanser_kafka.group.records import Request, Snapshot, Unreadable, decode, is_request
+from rebalanser_kafka.group.records import LogSnapshot, Request, UnreadableValue, decode, is_request
 from rebalanser_kafka.group.replica import Replica, Result
 
 MAX_KEPT_RECORDS: Final = 200_000
@@ -45,7 +45,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class UnreadableRecord:
     """An unreadable record, and the reason."""
 
     offset: int
@@ -60,14 +60,14 @@ class SnapshotRead:
     needs_from: int
 
 
-Event: TypeAlias = Ended | SetAside | SnapshotRead
+Event: TypeAlias = Ended | UnreadableRecord | SnapshotRead
 
 
 class Overtaken(RegistryUnavailable):
     """Another operator request took effect first; this one had no effect (RB-44)."""
 
 
-class Follower:
+class LogFollower:
     """The replica of a log that begins at offset ``log_start``, and the position in the log."""
 
     def __init__(self, group: str, log_start: int) -> None:
@@ -133,11 +133,11 @@ class Follower:
                 if value is None:
                     return []
             request = decode(value)
-        except (BadPart, Unreadable) as error:
-            return [SetAside(entry.offset, str(error))]
+        except (BadPart, UnreadableValue) as error:
+            return [UnreadableRecord(entry.offset, str(error))]
         if self._kept is None and not self._is_for_this_log(request):
             return self._refuse(entry, request, asked)
-        if isinstance(request.wish, Snapshot):
+        if isinstance(request.wish, LogSnapshot):
             events = self._found(request.id, request.wish, asked)
             if self._kept is None:
                 self.replica.see(entry.offset, entry.timestamp_ms)
@@ -175,7 +175,7 @@ class Follower:
             failed = error
         return [] if sent_at is None else [Ended(request.id, result, failed)]
 
-    def _found(self, request: str, snapshot: Snapshot, asked: Mapping[str, float]) -> list[Event]:
+    def _found(self, request: str, snapshot: LogSnapshot, asked: Mapping[str, float]) -> list[Event]:
         if self._kept is None:
             if snapshot.as_of > self._snapshot_at:
                 self._snapshot_at = snapshot.as_of
@@ -194,9 +194,9 @@ class Follower:
                 events += self._apply(later, asked) if known else self._refuse(entry, later, asked)
         return events
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LogSnapshot:
         """Return the state that a later reader needs in place of all records so far."""
-        return Snapshot(
+        return LogSnapshot(
             as_of=self._position - 1,
             needs_from=self._assembler.oldest_needed(self._position),
             state=self.replica.dump(),

@@ -95,7 +95,7 @@ class Rebase:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LogSnapshot:
     """State of every replica after the record at offset ``as_of``.
 
     A reader that continues from it needs the records from ``needs_from`` on. That may be a little earlier, at
@@ -108,7 +108,15 @@ class Snapshot:
 
 
 Change: TypeAlias = (
-    PutResources | WeighResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
+    PutResources
+    | WeighResources
+    | RemoveResources
+    | SetDrained
+    | ReadAll
+    | Expire
+    | Fed
+    | Rebase
+    | LogSnapshot
 )
 Wish: TypeAlias = Command | Change
 """A request of a record."""
@@ -131,7 +139,7 @@ class Request:
     epoch: int | None = None
 
 
-class Unreadable(ValueError):
+class UnreadableValue(ValueError):
     """The value is not one that a Rebalanser writes into a group's log."""
 
 
@@ -183,10 +191,10 @@ def decode(value: bytes | None) -> Request:
 
     Raises:
         UnusableStore: it is in a newer format; nothing after it may be executed.
-        Unreadable: no Rebalanser wrote it.
+        UnreadableValue: no Rebalanser wrote it.
     """
     if value is None or not is_request(value) or len(value) < len(_MAGIC) + 2:
-        raise Unreadable("it does not begin as a request does")
+        raise UnreadableValue("it does not begin as a request does")
     version, packing, rest = value[2], value[3:4], value[4:]
     if version > FORMAT:
         raise UnusableStore(
@@ -201,7 +209,7 @@ def decode(value: bytes | None) -> Request:
             _text(whole["id"]), wish, int(whole.get("born_ms", 0)), None if epoch is None else int(epoch)
         )
     except (ValidationError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+        raise UnreadableValue(f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.member import NeliMember
 from rebalanser.core.neli.messages import (
     AskPartitionCount,
     Assigned,
@@ -32,7 +32,7 @@ from rebalanser.core.neli.messages import (
     Lost,
     Partition,
     Polled,
-    Publish,
+    PublishHeartbeats,
     Report,
     Revoked,
     RolesChanged,
@@ -55,7 +55,7 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser_kafka.connection import Connection
 from rebalanser_kafka.failures import Act, UnsupportedBroker, is_fenced, judge
 from rebalanser_kafka.neli.consumer import GroupConsumer
-from rebalanser_kafka.neli.heartbeats import Heartbeats
+from rebalanser_kafka.neli.heartbeats import HeartbeatProducer
 from rebalanser_kafka.neli.topic import NO_CONSUMER_GROUPS
 
 LOOK_S: Final = 0.05
@@ -108,7 +108,7 @@ class KafkaCandidate(Candidate):
         self._on_fact = on_fact
         self._stop_s = settings.lapse_s + LEAVE_S
         self._stop_by: float | None = None
-        self._member = Member(
+        self._member = NeliMember(
             candidacy.group, self._process, partitions, candidacy.roles, settings, counted_at
         )
         self._warn_of_imbalance(candidacy.roles)
@@ -121,7 +121,7 @@ class KafkaCandidate(Candidate):
         self._ending = False
         self._failure: RebalanserError | None = None
         self._consumer = GroupConsumer(connection, candidacy, self._process, self, self._clock)
-        self._heartbeats = Heartbeats(
+        self._heartbeats = HeartbeatProducer(
             connection, candidacy.topic, self._process, settings.limit_s, self._inbox.put, self.failed
         )
         self._ended = threading.Event()
@@ -293,7 +293,7 @@ class KafkaCandidate(Candidate):
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Publish(heartbeats=heartbeats):
+            case PublishHeartbeats(heartbeats=heartbeats):
                 self._heartbeats.publish(heartbeats)
             case Commit():
                 answer = self._consumer.commit(effect, wait=self._in_callback)

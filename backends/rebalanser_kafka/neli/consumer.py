@@ -35,7 +35,7 @@ _CommitKey = tuple[tuple[int, int, str], ...]
 _log = logging.getLogger("rebalanser.neli")
 
 
-class Listener(Protocol):
+class ConsumerListener(Protocol):
     """Receives the events of a poll, during the poll and in its thread."""
 
     def assigned(self, last: dict[Partition, LastCommit | None]) -> None:
@@ -104,7 +104,7 @@ class GroupConsumer:
         connection: Connection,
         candidacy: Candidacy,
         process: str,
-        listener: Listener,
+        listener: ConsumerListener,
         clock: Clock,
     ) -> None:
         """Create the consumer; nothing is sent yet. ``clock`` gives the times of commits."""

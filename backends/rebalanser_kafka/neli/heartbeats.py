@@ -24,7 +24,7 @@ _LEAST_DELIVERY_S: Final = 1.0
 _log = logging.getLogger("rebalanser.neli")
 
 
-class Heartbeats:
+class HeartbeatProducer:
     """Publishes empty records, each to a given partition (NE-2). One thread at a time.
 
     They need no idempotence: one that comes twice, or late, renews nothing. One that is not delivered within

@@ -34,8 +34,8 @@ from rebalanser.runtime.logs import get_logger
 from rebalanser.shiva.cluster import TopicNames
 from rebalanser_kafka.connection import Connection, client_config
 from rebalanser_kafka.failures import RAISED, Act, error_of, judge
-from rebalanser_kafka.shiva.facts import FactTeller
-from rebalanser_kafka.shiva.leader import CLOSE_TIMEOUT_S, Term
+from rebalanser_kafka.shiva.facts import FactWriter
+from rebalanser_kafka.shiva.leader import CLOSE_TIMEOUT_S, LeaderTerm
 from rebalanser_kafka.shiva.throttled_warning import ThrottledWarning
 
 POLL_S: Final = 0.1
@@ -58,7 +58,7 @@ _log = get_logger("rebalanser.shiva")
 
 
 class LeaderCandidate:
-    """Leads whenever it gets the partition, until it is stopped. Made by ``KafkaCluster.run_leader``."""
+    """Leads whenever it gets the partition, until it is stopped. Made by ``KafkaShivaCluster.run_leader``."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LeaderCandidate:
         self._waits_since: float | None = None
         """Time (monotonic seconds) since which it waits to be admitted to the group; None while it is in."""
         self._membership: object = None
-        self._term: Term | None = None
+        self._term: LeaderTerm | None = None
         self._began_at = 0.0
         self._retry_at = 0.0
         self._retries = GrowingDelay(RETRY_S)
@@ -91,7 +91,7 @@ class LeaderCandidate:
         self._stood_still_s = 0.0
         self._process = f"{leader}-leader-{uuid.uuid4().hex}"
         self._numbers = itertools.count(1)
-        self._facts = FactTeller(connection.cluster, self._process, leader, history, SystemClock())
+        self._facts = FactWriter(connection.cluster, self._process, leader, history, SystemClock())
         self._failure: RebalanserError | None = None
         self._consumer = self._joining()
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-leader-{leader}", daemon=True)
@@ -279,7 +279,7 @@ class LeaderCandidate:
         def tell(fact: Fact) -> None:
             self._facts.tell(fact, f"{self._process}-{number}", number)
 
-        self._term = Term(
+        self._term = LeaderTerm(
             self._connection,
             self._topics,
             self._leader,
@@ -295,7 +295,7 @@ class LeaderCandidate:
             self._term.depose(reason)
             self._close_term(self._term)
 
-    def _close_term(self, term: Term) -> None:
+    def _close_term(self, term: LeaderTerm) -> None:
         """Finish a term; start another one later, unless the term failed for a reason that does not pass.
 
         A fenced leader may have been paused, and another one may hold the partition: a new term at once would

@@ -67,8 +67,8 @@ from rebalanser_kafka.shiva import topics as shiva_topics
 from rebalanser_kafka.shiva.candidate import LeaderCandidate
 from rebalanser_kafka.shiva.commands import LastCommands, Publication, last_commanded, packed_starts
 from rebalanser_kafka.shiva.decoding import output_answer
-from rebalanser_kafka.shiva.effect import Effect, Effects, not_cordoned_yet
-from rebalanser_kafka.shiva.follower import Batch, Follower, Lost
+from rebalanser_kafka.shiva.effect import CommandProgress, Effects, not_cordoned_yet
+from rebalanser_kafka.shiva.follower import ReadBatch, TopicFollower, TopicLost
 from rebalanser_kafka.shiva.last_records import end_of, last_document, last_heard, read_on
 from rebalanser_kafka.shiva.wire import encode, key_of
 from rebalanser_kafka.shiva.worker import KafkaWorker
@@ -96,7 +96,7 @@ class _Sent:
 _UNKNOWN: Final = _Sent(None, starts=False)
 
 
-class KafkaCluster(Cluster):
+class KafkaShivaCluster(Cluster):
     """One connection to a cluster whose broker has answered once."""
 
     def __init__(self, connection: Connection, timeout_s: float, names: TopicNames, kafka_id: str) -> None:
@@ -390,7 +390,7 @@ class KafkaCluster(Cluster):
         sent = {application: self._sent.get(command, _UNKNOWN) for application, command in commands.items()}
         effects = Effects(
             {
-                application: Effect(
+                application: CommandProgress(
                     application,
                     command,
                     sent[application].offset,
@@ -490,7 +490,7 @@ class KafkaCluster(Cluster):
 
 
 class KafkaDocumentWatch(DocumentWatch):
-    """Follows ASSIGNEMENT from the end as it was once. Made by ``KafkaCluster.watch``."""
+    """Follows ASSIGNEMENT from the end as it was once. Made by ``KafkaShivaCluster.watch``."""
 
     def __init__(
         self,
@@ -503,8 +503,8 @@ class KafkaDocumentWatch(DocumentWatch):
         self._read_back = read_back
         self._timeout_s = timeout_s
         self._chain, end = read_back(timeout_s)
-        self._arrived: queue.SimpleQueue[Batch | Lost] = queue.SimpleQueue()
-        self._follower = Follower(connection, topic, end, self._arrived.put)
+        self._arrived: queue.SimpleQueue[ReadBatch | TopicLost] = queue.SimpleQueue()
+        self._follower = TopicFollower(connection, topic, end, self._arrived.put)
         self._follower.begin()
 
     @property
@@ -519,7 +519,7 @@ class KafkaDocumentWatch(DocumentWatch):
                 item = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 return False
-            if isinstance(item, Lost):
+            if isinstance(item, TopicLost):
                 raise item.error
             read_on(self._chain, item.records)
             item.taken.set()
@@ -583,7 +583,7 @@ def _shortest_s(repeat_s: float | None, deadline: float | None) -> float:
     return left_s if repeat_s is None else min(left_s, wait_s)
 
 
-def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> KafkaCluster:
+def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> KafkaShivaCluster:
     """Connect to a cluster; wait at most ``timeout_s`` seconds for a first answer.
 
     Raises:
@@ -594,4 +594,4 @@ def open_cluster(url: RegistryUrl, timeout_s: float, topics: TopicNames) -> Kafk
     connection = Connection.from_url(url, timeout_s)
     names = topics.of(connection.cluster)
     broker = reach(connection, timeout_s)
-    return KafkaCluster(connection, timeout_s, names, broker.cluster_id)
+    return KafkaShivaCluster(connection, timeout_s, names, broker.cluster_id)

@@ -12,8 +12,8 @@ from rebalanser.core.shiva.messages import (
     DocumentRead,
     LeaderRead,
     PartRead,
+    RecordMetadata,
     ScaleRead,
-    Standing,
     StartRead,
     StopRead,
     Unreadable,
@@ -56,9 +56,9 @@ _OUTPUT_KEYS = (b"output:", b"printed:")
 OutputT = TypeVar("OutputT", OutputRequest, OutputAnswer)
 
 
-def standing(record: LogRecord) -> Standing:
+def standing(record: LogRecord) -> RecordMetadata:
     """Return a record's offset and its share of the topic's size."""
-    return Standing(record.offset, record.timestamp_ms, record.size_bytes + RECORD_OVERHEAD_BYTES)
+    return RecordMetadata(record.offset, record.timestamp_ms, record.size_bytes + RECORD_OVERHEAD_BYTES)
 
 
 def command_event(record: LogRecord) -> CommandEvent | None:
@@ -165,7 +165,7 @@ def unreadable(record: LogRecord, error: NotReadable, *, on_control: bool = Fals
     return Unreadable(standing(record), key, str(error), on_control)
 
 
-def _event(at: Standing, record: Written) -> CommandEvent | None:
+def _event(at: RecordMetadata, record: Written) -> CommandEvent | None:
     match record:
         case StartCommand() | KeptCommand():
             return StartRead(at, record)

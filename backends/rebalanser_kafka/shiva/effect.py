@@ -50,7 +50,7 @@ def reasons_of(document: AssignmentDocument) -> SetAsideReasons:
     return {(each.offset, each.key): each.reason for each in document.set_aside}
 
 
-class Effect:
+class CommandProgress:
     """Follows one command through the documents.
 
     ``offset`` is its offset on COMMAND, and ``starts`` is True for a start, False for a stop, if known. A
@@ -154,7 +154,7 @@ class Effect:
 class Effects:
     """Follows the commands of many applications through the documents."""
 
-    def __init__(self, effects: Mapping[ApplicationId, Effect]) -> None:
+    def __init__(self, effects: Mapping[ApplicationId, CommandProgress]) -> None:
         self._waiting = dict(effects)
         self._count = len(effects)
         self._errors: list[ApplicationFailed | Superseded] = []

@@ -52,7 +52,7 @@ LEVELS: Final[Mapping[FactKind, int]] = MappingProxyType(
 """Level of each kind of fact."""
 
 
-class FactTeller:
+class FactWriter:
     """Writes the facts of a leader or a worker, first to its history, then to the log. Thread-safe.
 
     ``process`` is its name in the history, and ``label`` its name for operators. Facts of several

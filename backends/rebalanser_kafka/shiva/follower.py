@@ -32,7 +32,7 @@ _log = get_logger("rebalanser.shiva")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReadBatch:
     """Records of a follower, and the position after them. It reads on once ``taken`` is set."""
 
     topic: str
@@ -42,7 +42,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class TopicLost:
     """A topic cannot be followed any more."""
 
     error: RebalanserError
@@ -139,14 +139,14 @@ class LagGroup:
             _log.warning(f"its lag is not shown: {reason}", action="lag_not_shown", **self._fields)
 
 
-Give: TypeAlias = Callable[[Batch | Lost], None]
+Give: TypeAlias = Callable[[ReadBatch | TopicLost], None]
 """Takes a follower's batches, at once and from its thread; at most one batch of each is pending."""
 
 
-class Follower:
+class TopicFollower:
     """Follows a topic of one partition in a thread of its own, until it is closed.
 
-    ``give`` gets one ``Batch`` after the other and, at the end, ``Lost`` if the topic cannot
+    ``give`` gets one ``ReadBatch`` after the other and, at the end, ``TopicLost`` if the topic cannot
     be followed any more. A reader that was too slow for the topic's retention goes on with what is left.
     With ``lag`` the positions after the batches that were taken are committed.
     """
@@ -197,7 +197,7 @@ class Follower:
                     self._tell(trouble)
                 if records or self._reader.position != seen:
                     seen = self._reader.position
-                    self._hand_over(Batch(self._topic, records, seen, threading.Event()))
+                    self._hand_over(ReadBatch(self._topic, records, seen, threading.Event()))
         except RebalanserError as error:
             self._lose(error)
         except Exception as error:
@@ -215,9 +215,9 @@ class Follower:
 
     def _lose(self, error: RebalanserError) -> None:
         if not self._closing.is_set():
-            self._give(Lost(error))
+            self._give(TopicLost(error))
 
-    def _hand_over(self, batch: Batch) -> None:
+    def _hand_over(self, batch: ReadBatch) -> None:
         self._give(batch)
         while not batch.taken.wait(POLL_S) and not self._closing.is_set():
             self._commit_if_due()

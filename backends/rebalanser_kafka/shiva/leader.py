@@ -25,9 +25,9 @@ from rebalanser.core.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    RecordMetadata,
     Report,
     SendPing,
-    Standing,
     StepDown,
     Stop,
     TookOver,
@@ -64,7 +64,7 @@ from rebalanser_kafka.log import (
     TransactionalWriter,
 )
 from rebalanser_kafka.shiva.decoding import ReplayedCommands, control_record
-from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
+from rebalanser_kafka.shiva.follower import LagGroup, ReadBatch, TopicFollower, TopicLost
 from rebalanser_kafka.shiva.last_records import end_of, last_document, last_pongs
 from rebalanser_kafka.shiva.parts import ArchiveReader, PartIndex
 from rebalanser_kafka.shiva.topics import MAX_MESSAGE_BYTES
@@ -85,10 +85,10 @@ _WRITTEN_AT_ONCE_BYTES: Final = 8_000_000
 _log = logging.getLogger("rebalanser.shiva")
 
 
-_Item: TypeAlias = Batch | Lost | Deposed | Stop
+_Item: TypeAlias = ReadBatch | TopicLost | Deposed | Stop
 
 
-class Term:
+class LeaderTerm:
     """Leads until it is deposed, fails, or the machine steps down."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Term:
             connection, f"{connection.cluster}-leader", timeout_s, max_record_bytes=MAX_MESSAGE_BYTES
         )
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._followers: list[Follower] = []
+        self._followers: list[TopicFollower] = []
         self._index = PartIndex()
         self._archives = ArchiveReader(
             partial(LogReader, connection, topics.command),
@@ -206,8 +206,8 @@ class Term:
         self._handle(TookOver(term, document, pongs, chain.missed))
         lag = LagGroup(self._connection, "leader")
         self._followers = [
-            Follower(self._connection, self._topics.control, answers_from, self._items.put, lag),
-            Follower(self._connection, command, "earliest", self._items.put, lag),
+            TopicFollower(self._connection, self._topics.control, answers_from, self._items.put, lag),
+            TopicFollower(self._connection, command, "earliest", self._items.put, lag),
         ]
         for follower in self._followers:
             follower.begin()
@@ -273,10 +273,10 @@ class Term:
             item = None
         self._steps += 1
         match item:
-            case Batch():
+            case ReadBatch():
                 self._take(item)
                 item.taken.set()
-            case Lost(error=error):
+            case TopicLost(error=error):
                 raise error
             case Deposed():
                 self._handle(item)
@@ -290,7 +290,7 @@ class Term:
         if wakeup is not None and self._clock.now() >= wakeup:
             self._handle(Wakeup())
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: ReadBatch) -> None:
         if batch.topic == self._topics.control:
             for record in batch.records:
                 self._take_control(record)
@@ -423,7 +423,7 @@ class Term:
         def kept(offsets: list[int]) -> LeaderEvent:
             return Kept(
                 {
-                    application: Standing(offsets[place], written_ms, records[place].size_bytes)
+                    application: RecordMetadata(offsets[place], written_ms, records[place].size_bytes)
                     for application, place in places.items()
                 }
             )

@@ -33,7 +33,7 @@ class _Over(Exception):
     """The request has expired, or the worker is closing."""
 
 
-class Outputs:
+class OutputServer:
     """Answers requests for output; ``send`` is called with each answer, from any thread."""
 
     def __init__(

@@ -37,9 +37,9 @@ from rebalanser.core.shiva.messages import (
     PingRead,
     ProcessExited,
     ProcessStarted,
+    RecordMetadata,
     Report,
     SendPong,
-    Standing,
     StartProcess,
     StartRead,
     Stop,
@@ -80,9 +80,9 @@ from rebalanser.shiva.processes import ApplicationProcesses
 from rebalanser_kafka.connection import Connection, patiently
 from rebalanser_kafka.log import LogReader, LogRecord, LogWriter
 from rebalanser_kafka.shiva.decoding import ReplayedCommands, control_record, output_request
-from rebalanser_kafka.shiva.facts import FactTeller
-from rebalanser_kafka.shiva.follower import Batch, Follower, LagGroup, Lost
-from rebalanser_kafka.shiva.outputs import Outputs
+from rebalanser_kafka.shiva.facts import FactWriter
+from rebalanser_kafka.shiva.follower import LagGroup, ReadBatch, TopicFollower, TopicLost
+from rebalanser_kafka.shiva.outputs import OutputServer
 from rebalanser_kafka.shiva.parts import ArchiveReader, FileThreads, PartIndex, PartsMissing
 from rebalanser_kafka.shiva.throttled_warning import ThrottledWarning
 from rebalanser_kafka.shiva.wire import PartKey, encode, key_of
@@ -117,11 +117,11 @@ class _Lacking:
 
 
 _Told: TypeAlias = FilesStored | FilesRefused | ProcessStarted | ProcessExited | HealthChecked | Stop
-_Item: TypeAlias = Batch | Lost | _Lacking | _Told
+_Item: TypeAlias = ReadBatch | TopicLost | _Lacking | _Told
 
 
 class KafkaWorker:
-    """Stores and runs applications until it is stopped. Made by ``KafkaCluster.run_worker``."""
+    """Stores and runs applications until it is stopped. Made by ``KafkaShivaCluster.run_worker``."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class KafkaWorker:
         self._machine = Worker(worker, known, socket.gethostname(), options)
         self._incarnation = known.number
         self._node = f"{worker}-{known.lineage}-{known.number}"
-        self._facts = FactTeller(connection.cluster, self._node, worker, history, self._clock)
+        self._facts = FactWriter(connection.cluster, self._node, worker, history, self._clock)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._processes = ApplicationProcesses(self._data, worker, self._items.put)
         self._index = PartIndex()
@@ -168,13 +168,13 @@ class KafkaWorker:
         self._lacking: list[_Lacking] = []
         self._manifests: dict[ApplicationId, dict[CommandId, tuple[str, Manifest]]] = {}
         self._writer = LogWriter(connection, delivery_timeout_s=PONG_TIMEOUT_S)
-        self._outputs = Outputs(worker, self._data.path, self._send_output)
+        self._outputs = OutputServer(worker, self._data.path, self._send_output)
         self._pongs = ThrottledWarning("pong_not_written", {"cluster": connection.cluster, "worker": worker})
         self._failure: RebalanserError | None = None
         lag = LagGroup(connection, f"worker:{worker}")
         self._followers = [
-            Follower(connection, topics.control, "latest", self._items.put, lag),
-            Follower(connection, topics.command, "earliest", self._items.put, lag),
+            TopicFollower(connection, topics.control, "latest", self._items.put, lag),
+            TopicFollower(connection, topics.command, "earliest", self._items.put, lag),
         ]
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-worker-{worker}", daemon=True)
 
@@ -239,9 +239,9 @@ class KafkaWorker:
         with contextlib.suppress(queue.Empty):
             item = self._items.get(timeout=patience_s)
         match item:
-            case Batch():
+            case ReadBatch():
                 self._take(item)
-            case Lost(error=error):
+            case TopicLost(error=error):
                 raise error
             case _Lacking():
                 self._lacking.append(item)
@@ -255,7 +255,7 @@ class KafkaWorker:
         if wakeup is not None and self._clock.now() >= wakeup:
             self._handle(Wakeup())
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: ReadBatch) -> None:
         if batch.topic == self._topics.control:
             for record in batch.records:
                 self._take_control(record)
@@ -332,7 +332,7 @@ class KafkaWorker:
                 self._note_entries(at, {**change.applications, **change.progress})
 
     def _note_entries(
-        self, at: Standing, entries: Mapping[ApplicationId, ApplicationEntry | Progress | None]
+        self, at: RecordMetadata, entries: Mapping[ApplicationId, ApplicationEntry | Progress | None]
     ) -> None:
         self._mentioned.update(
             application.whole

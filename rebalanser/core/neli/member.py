@@ -31,17 +31,17 @@ from rebalanser.core.neli.messages import (
     Partition,
     PartitionCount,
     Polled,
-    Publish,
+    PublishHeartbeats,
     Report,
     Revoked,
     RolesChanged,
     Stop,
     Wakeup,
 )
-from rebalanser.core.neli.records import Claim, Stamp
+from rebalanser.core.neli.records import LeadershipClaim, Stamp
 from rebalanser.core.neli.roles import Role, RoleMap, Roles
 from rebalanser.core.neli.settings import Mode, NeliSettings
-from rebalanser.core.neli.states import STANDING, Standing, Turn
+from rebalanser.core.neli.states import STANDING, PartitionState, Turn
 from rebalanser.core.neli.tenure import Tenure
 from rebalanser.core.neli.vector import Vector
 from rebalanser.errors import FixConfiguration, InvalidSettings
@@ -55,7 +55,7 @@ class _Told:
     token: int
 
 
-class Member:
+class NeliMember:
     """One process of a NELI group.
 
     ``process`` is the id of this incarnation, never used again by any process. ``partitions`` is the
@@ -79,7 +79,7 @@ class Member:
         self._roles = RoleMap(roles, partitions)
         self._vector = Vector(partitions)
         self._tenures: dict[Partition, Tenure] = {}
-        self._standing: dict[Partition, Standing] = {}
+        self._standing: dict[Partition, PartitionState] = {}
         self._told: dict[Partition, _Told] = {}
         self._led: dict[Partition, int] = {}
         self._running: set[Partition] = set()
@@ -113,9 +113,9 @@ class Member:
         """The partition that a role belongs to (NE-5); None for a role that is not known here."""
         return self._roles.partition_of(role)
 
-    def standing(self, partition: Partition) -> Standing:
+    def standing(self, partition: Partition) -> PartitionState:
         """State of a partition as last reported to the handlers; never a proof of leadership."""
-        return self._standing.get(partition, Standing.FOREIGN)
+        return self._standing.get(partition, PartitionState.FOREIGN)
 
     def leads(self, role: Role, now: float) -> bool:
         """True if this process leads ``role`` now (NE-4).
@@ -446,7 +446,7 @@ class Member:
             if told.roles:
                 self._call(CallLapsed(partition, told.roles, told.token, tenure.let_go_by))
             return
-        if self.standing(partition) is Standing.LED:
+        if self.standing(partition) is PartitionState.LED:
             self._move(partition, Turn.FENCED)
         if told.roles:
             self._call(CallFenced(partition, told.roles, told.token, reason))
@@ -473,7 +473,7 @@ class Member:
                 else:
                     self._end(tenure)
         if release:
-            commit = self._send(release, Claim.RELEASED, now)
+            commit = self._send(release, LeadershipClaim.RELEASED, now)
             for tenure in release:
                 tenure.release = commit.number
         if self._stopping and not self._left and not self._tenures and not self._running:
@@ -512,7 +512,7 @@ class Member:
             if tenure:
                 tenure.sending(self._sequence, now)
         if heartbeats:
-            self._effects.append(Publish(heartbeats))
+            self._effects.append(PublishHeartbeats(heartbeats))
 
     def _stamp(self, tenure: int, sequence: int) -> Stamp:
         return Stamp(self._group, self._process, tenure, sequence, self._partitions)
@@ -528,10 +528,10 @@ class Member:
         due = sent_at is None or now - sent_at >= self._settings.base_interval_s
         urgent = self._unanswered is None and any(tenure.needs_commit for tenure in ready)
         if ready and (due or urgent):
-            self._unanswered = self._send(ready, Claim.HELD, now)
+            self._unanswered = self._send(ready, LeadershipClaim.HELD, now)
             self._commit_sent_at = now
 
-    def _send(self, tenures: Iterable[Tenure], claim: Claim, now: float) -> Commit:
+    def _send(self, tenures: Iterable[Tenure], claim: LeadershipClaim, now: float) -> Commit:
         self._commits += 1
         offsets = {
             tenure.partition: Committing(tenure.position, tenure.note(claim, now))
@@ -544,7 +544,7 @@ class Member:
 
     def _move(self, partition: Partition, turn: Turn) -> None:
         standing = STANDING.move(self.standing(partition), turn)
-        if standing is Standing.FOREIGN:
+        if standing is PartitionState.FOREIGN:
             del self._standing[partition]
         else:
             self._standing[partition] = standing

@@ -10,9 +10,9 @@ which the client told them. Effects are carried out in the order of the list.
   after ``LetGo`` has named each of them. Until then the driver feeds ``HandlerReturned``,
   ``CommitAnswered`` and ``Wakeup``, and does not poll.
 - ``Polled`` is told each time a poll has returned, after everything that it brought was told.
-- ``Commit`` and ``Publish`` are sent at once. Each Commit is answered by one
-  ``CommitAnswered``, also where no answer came in time; a Publish by nothing: a heartbeat is known to
-  have arrived when it is read back. Records are produced with acks=all.
+- ``Commit`` and ``PublishHeartbeats`` are sent at once. Each Commit is answered by one
+  ``CommitAnswered``, also where no answer came in time; a PublishHeartbeats by nothing: a heartbeat is known
+  to have arrived when it is read back. Records are produced with acks=all.
 - Each ``Call…`` is answered by one ``HandlerReturned``. A partition has at most one call under way,
   partitions do not wait for each other, and the thread that polls waits for none of them.
 
@@ -169,7 +169,7 @@ Event: TypeAlias = ClientEvent | HostEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishHeartbeats:
     """Publish one empty record (null key, null value, the stamp as header) to each partition (NE-2)."""
 
     heartbeats: Mapping[Partition, Stamp]
@@ -272,7 +272,7 @@ class Report:
 
 
 Effect: TypeAlias = (
-    Publish
+    PublishHeartbeats
     | Commit
     | AskPartitionCount
     | CallInduced

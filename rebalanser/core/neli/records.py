@@ -57,7 +57,7 @@ class Stamp:
         return cls(*parts) if parts else None
 
 
-class Claim(StrEnum):
+class LeadershipClaim(StrEnum):
     """State of a partition by its committed offset."""
 
     HELD = "held"
@@ -74,7 +74,7 @@ class Note:
     leading after the partition was assigned to another.
     """
 
-    claim: Claim
+    claim: LeadershipClaim
     process: str
     tenure: int
     wait_s: float
@@ -88,6 +88,6 @@ class Note:
     def decode(cls, metadata: str | None) -> Note | None:
         """The note in a commit's metadata; None where it is none."""
         parts = _load(metadata, str, str, int, float, int)
-        if not parts or parts[0] not in set(Claim):
+        if not parts or parts[0] not in set(LeadershipClaim):
             return None
-        return cls(Claim(parts[0]), *parts[1:])
+        return cls(LeadershipClaim(parts[0]), *parts[1:])

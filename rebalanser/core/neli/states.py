@@ -11,7 +11,7 @@ from enum import StrEnum
 from rebalanser.core.group.states import Table
 
 
-class Standing(StrEnum):
+class PartitionState(StrEnum):
     """State of a partition on this member."""
 
     FOREIGN = "foreign"
@@ -35,8 +35,8 @@ class Turn(StrEnum):
     LOST = "lost, or failed"
 
 
-_S, _T = Standing, Turn
-STANDING: Table[Standing, Turn] = Table(
+_S, _T = PartitionState, Turn
+STANDING: Table[PartitionState, Turn] = Table(
     "standing",
     _S.FOREIGN,
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rebalanser.core.neli.messages import HeartbeatRead, LastCommit
-from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.records import LeadershipClaim, Note, Stamp
 from rebalanser.core.neli.settings import Mode, NeliSettings
 
 
@@ -27,7 +27,7 @@ class Succession:
         self._expected = -1
         if settings.mode is Mode.FAST and note and last and last.offset is not None:
             self._expected = last.offset
-            if note.claim is Claim.RELEASED and note.partitions == partitions:
+            if note.claim is LeadershipClaim.RELEASED and note.partitions == partitions:
                 self._releaser = (note.process, note.tenure)
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rebalanser.core.neli.messages import HeartbeatRead, LastCommit, Partition
-from rebalanser.core.neli.records import Claim, Note, Stamp
+from rebalanser.core.neli.records import LeadershipClaim, Note, Stamp
 from rebalanser.core.neli.settings import Mode, NeliSettings
 from rebalanser.core.neli.succession import Succession
 
@@ -96,7 +96,7 @@ class Tenure:
             and self.succession.is_over(now)
         )
 
-    def note(self, claim: Claim, now: float) -> Note:
+    def note(self, claim: LeadershipClaim, now: float) -> Note:
         """Return the note of a commit for this tenure."""
         own_s, inherited_s = self._settings.wait_s, self.succession.wait_s
         wait_s = own_s if self.succession.is_over(now) else max(own_s, inherited_s)

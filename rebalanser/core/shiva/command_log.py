@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from rebalanser.core.shiva.messages import PartRead, Standing
+from rebalanser.core.shiva.messages import PartRead, RecordMetadata
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import StartCommand
 from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId
@@ -48,7 +48,7 @@ class RetainedRecords:
         self._idle_since: dict[Files, float] = {}
         self._starts: dict[ApplicationId, dict[CommandId, _Start]] = {}
 
-    def read(self, at: Standing) -> None:
+    def read(self, at: RecordMetadata) -> None:
         """Take in any record of COMMAND."""
         self._read_bytes += at.size_bytes
 
@@ -71,7 +71,7 @@ class RetainedRecords:
         if not of_files:
             numbers.pop(files, None)
 
-    def _place(self, at: Standing) -> _Place:
+    def _place(self, at: RecordMetadata) -> _Place:
         return _Place(at.timestamp_ms, self._read_bytes)
 
     def missing(self, application: ApplicationId, archive: Archive) -> str:
@@ -103,7 +103,7 @@ class RetainedRecords:
         del self.kept[application]
         self._kept_at.pop(application, None)
 
-    def start_read(self, start: StartCommand, at: Standing, original: int) -> None:
+    def start_read(self, start: StartCommand, at: RecordMetadata, original: int) -> None:
         """Note a start command at ``at``, which counts as of ``original``."""
         self._starts.setdefault(start.application, {})[start.command] = _Start(self._place(at), original)
 
@@ -112,7 +112,7 @@ class RetainedRecords:
         start = self._starts.get(application, {}).get(entry.command)
         return start.original if start else entry.offset
 
-    def rewritten(self, application: ApplicationId, entry: ApplicationEntry, at: Standing) -> None:
+    def rewritten(self, application: ApplicationId, entry: ApplicationEntry, at: RecordMetadata) -> None:
         """Note that the start command and the archive of an application were written again."""
         place = self._place(at)
         original = self.original(application, entry)

@@ -18,7 +18,7 @@ from rebalanser.core.shiva.assignments import (
 )
 from rebalanser.core.shiva.changes import DocumentChain
 from rebalanser.core.shiva.command_log import RetainedRecords
-from rebalanser.core.shiva.membership import Members, Verdict
+from rebalanser.core.shiva.membership import Members, PongMeaning
 from rebalanser.core.shiva.messages import (
     CaughtUp,
     ChangeRead,
@@ -35,11 +35,11 @@ from rebalanser.core.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    RecordMetadata,
     RecordRead,
     Report,
     ScaleRead,
     SendPing,
-    Standing,
     StartRead,
     StepDown,
     Stop,
@@ -60,7 +60,7 @@ from rebalanser.core.shiva.records import (
     StartCommand,
     StopCommand,
 )
-from rebalanser.core.shiva.replay import Commanded, Replay, commanded
+from rebalanser.core.shiva.replay import OrderedCommand, Replay, commanded
 from rebalanser.core.shiva.republish import Republisher
 from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import (
@@ -385,7 +385,7 @@ class Leader:
         entry = self._assignments.entries.get(application)
         self._retained.follow(application, entry.command if entry else None)
 
-    def _restand(self, start: StartCommand, command: Commanded) -> bool:
+    def _restand(self, start: StartCommand, command: OrderedCommand) -> bool:
         entry = self._assignments.entries.get(start.application)
         if entry is None or entry.command != start.command:
             return False
@@ -447,7 +447,7 @@ class Leader:
         self._replay = Replay(self._guards)
         self._unread = []
 
-    def _follow(self, command: Commanded) -> bool:
+    def _follow(self, command: OrderedCommand) -> bool:
         """Carry out a client's command; False if it is refused."""
         for kind in ("cmd", "scale"):
             self._forget_earlier_set_aside(f"{kind}:{command.record.application}", command.at.offset)
@@ -460,7 +460,7 @@ class Leader:
             case _:
                 assert_never(command.record)
 
-    def _start(self, start: StartCommand, command: Commanded) -> bool:
+    def _start(self, start: StartCommand, command: OrderedCommand) -> bool:
         application = start.application
         entry = self._assignments.entries.get(application)
         stopping = entry is not None and entry.state is ApplicationState.STOPPING
@@ -516,7 +516,7 @@ class Leader:
         )
 
     def _refuse(
-        self, start: StartCommand, command: Commanded, entry: ApplicationEntry | None, reason: str
+        self, start: StartCommand, command: OrderedCommand, entry: ApplicationEntry | None, reason: str
     ) -> None:
         """Let what ran before run on; its start command is no longer the last under its key (SH-15)."""
         application, at = start.application, command.at
@@ -593,23 +593,23 @@ class Leader:
 
     def _pong_read(self, pong: Pong, at: float) -> None:
         verdict = self._members.judge(pong)
-        if verdict is Verdict.STALLED:
+        if verdict is PongMeaning.STALLED:
             self._help_stalled()
-        if verdict in {Verdict.STALE, Verdict.STALLED}:
+        if verdict in {PongMeaning.STALE, PongMeaning.STALLED}:
             return
-        if verdict is Verdict.REFUSED:
+        if verdict is PongMeaning.REFUSED:
             self._refuse_worker(pong)
             self._assignments.clear_stopped(pong)
             return
-        if verdict is Verdict.LEFT:
+        if verdict is PongMeaning.LEFT:
             self._worker_left(pong, at)
             return
         if not self._members.is_answered(pong):
             self._answer_soon()
         self._members.hear(pong, at)
-        if verdict is not Verdict.HEARD:
+        if verdict is not PongMeaning.HEARD:
             self._assignments.returned(pong.worker)
-        if verdict in {Verdict.ADDED, Verdict.SUCCEEDED}:
+        if verdict in {PongMeaning.ADDED, PongMeaning.SUCCEEDED}:
             self._worker_added(pong, verdict)
         self._assignments.reported(pong)
         self._assignments.clear_stopped(pong)
@@ -633,9 +633,9 @@ class Leader:
             self._remove(pong.worker, "it left")
         self._assignments.clear_ended(pong.worker, pong.incarnation, left=True)
 
-    def _worker_added(self, pong: Pong, verdict: Verdict) -> None:
+    def _worker_added(self, pong: Pong, verdict: PongMeaning) -> None:
         self._assignments.clear_ended(pong.worker, pong.incarnation, left=False)
-        if verdict is Verdict.ADDED:
+        if verdict is PongMeaning.ADDED:
             self._assignments.offer_back(pong.worker, pong.incarnation)
         else:
             self._assignments.begin_again(pong.worker)
@@ -820,7 +820,7 @@ class Leader:
         heard = MappingProxyType(self._members.heard)
         self._effects.append(SendPing(Ping(self._term, self._leader, self._round, epoch, deadline_s, heard)))
 
-    def _kept(self, at: Mapping[ApplicationId, Standing]) -> None:
+    def _kept(self, at: Mapping[ApplicationId, RecordMetadata]) -> None:
         self._may_drop = True
         self._report(FactKind.COMMANDS_KEPT, applications=self._republisher.kept(at))
 

@@ -11,7 +11,7 @@ from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import Epoch, Incarnation, WorkerEntry, WorkerId
 
 
-class Verdict(Enum):
+class PongMeaning(Enum):
     """Meaning of a pong for the worker whose id it has."""
 
     STALE = auto()
@@ -80,23 +80,23 @@ class Members:
             return self._took_over_at
         return max(last.at, self._took_over_at)
 
-    def judge(self, pong: Pong) -> Verdict:
+    def judge(self, pong: Pong) -> PongMeaning:
         """Return the meaning of a pong."""
         last = self._last.get((pong.worker, pong.incarnation.lineage))
         if last and (pong.incarnation.number, pong.sequence) <= (last.number, last.sequence):
-            return Verdict.STALE
+            return PongMeaning.STALE
         known = self.entries.get(pong.worker)
         if known and self._guards.is_impostor(pong.incarnation, known.incarnation):
-            return Verdict.REFUSED
+            return PongMeaning.REFUSED
         if known and known.incarnation.succeeds(pong.incarnation):
-            return Verdict.STALE
+            return PongMeaning.STALE
         if pong.leaving:
-            return Verdict.LEFT
+            return PongMeaning.LEFT
         if known is None:
-            return Verdict.STALLED if self._is_stalled(pong) else Verdict.ADDED
+            return PongMeaning.STALLED if self._is_stalled(pong) else PongMeaning.ADDED
         if known.incarnation != pong.incarnation:
-            return Verdict.SUCCEEDED
-        return Verdict.HEARD if known == _entry(pong) else Verdict.CHANGED
+            return PongMeaning.SUCCEEDED
+        return PongMeaning.HEARD if known == _entry(pong) else PongMeaning.CHANGED
 
     def _is_stalled(self, pong: Pong) -> bool:
         incarnation, epoch = self._stalled.get(pong.worker, (None, None))

@@ -35,7 +35,7 @@ from rebalanser.core.shiva.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RecordMetadata:
     """Offset of a record of COMMAND, time at which it was written by Kafka's clock, and size."""
 
     offset: int
@@ -47,7 +47,7 @@ class Standing:
 class StartRead:
     """A start command was read from COMMAND, or a kept one, which counts as of its ``original`` offset."""
 
-    at: Standing
+    at: RecordMetadata
     record: StartCommand | KeptCommand
 
 
@@ -55,7 +55,7 @@ class StartRead:
 class StopRead:
     """A stop command was read from COMMAND."""
 
-    at: Standing
+    at: RecordMetadata
     record: StopCommand
 
 
@@ -63,7 +63,7 @@ class StopRead:
 class ScaleRead:
     """A command about the number of replicas of an application was read from COMMAND."""
 
-    at: Standing
+    at: RecordMetadata
     record: ScaleCommand
 
 
@@ -71,7 +71,7 @@ class ScaleRead:
 class WorkerCommandRead:
     """A command about a worker was read from COMMAND."""
 
-    at: Standing
+    at: RecordMetadata
     record: WorkerCommand
 
 
@@ -79,7 +79,7 @@ class WorkerCommandRead:
 class DocumentRead:
     """An assignment document was read from COMMAND."""
 
-    at: Standing
+    at: RecordMetadata
     record: AssignmentDocument
 
 
@@ -87,7 +87,7 @@ class DocumentRead:
 class ChangeRead:
     """A change of a document was read from COMMAND."""
 
-    at: Standing
+    at: RecordMetadata
     record: DocumentChange
 
 
@@ -95,14 +95,14 @@ class ChangeRead:
 class DocumentPassed:
     """A document or change on COMMAND was not decoded, as a later document replaces it (SH-24)."""
 
-    at: Standing
+    at: RecordMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRead:
     """A leader's announcement was read from COMMAND; its offset is the leader's term."""
 
-    at: Standing
+    at: RecordMetadata
     record: LeaderAnnouncement
 
 
@@ -110,7 +110,7 @@ class LeaderRead:
 class PartRead:
     """A part of an archive, or a tombstone (``size_bytes`` 0), was read from COMMAND; the driver keeps it."""
 
-    at: Standing
+    at: RecordMetadata
     application: ApplicationId
     sha256: str
     number: int
@@ -120,7 +120,7 @@ class PartRead:
 class Unreadable:
     """A record of COMMAND or CONTROL could not be read (SH-16)."""
 
-    at: Standing
+    at: RecordMetadata
     key: str
     reason: str
     on_control: bool = False
@@ -195,7 +195,7 @@ class Published:
 class Kept:
     """The commands of a ``KeepCommands`` were written again, each at its new offset."""
 
-    at: Mapping[ApplicationId, Standing]
+    at: Mapping[ApplicationId, RecordMetadata]
 
 
 @dataclass(frozen=True, slots=True)

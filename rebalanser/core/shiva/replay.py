@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rebalanser.core.shiva.messages import Standing, StartRead, StopRead
+from rebalanser.core.shiva.messages import RecordMetadata, StartRead, StopRead
 from rebalanser.core.shiva.records import KeptCommand, StartCommand, StopCommand
 from rebalanser.core.shiva.safeguards import Safeguards
 from rebalanser.core.shiva.types import ApplicationId, CommandId
 
 
 @dataclass(frozen=True, slots=True)
-class Commanded:
+class OrderedCommand:
     """A client's command, the offset as of which it counts, and its own offset."""
 
     record: StartCommand | StopCommand
     order: int
-    at: Standing
+    at: RecordMetadata
 
 
 @dataclass(slots=True)
 class History:
     """The commands of one application on COMMAND."""
 
-    last: Commanded
-    stop: Commanded | None = None
+    last: OrderedCommand
+    stop: OrderedCommand | None = None
     """The last stop command."""
-    starts: dict[CommandId, Commanded] = field(default_factory=dict)
+    starts: dict[CommandId, OrderedCommand] = field(default_factory=dict)
     """Each start command, as it was read last: a kept one follows the client's own."""
 
 
@@ -34,18 +34,18 @@ class History:
 class Due:
     """The commands to follow for one application: the stop, if any, and then one of the starts."""
 
-    last: Commanded
-    stop: Commanded | None
-    starts: tuple[Commanded, ...]
+    last: OrderedCommand
+    stop: OrderedCommand | None
+    starts: tuple[OrderedCommand, ...]
     """Starts after the stop, the last first: an earlier one counts if the later ones are refused."""
 
 
-def commanded(event: StartRead | StopRead) -> Commanded:
+def commanded(event: StartRead | StopRead) -> OrderedCommand:
     """Return the command of a record."""
     record = event.record
     if isinstance(record, KeptCommand):
-        return Commanded(record.start, record.original, event.at)
-    return Commanded(record, event.at.offset, event.at)
+        return OrderedCommand(record.start, record.original, event.at)
+    return OrderedCommand(record, event.at.offset, event.at)
 
 
 class Replay:
@@ -55,7 +55,7 @@ class Replay:
         self.histories: dict[ApplicationId, History] = {}
         self._guards = guards
 
-    def read(self, command: Commanded) -> None:
+    def read(self, command: OrderedCommand) -> None:
         """Take in one command; a kept one may be the copy of one that was overridden long ago."""
         application = command.record.application
         history = self.histories.setdefault(application, History(command))

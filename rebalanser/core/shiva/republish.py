@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rebalanser.core.shiva.assignments import AssignmentTable
 from rebalanser.core.shiva.command_log import Files, RetainedRecords
-from rebalanser.core.shiva.messages import DropRecords, KeepCommands, Standing
+from rebalanser.core.shiva.messages import DropRecords, KeepCommands, RecordMetadata
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import KeptCommand, StartCommand
 from rebalanser.core.shiva.types import ApplicationId, CommandId
@@ -53,7 +53,7 @@ class Republisher:
             del self._soon[application]
         return KeepCommands(tuple(commands)) if commands else None
 
-    def kept(self, at: Mapping[ApplicationId, Standing]) -> int:
+    def kept(self, at: Mapping[ApplicationId, RecordMetadata]) -> int:
         """Note the offsets of the batch under way; return how many commands it has.
 
         Raises:

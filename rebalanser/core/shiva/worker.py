@@ -29,10 +29,10 @@ from rebalanser.core.shiva.messages import (
     PingRead,
     ProcessExited,
     ProcessStarted,
+    RecordMetadata,
     Report,
     ScaleRead,
     SendPong,
-    Standing,
     StartProcess,
     StartRead,
     Stop,
@@ -68,7 +68,7 @@ from rebalanser.core.shiva.types import (
     WorkerEntry,
     WorkerId,
 )
-from rebalanser.core.shiva.worker_files import Stage, Started, WorkerFiles
+from rebalanser.core.shiva.worker_files import Stage, StagedStart, WorkerFiles
 from rebalanser.core.shiva.worker_options import DEFAULT_WORKER_OPTIONS, WorkerOptions
 from rebalanser.errors import InvalidSettings
 
@@ -352,7 +352,7 @@ class Worker:
             if run.process is not None
         ]
 
-    def _set_aside(self, at: Standing, key: str, reason: str) -> None:
+    def _set_aside(self, at: RecordMetadata, key: str, reason: str) -> None:
         self._report(FactKind.RECORD_SET_ASIDE, offset=at.offset, key=key, reason=reason)
 
     def _document_read(self, document: AssignmentDocument, offset: int, now: float) -> None:
@@ -701,14 +701,14 @@ class Worker:
         else:
             self._start_if_permitted(run, started, assignment.token, now)
 
-    def _what_is_missing(self, run: Run, started: Started | None, now: float) -> str:
+    def _what_is_missing(self, run: Run, started: StagedStart | None, now: float) -> str:
         if started is not None and not started.stopped:
             return "its files are being stored" if now >= run.since + QUICK_S else ""
         if started is not None or self._files.was_stopped(run.application.whole):
             return "a stop was commanded"
         return "its start command has not been read yet"
 
-    def _start_if_permitted(self, run: Run, started: Started, token: int, now: float) -> None:
+    def _start_if_permitted(self, run: Run, started: StagedStart, token: int, now: float) -> None:
         run.policy = started.policy
         obstacle = self._sibling(run) or (self._obstacle(run, now) if run.exclusive else "")
         if obstacle:
@@ -850,7 +850,7 @@ class Worker:
         """True if the entry names this worker (SH-4)."""
         return entry.worker == self._worker
 
-    def _are_files_stored(self, started: Started) -> bool:
+    def _are_files_stored(self, started: StagedStart) -> bool:
         """True if the files of this very command are on disk, and no stop was read since (SH-5, SH-6)."""
         return started.stage is Stage.STORED and not started.stopped
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from rebalanser.core.shiva.messages import DropFiles, Standing, StoreFiles
+from rebalanser.core.shiva.messages import DropFiles, RecordMetadata, StoreFiles
 from rebalanser.core.shiva.records import KeptCommand, StartCommand
 from rebalanser.core.shiva.types import ApplicationId, Archive, CommandId, RestartPolicy
 
@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 
 @dataclass(slots=True)
-class Started:
+class StagedStart:
     """One start command and the stage of its files."""
 
     application: ApplicationId
@@ -85,7 +85,7 @@ class WorkerFiles:
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._started: dict[ApplicationId, dict[CommandId, Started]] = {}
+        self._started: dict[ApplicationId, dict[CommandId, StagedStart]] = {}
         self._stops: OrderedDict[ApplicationId, _StopRead] = OrderedDict()
         self._decided = -1
         self._to_run: dict[ApplicationId, CommandId] = {}
@@ -121,7 +121,7 @@ class WorkerFiles:
         """Note that folders of these applications are on the disk from an earlier process."""
         self._unpacked.update(applications)
 
-    def find(self, application: ApplicationId, command: CommandId) -> Started | None:
+    def find(self, application: ApplicationId, command: CommandId) -> StagedStart | None:
         """Return the start command, if it was read and may still be acted on."""
         return self._started.get(application, {}).get(command)
 
@@ -129,7 +129,7 @@ class WorkerFiles:
         """True if a stop was read that no document has taken into account yet."""
         return application in self._stops
 
-    def start(self, at: Standing, record: StartCommand | KeptCommand) -> ApplicationId:
+    def start(self, at: RecordMetadata, record: StartCommand | KeptCommand) -> ApplicationId:
         """Take in a start command; a kept one counts as of the client's record (SH-15)."""
         start = record.start if isinstance(record, KeptCommand) else record
         position = record.original if isinstance(record, KeptCommand) else at.offset
@@ -137,7 +137,7 @@ class WorkerFiles:
         commands = self._started.setdefault(start.application, {})
         known = commands.get(start.command)
         if known is None:
-            started = Started(start.application, start.command, start.archive, position)
+            started = StagedStart(start.application, start.command, start.archive, position)
             commands[start.command] = started
             stop = self._stops.get(start.application)
             if stop is not None and position < stop.offset:
@@ -157,7 +157,7 @@ class WorkerFiles:
         if oldest.stage is Stage.ABSENT:
             del commands[oldest.command]
 
-    def stop(self, at: Standing, application: ApplicationId, keep_data: bool = False) -> None:
+    def stop(self, at: RecordMetadata, application: ApplicationId, keep_data: bool = False) -> None:
         """Take in a stop: earlier start commands are no longer run or stored (SH-5)."""
         self._undecided[application] = None
         before = self._stops.pop(application, None)
@@ -256,7 +256,7 @@ class WorkerFiles:
         started.stage, started.reported = Stage.ABSENT, False
         return True
 
-    def _answered(self, application: ApplicationId, command: CommandId, stage: Stage) -> Started | None:
+    def _answered(self, application: ApplicationId, command: CommandId, stage: Stage) -> StagedStart | None:
         started = self.find(application, command)
         if started is None or started.stage is not Stage.STORING:
             return None
@@ -287,7 +287,7 @@ class WorkerFiles:
             self._note_use(application, in_use, now)
         return [effect for _, effect in sorted(effects, key=lambda pair: pair[0])]
 
-    def _settled(self, started: Started, in_use: CommandId | None, now: float) -> FilesEffect | None:
+    def _settled(self, started: StagedStart, in_use: CommandId | None, now: float) -> FilesEffect | None:
         application, command = started.application, started.command
         if started.stage is Stage.ABSENT and self._is_mine(started) and not started.stopped:
             started.stage, started.dropped = Stage.STORING, False
@@ -304,7 +304,7 @@ class WorkerFiles:
             return DropFiles(application, command, stays=True)
         return None
 
-    def _dropped(self, started: Started) -> DropFiles | None:
+    def _dropped(self, started: StagedStart) -> DropFiles | None:
         """Drop the files of a command that is over, and the whole folder with the last one.
 
         The folder is dropped in any case, as it may hold data of an earlier process of this worker.
@@ -335,21 +335,21 @@ class WorkerFiles:
         since = self._unused.get(application)
         return since is not None and application not in self._mine and now >= since + self._keep_s
 
-    def _is_mine(self, started: Started) -> bool:
+    def _is_mine(self, started: StagedStart) -> bool:
         """True if the adopted document names this worker for the command (SH-4)."""
         return self._mine.get(started.application) == started.command
 
-    def _is_kept(self, started: Started) -> bool:
+    def _is_kept(self, started: StagedStart) -> bool:
         """True if it is to run, here or elsewhere, or has finished."""
         return self._is_to_run(started) or self._finished.get(started.application) == started.command
 
-    def _is_to_run(self, started: Started) -> bool:
+    def _is_to_run(self, started: StagedStart) -> bool:
         return self._to_run.get(started.application) == started.command
 
-    def _is_over(self, started: Started) -> bool:
+    def _is_over(self, started: StagedStart) -> bool:
         """True if it runs only if a document names it."""
         return started.stopped or started.given_up or started.position <= self._decided
 
 
-def _position(started: Started) -> int:
+def _position(started: StagedStart) -> int:
     return started.position

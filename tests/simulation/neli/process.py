@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from rebalanser.core.neli.member import Member
+from rebalanser.core.neli.member import NeliMember
 from rebalanser.core.neli.messages import (
     AskPartitionCount,
     Assigned,
@@ -30,7 +30,7 @@ from rebalanser.core.neli.messages import (
     Lost,
     PartitionCount,
     Polled,
-    Publish,
+    PublishHeartbeats,
     Report,
     Revoked,
     Stop,
@@ -169,7 +169,7 @@ class Process:
         self._polled_at = self.now
         self._answered_at = self.now
         roles = range(world.scenario.roles)
-        self.member = Member("group", name, world.topic.partitions, roles, settings, self.now)
+        self.member = NeliMember("group", name, world.topic.partitions, roles, settings, self.now)
         self._after(0.0, self._poll)
         self._after(0.0, self._heartbeat)
         self.tell(Wakeup())
@@ -238,7 +238,7 @@ class Process:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case Publish(heartbeats=heartbeats):
+            case PublishHeartbeats(heartbeats=heartbeats):
                 self.world.produce(self, dict(heartbeats))
             case Commit():
                 self._commit(effect)

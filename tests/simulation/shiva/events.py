@@ -10,8 +10,8 @@ from rebalanser.core.shiva.messages import (
     DocumentRead,
     LeaderRead,
     PartRead,
+    RecordMetadata,
     ScaleRead,
-    Standing,
     StartRead,
     StopRead,
     Unreadable,
@@ -59,7 +59,7 @@ def part_key(application: ApplicationId, sha256: str, number: int) -> str:
 
 def command_event(record: Record) -> CommandEvent | None:
     """What a machine is told of a record of COMMAND; None where it is told nothing."""
-    at = Standing(record.offset, record.timestamp_ms, record.size_bytes)
+    at = RecordMetadata(record.offset, record.timestamp_ms, record.size_bytes)
     match record.value:
         case StartCommand() | KeptCommand() as start:
             return StartRead(at, start)
@@ -83,7 +83,7 @@ def command_event(record: Record) -> CommandEvent | None:
             return _tombstone(record, at)
 
 
-def _tombstone(record: Record, at: Standing) -> CommandEvent | None:
+def _tombstone(record: Record, at: RecordMetadata) -> CommandEvent | None:
     kind, _, rest = record.key.partition(":")
     if kind != "part":
         return None

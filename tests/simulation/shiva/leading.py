@@ -21,9 +21,9 @@ from rebalanser.core.shiva.messages import (
     PongRead,
     PublishDocument,
     Published,
+    RecordMetadata,
     Report,
     SendPing,
-    Standing,
     StepDown,
     Stop,
     TookOver,
@@ -216,7 +216,7 @@ class LeaderProcess(Process):
             case Pong() as pong:
                 self.take(PongRead(pong))
             case Poison(reason):
-                at = Standing(record.offset, record.timestamp_ms, record.size_bytes)
+                at = RecordMetadata(record.offset, record.timestamp_ms, record.size_bytes)
                 self.take(Unreadable(at, record.key, reason, on_control=True))
 
     def _write(self, topic: Topic, key: str, value: Value) -> Write:
@@ -270,7 +270,7 @@ class LeaderProcess(Process):
 
         def done(records: list[Record]) -> None:
             at = {
-                kept.start.application: Standing(record.offset, record.timestamp_ms, record.size_bytes)
+                kept.start.application: RecordMetadata(record.offset, record.timestamp_ms, record.size_bytes)
                 for kept in effect.commands
                 for record in records
                 if record.key == f"keep:{kept.start.application}"

@@ -14,9 +14,9 @@ from rebalanser.core.shiva.messages import (
     Finished,
     PartRead,
     PingRead,
+    RecordMetadata,
     Report,
     SendPong,
-    Standing,
     StartProcess,
     Stop,
     StopProcess,
@@ -121,7 +121,7 @@ class WorkerProcess(Process):
             case Ping() as ping:
                 self.take(PingRead(ping))
             case Poison(reason):
-                at = Standing(record.offset, record.timestamp_ms, record.size_bytes)
+                at = RecordMetadata(record.offset, record.timestamp_ms, record.size_bytes)
                 self.take(Unreadable(at, record.key, reason, on_control=True))
 
     def _carry_out(self, effect: WorkerEffect) -> None:
