@@ -100,6 +100,21 @@ IMPURE_MODULES = {
 }  # fmt: skip
 IMPURE_BUILTINS = {"print", "open", "input", "id", "hash"}
 UNITS = ("_s", "_bytes", "_ratio")
+SHARED_NAMES = {
+    **dict.fromkeys(
+        (
+            "Deposed", "Fact", "FactKind", "Finished", "HandlerReturned",
+            "Leave", "Published", "Report", "Stop", "Wakeup",
+        ),
+        "the state machines of groups, Shiva and NELI mean the same by it",
+    ),
+    "Group": "public; in the core it is all of a group, as it is read",
+    "Mode": "public in three packages, each of which has its modes",
+    "Start": "public in Shiva; in the core it is the event beside Stop",
+    "Unchanged": "a guard of the registry, and an argument that Admin was not given: they never meet",
+    "Watch": "the command of a node, and the watch of a registry that carries it out",
+}  # fmt: skip
+"""Names of several classes, each with the reason."""
 TOP_LEVEL = {
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "backends", "benchmarks", "docs",
     "examples", "pyproject.toml", "rebalanser", "tests",
@@ -314,6 +329,30 @@ def test_every_public_name_has_a_docstring() -> None:
         if ast.get_docstring(node) is None  # type: ignore[arg-type]
     ]
     assert not silent
+
+
+def _repeated(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """The modules of each class name that is defined more than once, one entry for each definition."""
+    found: dict[str, list[str]] = {}
+    for module, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    repeated = _repeated(_sources())
+    new = {name: found for name, found in repeated.items() if name not in SHARED_NAMES}
+    assert not new, "name each class by what it is, or say in SHARED_NAMES why they share it"
+    assert SHARED_NAMES.keys() <= repeated.keys(), "take from SHARED_NAMES what is shared no more"
+
+
+def test_a_repeated_class_name_is_found() -> None:
+    nested = "class Page: ...\nclass View:\n    class Page: ..."
+    modules = {"a": ast.parse("class _Part: ..."), "b": ast.parse("if 1:\n    class _Part: ...")}
+    assert _repeated(modules) == {"_Part": ["a", "b"]}
+    assert _repeated({"c": ast.parse(nested)}) == {"Page": ["c", "c"]}
 
 
 _TABLE_ROW = re.compile(r"^``(\w+)``  ", re.MULTILINE)
