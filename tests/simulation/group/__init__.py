@@ -21,7 +21,7 @@ from simulation.group.faults import FaultKind
 from simulation.group.history import Recorder, SimulatedHistory, history_of
 from simulation.group.network import Armed
 from simulation.group.oracle import Oracle, Overlap
-from simulation.group.process import Process
+from simulation.group.process import Host, Process
 from simulation.group.runner import (
     Report,
     exercised,
@@ -33,7 +33,7 @@ from simulation.group.runner import (
     stay,
 )
 from simulation.group.scenario import ANYTHING, PROFILES, HostPlan, Profile, Scenario
-from simulation.group.world import Host, World
+from simulation.group.world import World
 from simulation.kernel.reports import Violation
 from simulation.kernel.trace import Trace
 

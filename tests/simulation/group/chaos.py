@@ -11,8 +11,8 @@ from simulation.group.faults import HANDLER_FAULTS, RENEWAL_FAULTS, REQUEST_FAUL
 from simulation.group.network import Armed
 
 if TYPE_CHECKING:
-    from simulation.group.process import Process
-    from simulation.group.world import Host, World
+    from simulation.group.process import Host, Process
+    from simulation.group.world import World
 
 _DRAWS_FAULTS = frozenset(
     {

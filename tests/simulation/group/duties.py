@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rebalanser.core.group.leading import RESIGN_AFTER
 from rebalanser.core.group.messages import (
@@ -62,23 +62,69 @@ from rebalanser.core.group.messages import (
     Stop,
 )
 from rebalanser.core.group.types import Mode, TopicKind
+from simulation.group.oracle import Judged
 from simulation.kernel.reports import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from rebalanser.core.group.types import Group, Leadership, Member, NodeId, Plan, Resource, Session, Share
-    from simulation.group.process import Process
-    from simulation.group.world import World
+    from rebalanser.core.group.types import (
+        Group,
+        Leadership,
+        Member,
+        NodeId,
+        Plan,
+        Resource,
+        Session,
+        Share,
+        Token,
+    )
+    from simulation.group.oracle import Oracle
+    from simulation.group.scenario import Scenario
+    from simulation.kernel.scheduler import Scheduler
 
 _EPSILON_S = 1e-4
 _NEVER = float("-inf")
 
 
+class Dutiful(Judged, Protocol):
+    """A process that has duties."""
+
+    tokens: dict[Resource, Token]
+    duties: Duties
+
+    @property
+    def world(self) -> DutyWorld:
+        """Its world."""
+        ...
+
+
+class DutyWorld(Protocol):
+    """The world of a process that has duties."""
+
+    scenario: Scenario
+    scheduler: Scheduler
+    oracle: Oracle
+
+    @property
+    def promptness(self) -> Promptness | None:
+        """Checks of reaction times, if nothing is slow."""
+        ...
+
+
+class PromptWorld(DutyWorld, Protocol):
+    """A world in which nothing is slow."""
+
+    @property
+    def running(self) -> Iterator[Dutiful]:
+        """The processes that live and have not finished."""
+        ...
+
+
 class Duties:
     """Obligations of one process. All times are seconds of its own clock."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Dutiful) -> None:
         self._process = process
         self._timings = process.world.scenario.timings
         self._session: Session | None = None
@@ -383,7 +429,7 @@ class Duties:
 
     def _calls_start(self, owned: Mapping[Resource, int]) -> None:
         version = self._share.version if self._share is not None else 0
-        plan = self._process.host.plan
+        plan = self._process.plan
         if plan.mode is Mode.EAGER:
             old = sorted(r for r, since in self._started.items() if since != version)
             if old:
@@ -406,7 +452,7 @@ class Duties:
         kept = {r for r in resources if r not in self._asked}
         if self._share is not None:
             kept &= self._share.resources
-            if self._process.host.plan.mode is Mode.EAGER:
+            if self._process.plan.mode is Mode.EAGER:
                 kept = {r for r in kept if self._started.get(r) == self._share.version}
         if kept:
             when = " after a brief loss" if self._missed else ""
@@ -651,14 +697,14 @@ def not_best(
 class Promptness:
     """Checks of reaction times, in a world where nothing is slow."""
 
-    def __init__(self, world: World, within_s: float) -> None:
+    def __init__(self, world: PromptWorld, within_s: float) -> None:
         self._world = world
         self._within_s = within_s
         self._free_since: dict[Resource, float] = {}
 
     @property
     def _now(self) -> float:
-        return self._world.now
+        return self._world.scheduler.now
 
     def allocated(self) -> None:
         """An allocation is published."""
@@ -690,7 +736,7 @@ class Promptness:
             f"{resource} is {node}'s and free, which does not take it within {self._within_s:g} s",
         )
 
-    def releases_changed(self, process: Process) -> None:
+    def releases_changed(self, process: Dutiful) -> None:
         """A process released something, or accepted it again: its record soon says so."""
 
         def look() -> None:
@@ -723,14 +769,13 @@ class Promptness:
         held_back_s = timings.settle_time_s + timings.min_rebalance_interval_s
         self._world.scheduler.at(self._now + held_back_s + self._within_s, look)
 
-    def _healthy(self, node: NodeId) -> Process | None:
-        running = (host.running for host in self._world.hosts)
-        process = next((each for each in running if each is not None and each.is_incarnation(node)), None)
+    def _healthy(self, node: NodeId) -> Dutiful | None:
+        process = next((each for each in self._world.running if each.is_incarnation(node)), None)
         if process is None or process.duties.leaving or node not in self._world.oracle.members:
             return None
         return process
 
     @staticmethod
-    def _rule(process: Process, since: float, otherwise: str) -> str:
+    def _rule(process: Dutiful, since: float, otherwise: str) -> str:
         """RB-28 where a watch was lost that would have told of a change since then, or a little before."""
         return "RB-28" if process.duties.history_lost_at >= since - 0.1 else otherwise

@@ -10,22 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rebalanser.core.group.types import SPEC_FIELDS, Resource, ResourceSpec
 from rebalanser.errors import RebalanserError
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue, WatchEvent
+from rebalanser.registry.keys import GroupKeys
 from rebalanser.registry.script import Script
 from rebalanser.registry.translation import Translation
 from simulation.group.network import Link
 from simulation.group.oracle import OPERATOR
-from simulation.group.process import ScriptRunner
+from simulation.group.process import CallerWorld, ScriptRunner
 from simulation.kernel.clock import LocalClock
 from simulation.kernel.reports import Violation
 
 if TYPE_CHECKING:
-    from simulation.group.world import World
+    from simulation.kernel.scheduler import Scheduler
+    from simulation.kernel.trace import Trace
 
 COMMAND = "Operate"
 """The name of every request of an operator on the network."""
@@ -83,10 +85,33 @@ class Request:
     ended_at: float | None = None
 
 
+class OperationsWorld(Protocol):
+    """The world of the requests of operators."""
+
+    keys: GroupKeys
+
+    @property
+    def now(self) -> float:
+        """True time in seconds."""
+        ...
+
+
+class OperatorWorld(OperationsWorld, CallerWorld, Protocol):
+    """The world of an operator."""
+
+    scheduler: Scheduler
+    trace: Trace
+    translation: Translation
+    operations: Operations
+
+    def say(self, where: str, sentence: str) -> None:
+        """Write a line to the trace."""
+
+
 class Operations:
     """All requests of a group's operators, and what really came of them."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: OperationsWorld) -> None:
         self._world = world
         self.specs: dict[Resource, ResourceSpec] = {}
         """The resources, as the registry has them."""
@@ -173,7 +198,7 @@ class Operations:
 class Operator:
     """A program that changes resources and drains, through a link of its own."""
 
-    def __init__(self, world: World, label: str) -> None:
+    def __init__(self, world: OperatorWorld, label: str) -> None:
         self.world = world
         self.label = label
         self.link = Link()

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rebalanser.core.group.types import Header, NodeId, Resource, Session, SharePart, Token
 from rebalanser.registry import values
@@ -53,8 +53,11 @@ from simulation.kernel.reports import Violation
 
 if TYPE_CHECKING:
     from rebalanser.core.group.messages import Acknowledge
-    from simulation.group.process import Process
-    from simulation.group.world import World
+    from rebalanser.core.group.node import Node
+    from rebalanser.registry.keys import GroupKeys
+    from simulation.group.scenario import HostPlan, Scenario
+    from simulation.kernel.clock import LocalClock
+    from simulation.kernel.scheduler import Scheduler
 
 OPERATOR = "operator"
 """Sender of requests that do not come from a node."""
@@ -66,6 +69,71 @@ MAX_CALLS = 2
 """The calls of handlers that there can be once a process has to stop: the one that runs, and OnStop."""
 _EPSILON_S = 1e-4
 _FOREVER = float("inf")
+
+
+class Judged(Protocol):
+    """A process, as the oracle sees it."""
+
+    label: str
+    stem: str
+    clock: LocalClock
+    node: Node
+
+    @property
+    def plan(self) -> HostPlan:
+        """Plan of its host."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """Its monotonic time in seconds."""
+        ...
+
+    def is_incarnation(self, node: str) -> bool:
+        """True if a member is, or was, this process."""
+        ...
+
+
+class Reactions(Protocol):
+    """Checks of reaction times, which follow what the oracle sees."""
+
+    def changed(self, revision: int) -> None:
+        """A member, a resource or a drain changed."""
+
+    def freed(self, resource: Resource) -> None:
+        """A barrier is gone."""
+
+    def allocated(self) -> None:
+        """An allocation is published."""
+
+
+class JudgedWorld(Protocol):
+    """The world, as the oracle sees it."""
+
+    scenario: Scenario
+    scheduler: Scheduler
+    keys: GroupKeys
+
+    @property
+    def promptness(self) -> Reactions | None:
+        """Checks of reaction times, if there are any."""
+        ...
+
+    @property
+    def is_serving(self) -> bool:
+        """True while a request of one of the groups is carried out."""
+        ...
+
+    def stored(self, key: str) -> KeyValue:
+        """Return a key's entry in the registry."""
+        ...
+
+    def acknowledged(self, node: str) -> int:
+        """Return the version that a member has acknowledged."""
+        ...
+
+    def changed_versions(self) -> None:
+        """A new version of the allocation is committed."""
 
 
 @dataclass(slots=True)
@@ -83,7 +151,7 @@ class Barrier:
 class Access:
     """One process's access to one resource."""
 
-    process: Process
+    process: Judged
     barrier: Barrier
     until_lease_ends: bool = False
 
@@ -129,13 +197,13 @@ class _Sink:
     """A fenced store: one row per resource with the largest token that it saw, and whose that was."""
 
     token: Token = 0
-    process: Process | None = None
+    process: Judged | None = None
 
 
 class Oracle:
     """Watches a ``World`` and raises ``Violation``."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: JudgedWorld) -> None:
         self._world = world
         self._keys = world.keys
         self._actor: str | None = None
@@ -182,7 +250,7 @@ class Oracle:
     def _now(self) -> float:
         return self._world.scheduler.now
 
-    def conduct(self, process: Process) -> Conduct:
+    def conduct(self, process: Judged) -> Conduct:
         """What is known of how a process ran."""
         conduct = self._conduct.get(process.stem)
         if conduct is None:
@@ -214,7 +282,7 @@ class Oracle:
 
     def changed(self, events: Sequence[WatchEvent]) -> None:
         """Keys of the group changed: all that one transaction did, or the end of one lease."""
-        if self._actor is None and self._world.store.serving is not None:
+        if self._actor is None and self._world.is_serving:
             keys = [event.key for event in events if isinstance(event, Changed)]
             raise Violation("RB-33", f"another group changed {keys}")
         for event in events:
@@ -451,7 +519,7 @@ class Oracle:
     def _entry(event: Changed) -> KeyValue:
         return KeyValue(event.key, event.value or b"", event.revision, event.revision)
 
-    def start_entered(self, process: Process, owned: Mapping[Resource, Token], late: bool) -> None:
+    def start_entered(self, process: Judged, owned: Mapping[Resource, Token], late: bool) -> None:
         """OnStart is entered: access begins. ``late``: it was stopped after its look at the clock."""
         self._busy(process)
         for resource, token in sorted(owned.items()):
@@ -463,7 +531,7 @@ class Oracle:
                 raise Violation("RB-12", f"{process.label} starts {resource} with an old token {token}")
             self._last_entered[resource] = max(token, self._last_entered.get(resource, 0))
 
-    def _barrier_for_start(self, process: Process, resource: Resource, token: Token) -> Barrier:
+    def _barrier_for_start(self, process: Judged, resource: Resource, token: Token) -> Barrier:
         barrier = self._added.get((resource, token))
         if barrier is None or not process.is_incarnation(barrier.node):
             raise Violation("RB-12", f"{process.label} starts {resource} without a barrier of its own")
@@ -471,7 +539,7 @@ class Oracle:
             raise Violation("RB-11", f"{process.label} starts {resource}, whose barrier it removed")
         return barrier
 
-    def _check_not_late(self, process: Process, resource: Resource, barrier: Barrier, late: bool) -> None:
+    def _check_not_late(self, process: Judged, resource: Resource, barrier: Barrier, late: bool) -> None:
         """OnStart is not entered when OnStop is due, but for a process stopped between look and entering."""
         due = self._due_by_clock(process, barrier.lease)
         if self._now <= due + _EPSILON_S:
@@ -479,7 +547,7 @@ class Oracle:
         if not late or self.conduct(process).idle(due, self._now) > _EPSILON_S:
             raise Violation("RB-21", f"{process.label} starts {resource} when it has to isolate itself")
 
-    def _check_overlap(self, process: Process, resource: Resource, barrier: Barrier) -> None:
+    def _check_overlap(self, process: Judged, resource: Resource, barrier: Barrier) -> None:
         for access in self.accesses.get(resource, {}).values():
             if access.process is process:
                 raise Violation("RB-1", f"{process.label} starts {resource} twice")
@@ -504,7 +572,7 @@ class Oracle:
                     f"{access.process.label} accesses it (token {access.barrier.token})",
                 )
 
-    def _due_by_clock(self, process: Process, lease: int, within_s: float | None = None) -> float:
+    def _due_by_clock(self, process: Judged, lease: int, within_s: float | None = None) -> float:
         """When (true seconds) its own clock shows ``within_s`` since the lease was last renewed.
 
         By default the time after which a process has to isolate itself, if it proves life no more.
@@ -527,7 +595,7 @@ class Oracle:
         if conduct.idle(isolated, now) > self.latency_s or calls > MAX_CALLS:
             return None
         timings = self._world.scenario.timings
-        if process.host.plan.kills:
+        if process.plan.kills:
             slow = self._ran_slow(access, timings.access_s) and self._before_switch(access)
             return "its clock ran slow" if slow else None
         if self._ran_slow(access, timings.detect_s):
@@ -557,7 +625,7 @@ class Oracle:
 
     def _rule_of_late_stop(self, access: Access) -> str:
         """The rule that a process breaks which accesses something for longer than it may."""
-        if access.process.host.plan.kills and access.barrier.ended_with_lease:
+        if access.process.plan.kills and access.barrier.ended_with_lease:
             return "RB-34"
         paused = self.conduct(access.process).paused.within(self._isolated_since(access), self._now)
         return "RB-27" if paused > _EPSILON_S else "RB-21"
@@ -575,22 +643,22 @@ class Oracle:
                 f"to isolate itself, and did nothing in {idle_s:.3f} s of that",
             )
 
-    def start_returned(self, process: Process) -> None:
+    def start_returned(self, process: Judged) -> None:
         """OnStart returned or raised."""
         self.conduct(process).busy.end(self._now)
 
-    def stop_entered(self, process: Process, resources: Sequence[Resource]) -> None:
+    def stop_entered(self, process: Judged, resources: Sequence[Resource]) -> None:
         """OnStop is entered; access goes on."""
         self._busy(process)
         for resource in resources:
             if process.stem not in self.accesses.get(resource, {}):
                 raise Violation("RB-22", f"{process.label} stops {resource}, which it had not started")
 
-    def _busy(self, process: Process) -> None:
+    def _busy(self, process: Judged) -> None:
         self.handler_calls += 1
         self.conduct(process).busy.begin(self._now)
 
-    def stop_returned(self, process: Process, resources: Sequence[Resource], error: str | None) -> None:
+    def stop_returned(self, process: Judged, resources: Sequence[Resource], error: str | None) -> None:
         """OnStop returned, and access has ended; or it raised, and access lasts until the lease ends."""
         self.conduct(process).busy.end(self._now)
         for resource in resources:
@@ -602,14 +670,14 @@ class Oracle:
             else:
                 access.until_lease_ends = True
 
-    def died(self, process: Process) -> None:
+    def died(self, process: Judged) -> None:
         """The process is no more, and accesses nothing."""
         for resource, accesses in self.accesses.items():
             access = accesses.pop(process.stem, None)
             if access is not None:
                 self._check_stopped_in_time(access, resource)
 
-    def write(self, process: Process, resource: Resource, token: Token) -> None:
+    def write(self, process: Judged, resource: Resource, token: Token) -> None:
         """A process writes to the fenced store of a resource."""
         self.writes += 1
         sink = self._sinks.setdefault(resource, _Sink())
@@ -623,7 +691,7 @@ class Oracle:
         elif sink.process is not process:
             raise Violation("RB-12", f"token {token} of {resource} was given to two owners")
 
-    def guarded(self, process: Process, deadline: float) -> None:
+    def guarded(self, process: Judged, deadline: float) -> None:
         """A process promises that its access ends by a true time, unless it proves life again."""
         session = process.node.session
         if session is None:
@@ -639,7 +707,7 @@ class Oracle:
                 f"{process.label} counts on its lease until {deadline:.4f}, which may end at {ends:.4f}",
             )
 
-    def acknowledging(self, process: Process, command: Acknowledge) -> None:
+    def acknowledging(self, process: Judged, command: Acknowledge) -> None:
         """A process is about to say that it has completed its share, which must be true (RB-19)."""
         parts = self._parts(command.session.node, command.version)
         if not parts:
@@ -662,7 +730,7 @@ class Oracle:
                 "RB-14", f"{process.label} acknowledges while it still holds barriers of {sorted(spare)}"
             )
 
-    def told_completed(self, process: Process, version: int) -> None:
+    def told_completed(self, process: Judged, version: int) -> None:
         """A leader says that a version is complete: then every node has acknowledged its share of it."""
         header = self.header
         if header is None or header.version != version:
@@ -680,7 +748,7 @@ class Oracle:
         if self._joined.setdefault(session.node, session) != session:
             raise Violation("RB-4", f"the id {session.node} was used by an incarnation before")
 
-    def told_session_lost(self, process: Process, session: Session) -> None:
+    def told_session_lost(self, process: Judged, session: Session) -> None:
         """A process is told that a session of its is gone, which must be true."""
         self.conduct(process).told_lost.setdefault(session.lease, self._now)
         if self.members.get(session.node) == session.created:

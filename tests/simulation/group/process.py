@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from rebalanser.core.group.messages import (
     Accept,
@@ -42,20 +42,26 @@ from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailabl
 from rebalanser.registry.contract import HistoryLost, Reply, Request
 from rebalanser.registry.script import Answer, Script, failure
 from simulation.group.coverage import answer_name
-from simulation.group.duties import Duties
+from simulation.group.duties import Duties, DutyWorld
 from simulation.group.faults import FaultKind
+from simulation.group.machine import Machine
 from simulation.group.network import no_answer
 from simulation.kernel.clock import LocalClock
 from simulation.kernel.trace import listed, text
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from random import Random
 
-    from rebalanser.core.group.types import Resource, Token, Topic
+    from rebalanser.core.group.types import Resource, Session, Token, Topic
     from rebalanser.registry.contract import Watch as Stream
     from rebalanser.registry.contract import WatchEvent
-    from simulation.group.network import Link
-    from simulation.group.world import Host, World
+    from rebalanser.registry.translation import Translation
+    from rebalanser.testing.memory import MemoryStore
+    from simulation.group.network import Link, Network
+    from simulation.group.scenario import HostPlan, Scenario
+    from simulation.kernel.trace import Trace
 
 ResultT = TypeVar("ResultT")
 _TIMER_SLACK_S = 1e-6
@@ -71,12 +77,72 @@ class Call:
     not_after: float
 
 
+class CallerWorld(Protocol):
+    """The world of a caller."""
+
+    scenario: Scenario
+    network: Network
+    commands: Counter[str]
+
+
+class ProcessWorld(CallerWorld, DutyWorld, Protocol):
+    """The world of a process."""
+
+    random: Random
+    trace: Trace
+    translation: Translation
+    met: Counter[str]
+
+    @property
+    def store(self) -> MemoryStore:
+        """The registry's store."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """True time in seconds."""
+        ...
+
+    def make_node(self, plan: HostPlan, stem: str) -> Node:
+        """Return the core of a new process."""
+        ...
+
+    def handler_latency(self) -> float:
+        """Return the seconds until a handler's thread runs."""
+        ...
+
+    def say(self, where: str, sentence: str) -> None:
+        """Write a line to the trace."""
+
+    def hit(self, kind: FaultKind, sentence: str) -> None:
+        """Count a fault that took effect."""
+
+    def report(self, process: Process, fact: Fact) -> None:
+        """Take in a fact."""
+
+    def finished(self, process: Process) -> None:
+        """A process has stopped gracefully, and exits."""
+
+    def crash(self, host: Host) -> None:
+        """Kill the process of a host."""
+
+    def start_soon(self, host: Host) -> None:
+        """Start what was killed again."""
+
+    def revoke_soon(self, host: Host, session: Session) -> None:
+        """End the lease of a session after a while, if an operator is to."""
+
+
 class Caller(Protocol):
     """Sends requests to the registry: a process or an operator."""
 
     label: str
-    world: World
     clock: LocalClock
+
+    @property
+    def world(self) -> CallerWorld:
+        """Its world."""
+        ...
 
     @property
     def now(self) -> float:
@@ -242,7 +308,7 @@ class Watching:
 class Process:
     """A process on a host: mailbox, timers, handlers and watches around one ``Node``."""
 
-    def __init__(self, world: World, host: Host, stem: str) -> None:
+    def __init__(self, world: ProcessWorld, host: Host, stem: str) -> None:
         self.world = world
         self.host = host
         self.label = host.name
@@ -280,6 +346,11 @@ class Process:
     def now(self) -> float:
         """This process's monotonic time in seconds."""
         return self.clock.local(self.world.scheduler.now)
+
+    @property
+    def plan(self) -> HostPlan:
+        """The host's plan."""
+        return self.host.plan
 
     @property
     def link(self) -> Link:
@@ -604,3 +675,7 @@ class Process:
             token = self.tokens.get(resource)
             if token is not None:
                 self.world.oracle.write(self, resource, token)
+
+
+Host: TypeAlias = Machine[Process]
+"""A machine, with the process that runs on it."""

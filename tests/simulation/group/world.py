@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 from random import Random
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from rebalanser.core.allocation import allocate, effort
 from rebalanser.core.clock import Clock
-from rebalanser.core.group.messages import Fact, FactKind, Handler
+from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.core.group.node import Node, NodeOptions
 from rebalanser.core.group.states import Membership, Role
 from rebalanser.core.group.types import SPEC_FIELDS, Member, OnOverrun, Resource, ResourceSpec, Session
@@ -33,12 +33,11 @@ from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MemoryStore
 from simulation.group.duties import Promptness
 from simulation.group.faults import FaultKind
-from simulation.group.network import Link, Network
+from simulation.group.network import Network
 from simulation.group.operators import Change, Operations, Operator
 from simulation.group.oracle import OPERATOR, Oracle
-from simulation.group.process import Process
+from simulation.group.process import Host, Process
 from simulation.group.scenario import HostPlan, Scenario
-from simulation.kernel.clock import LocalClock
 from simulation.kernel.reports import Violation
 from simulation.kernel.scheduler import Scheduler
 from simulation.kernel.trace import Trace, listed, reply_sentence, request_sentence, text
@@ -69,62 +68,6 @@ class SimulatedStore(MemoryStore):
         """End the leases that are over, unless the registry is late just now."""
         if self._clock.now() >= self.late_until:
             super().expire()
-
-
-class Host:
-    """A machine: its clock and its link outlive the processes that run on it one after another."""
-
-    def __init__(self, world: World, plan: HostPlan, name: str, start: float) -> None:
-        self.world = world
-        self.plan = plan
-        self.name = name
-        """Its label, with a number where an earlier host has the same."""
-        self.clock = LocalClock(0.0, start)
-        self.link = Link()
-        self.process: Process | None = None
-        self.generation = 0
-        self.handler_faults: list[FaultKind] = []
-        self.pause_at_entry_s = 0.0
-        self.revoked_in_s: float | None = None
-        """Seconds from the start of the next session until an operator ends its lease."""
-
-    @property
-    def running(self) -> Process | None:
-        """The process, if one lives and has not finished."""
-        process = self.process
-        return process if process is not None and process.alive and not process.finished else None
-
-    def pauses_at_entry(self) -> bool:
-        """Whether the process is stopped just now, between the check of the clock and the entering."""
-        duration_s, self.pause_at_entry_s = self.pause_at_entry_s, 0.0
-        if not duration_s:
-            return False
-        self.world.pause(self, duration_s, FaultKind.PAUSE_AT_ENTRY)
-        return True
-
-    def behaviour(self, handler: Handler, has_work: bool) -> tuple[float | None, str | None]:
-        """How long (seconds) a call of a handler takes, None for ever, and the error that it raises."""
-        random, timings = self.world.random, self.world.scenario.timings
-        limit_s = timings.stop_timeout_s if handler is Handler.STOP else timings.start_timeout_s
-        for fault in self.handler_faults:
-            if fault is FaultKind.START_RAISES and handler is Handler.STOP:
-                continue
-            if fault is FaultKind.STOP_RAISES and handler is Handler.START:
-                continue
-            if not has_work:
-                continue
-            self.handler_faults.remove(fault)
-            self.world.hit(fault, f"{self.name}: {fault} ({handler})")
-            match fault:
-                case FaultKind.HANDLER_SLOW:
-                    return limit_s * random.uniform(0.3, 0.95), None
-                case FaultKind.HANDLER_OVERRUN:
-                    return limit_s * random.uniform(1.2, 4.0), None
-                case FaultKind.HANDLER_HUNG:
-                    return None, None
-                case _:
-                    return limit_s * random.uniform(0.0, 0.5), "the application raised"
-        return random.random() * 0.03, None
 
 
 class World:
@@ -197,6 +140,16 @@ class World:
     def now(self) -> float:
         """True time in seconds."""
         return self.scheduler.now
+
+    @property
+    def running(self) -> Iterator[Process]:
+        """The processes that live and have not finished."""
+        return (host.running for host in self.hosts if host.running is not None)
+
+    @property
+    def is_serving(self) -> bool:
+        """True while a request of one of the groups is carried out."""
+        return self.store.serving is not None
 
     def run_for(self, seconds: float) -> None:
         """Let time pass."""
