@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from rebalanser.testing.waiting import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+OWNED = 12
+"""Number of resources of a program, each with a thread that prints."""
+STARTED = re.compile(r"(partition-\d+) is mine, fencing token \d+\n")
+STOPPED = re.compile(r"(partition-\d+) is given up\n")
 SERVICES = [
     pytest.param(token.content, id=page.name)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -39,9 +44,11 @@ def test_program_owns_something_and_stops_gracefully(program: str, tmp_path: Pat
         text=True,
     ) as process:
         assert process.stdout is not None
-        first = process.stdout.readline()
+        lines = [process.stdout.readline() for _ in range(OWNED)]
         process.send_signal(signal.SIGTERM)
         output, complaints = process.communicate(timeout=PATIENCE_S)
-    assert "is mine, fencing token" in first, complaints
-    assert "is given up" in output
+    lines += output.splitlines(keepends=True)
+    resources = {f"partition-{number}" for number in range(OWNED)}
+    assert {found[1] for line in lines[:OWNED] if (found := STARTED.fullmatch(line))} == resources, complaints
+    assert {found[1] for line in lines[OWNED:] if (found := STOPPED.fullmatch(line))} == resources, complaints
     assert process.returncode == 0, complaints
