@@ -366,7 +366,7 @@ def test_a_leader_whose_terms_step_down_waits_longer_each_time(monkeypatch: pyte
     term = mock.Mock(ended=True, failure=None)
     monkeypatch.setattr(leading, "time", mock.Mock(monotonic=lambda: next(times)))
     monkeypatch.setattr(leading, "Consumer", Consumer)
-    monkeypatch.setattr(leading, "Term", lambda *_: term)
+    monkeypatch.setattr(leading, "LeaderTerm", lambda *_: term)
     leader = LeaderCandidate(CONNECTION, TopicNames().of("c"), "l", LeaderOptions(), timeout_s=1.0)
 
     def begin() -> None:
