@@ -14,7 +14,6 @@ its seed, and ``python tests/simulation shiva --seed N --trace`` shows that run 
 """
 
 from simulation.shiva.faults import Fault
-from simulation.shiva.host import Host
 from simulation.shiva.leading import LeaderProcess
 from simulation.shiva.log import Broker
 from simulation.shiva.oracle import Oracle
@@ -33,7 +32,7 @@ from simulation.shiva.runner import (
 from simulation.shiva.running import Behaviour
 from simulation.shiva.scenario import ANYTHING, PROFILES, HostPlan, Profile, Scenario
 from simulation.shiva.working import WorkerProcess
-from simulation.shiva.world import World
+from simulation.shiva.world import Host, World
 
 __all__ = [
     "ANYTHING",

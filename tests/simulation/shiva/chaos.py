@@ -17,9 +17,8 @@ from simulation.shiva.scenario import DRIFT_RATIO, MAX_REPLICAS, requests
 
 if TYPE_CHECKING:
     from rebalanser.core.shiva.messages import Fact
-    from simulation.shiva.host import Host
     from simulation.shiva.process import Process
-    from simulation.shiva.world import World
+    from simulation.shiva.world import Host, World
 
 _DRAWS_FAULTS: Final = frozenset(
     {

@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rebalanser.core.shiva.records import ScaleCommand, StartCommand, StopCommand, WorkerCommand
-from rebalanser.core.shiva.types import ApplicationId, Archive, Cordon, Mode, RestartPolicy, WorkerId
+from rebalanser.core.shiva.types import (
+    ApplicationId,
+    Archive,
+    CommandId,
+    Cordon,
+    Mode,
+    RestartPolicy,
+    WorkerId,
+)
 from simulation.shiva.events import PART_BYTES, part_key, size_bytes
 from simulation.shiva.log import Part, Write
 from simulation.shiva.running import Behaviour
 from simulation.shiva.scenario import POLICY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
     from rebalanser.core.allocation import Requests
-    from simulation.shiva.log import Value
-    from simulation.shiva.world import World
+    from simulation.kernel.trace import Trace
+    from simulation.shiva.log import Broker, Value
+    from simulation.shiva.oracle import Oracle
 
 _BULK_PARTS = 8
 _OVERSIZE_PARTS = 60
 
 
+class ClientWorld(Protocol):
+    """The world of clients."""
+
+    random: Random
+    trace: Trace
+    broker: Broker
+    oracle: Oracle
+    behaviours: dict[CommandId, Behaviour]
+
+    @property
+    def now(self) -> float:
+        """True time in seconds."""
+        ...
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something after true ``seconds``."""
+
+    def latency(self) -> float:
+        """Return the seconds that a message takes."""
+        ...
+
+    def say(self, where: str, sentence: str) -> None:
+        """Write a line of the trace."""
+
+
 class Clients:
     """All that clients do."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ClientWorld) -> None:
         self._world = world
         self._commands = 0
         self.fails_next = False
@@ -151,7 +188,7 @@ class Clients:
                 )
 
 
-def awkward(world: World) -> Behaviour:
+def awkward(world: ClientWorld) -> Behaviour:
     """How an application behaves that does not simply run."""
     random = world.random
     never = RestartPolicy(

@@ -4,33 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from simulation.kernel.scheduler import Scheduler
-    from simulation.shiva.leading import LeaderProcess
 
 _TELL_S = 0.3
 
 
-class LeaderGroup:
+class GroupMember(Protocol):
+    """A process that takes part in the group."""
+
+    unreachable_since: float | None
+
+    def tell(self, action: Callable[[], None]) -> None:
+        """Report something to it, as soon as it can be reached."""
+
+    def assigned(self, generation: int) -> None:
+        """It has the partition."""
+
+    def lost(self, generation: int) -> None:
+        """It has lost the partition."""
+
+    def expelled(self) -> None:
+        """Its session has ended."""
+
+
+MemberT = TypeVar("MemberT", bound=GroupMember)
+
+
+class LeaderGroup(Generic[MemberT]):
     """Who holds COMMAND's partition."""
 
     def __init__(self, scheduler: Scheduler, random: Random, session_s: float) -> None:
         self._scheduler = scheduler
         self._random = random
         self.session_s = session_s
-        self.members: list[LeaderProcess] = []
-        self.holder: LeaderProcess | None = None
+        self.members: list[MemberT] = []
+        self.holder: MemberT | None = None
         self.generation = 0
 
-    def join(self, member: LeaderProcess) -> None:
+    def join(self, member: MemberT) -> None:
         """A process wants to lead."""
         if member not in self.members:
             self.members.append(member)
             self._soon(self._give)
 
-    def leave(self, member: LeaderProcess) -> None:
+    def leave(self, member: MemberT) -> None:
         """A member goes, or its session has ended."""
         if member in self.members:
             self.members.remove(member)
@@ -42,7 +62,7 @@ class LeaderGroup:
         """Whether offsets may be committed in this generation."""
         return generation == self.generation and self.holder is not None
 
-    def watch(self, member: LeaderProcess) -> None:
+    def watch(self, member: MemberT) -> None:
         """A member cannot be reached from now on: its session may end."""
         since = member.unreachable_since
 
@@ -52,11 +72,11 @@ class LeaderGroup:
 
         self._scheduler.at(self._scheduler.now + self.session_s, end)
 
-    def died(self, member: LeaderProcess) -> None:
+    def died(self, member: MemberT) -> None:
         """A member is no more; the group finds out when its session ends."""
         self._scheduler.at(self._scheduler.now + self.session_s, lambda: self.expel(member))
 
-    def expel(self, member: LeaderProcess) -> None:
+    def expel(self, member: MemberT) -> None:
         """A member's session has ended; it learns of it when it is heard again."""
         self.leave(member)
         self._soon(lambda: member.tell(member.expelled))

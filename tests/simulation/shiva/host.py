@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from simulation.kernel.clock import LocalClock, Spans
 from simulation.shiva.faults import Fault
@@ -11,23 +11,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rebalanser.core.shiva.types import ApplicationId
-    from simulation.shiva.leading import LeaderProcess
-    from simulation.shiva.process import Process
-    from simulation.shiva.running import ApplicationProcess
     from simulation.shiva.scenario import HostPlan
-    from simulation.shiva.working import WorkerProcess
-    from simulation.shiva.world import World
 
 
-class Host:
+class Living(Protocol):
+    """A process of a machine."""
+
+    alive: bool
+
+
+LeaderT = TypeVar("LeaderT", bound=Living)
+WorkerT = TypeVar("WorkerT", bound=Living)
+ApplicationT = TypeVar("ApplicationT")
+
+
+class Surroundings(Protocol):
+    """The world of a machine."""
+
+    def hit(self, kind: Fault, sentence: str) -> None:
+        """Count a fault that took effect."""
+
+
+class Machine(Generic[LeaderT, WorkerT, ApplicationT]):
     """A machine with a leader, a worker or both; both are one daemon, and die and pause together."""
 
-    def __init__(self, world: World, plan: HostPlan, start: float) -> None:
+    def __init__(self, world: Surroundings, plan: HostPlan, start: float) -> None:
         self.world = world
         self.plan = plan
         self.clock = LocalClock(0.0, start)
-        self.leader: LeaderProcess | None = None
-        self.worker: WorkerProcess | None = None
+        self.leader: LeaderT | None = None
+        self.worker: WorkerT | None = None
         self.paused = False
         self.cut = False
         self.lag_s: dict[str, float] = {}
@@ -36,7 +49,7 @@ class Host:
         self.files: set[tuple[ApplicationId, str]] = set()
         """The unpacked archives on its disk, by application and sha256."""
         self.incarnations = 0
-        self.processes: list[ApplicationProcess] = []
+        self.processes: list[ApplicationT] = []
         """The application processes that exist."""
         self.off_clock = Spans()
         """When its clock ran further off true time than the bound allows."""
@@ -59,7 +72,7 @@ class Host:
         return f"folder-{self.plan.name}"
 
     @property
-    def roles(self) -> Iterator[Process]:
+    def roles(self) -> Iterator[LeaderT | WorkerT]:
         """The processes that live."""
         for process in (self.leader, self.worker):
             if process is not None and process.alive:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rebalanser.core.shiva.changes import DocumentChain
 from rebalanser.core.shiva.leader import Leader
@@ -34,12 +34,13 @@ from rebalanser.core.shiva.records import AssignmentDocument, LeaderAnnouncement
 from simulation.shiva.events import command_event, part_key, size_bytes
 from simulation.shiva.faults import Fault
 from simulation.shiva.log import Fenced, Part, Poison, Record, Transaction, Write
-from simulation.shiva.process import Feed, Process
+from simulation.shiva.process import AnyMachine, Feed, Process, ProcessWorld
 
 if TYPE_CHECKING:
-    from simulation.shiva.host import Host
+    from rebalanser.core.shiva.messages import Fact
+    from rebalanser.core.shiva.types import ApplicationId, Archive
+    from simulation.shiva.group import LeaderGroup
     from simulation.shiva.log import Topic, Value
-    from simulation.shiva.world import World
 
 _REJOINS_AFTER_S = 0.4
 TakenOver: TypeAlias = tuple[DocumentChain, tuple[Pong, ...], int, int]
@@ -55,12 +56,65 @@ class Work:
     commits_offset: bool = False
 
 
+class LeaderJudge(Protocol):
+    """Judges leaders."""
+
+    def took_over(self, leader: LeaderProcess) -> None:
+        """A leader has begun its term."""
+
+    def committed(self, leader: LeaderProcess, records: list[Record]) -> None:
+        """A leader's transaction is committed."""
+
+    def drops_archives(self, archives: Iterable[tuple[ApplicationId, Archive]], read_to: int) -> None:
+        """A leader drops archives."""
+
+    def archives_dropped(self, archives: Iterable[tuple[ApplicationId, Archive]]) -> None:
+        """The tombstones of archives are on COMMAND."""
+
+
+class LeaderWorld(ProcessWorld, Protocol):
+    """The world of a leader."""
+
+    group: LeaderGroup[LeaderProcess]
+    kept: int
+
+    @property
+    def oracle(self) -> LeaderJudge:
+        """Its judge."""
+        ...
+
+    def make_leader(self, name: str) -> Leader:
+        """Return the machine of a new term."""
+        ...
+
+    def group_allows(self, generation: int | None) -> bool:
+        """True if offsets may be committed in this generation."""
+        ...
+
+    def last_document(self) -> DocumentChain:
+        """Return all of ASSIGNEMENT, put together."""
+        ...
+
+    def leader_announced(self) -> None:
+        """A leader has announced itself."""
+
+    def lose_change(self, records: Sequence[Record]) -> None:
+        """Drop a document or change, if one is to be lost."""
+
+    def report(self, process: Process, fact: Fact) -> None:
+        """Take in a fact."""
+
+    def exited(self, process: Process) -> None:
+        """A process has stopped gracefully."""
+
+
 class LeaderProcess(Process):
     """Takes part in the group of leaders from its start to its end."""
 
+    world: LeaderWorld
     role = "leader"
 
-    def __init__(self, world: World, host: Host) -> None:
+    def __init__(self, world: LeaderWorld, host: AnyMachine) -> None:
         super().__init__(world, host)
         self.machine: Leader | None = None
         self.term = -1

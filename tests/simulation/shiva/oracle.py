@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from rebalanser.core.allocation import Capacity, Requests
 from rebalanser.core.shiva.records import (
@@ -26,11 +26,13 @@ from simulation.shiva.scenario import NEVER_S
 if TYPE_CHECKING:
     from rebalanser.core.shiva.messages import StartProcess, StoreFiles
     from rebalanser.core.shiva.types import ApplicationEntry, ApplicationId, Archive, CommandId, Epoch
+    from simulation.kernel.trace import Trace
+    from simulation.shiva.host import Machine
     from simulation.shiva.leading import LeaderProcess
-    from simulation.shiva.log import Part, Record
-    from simulation.shiva.running import ApplicationProcess
+    from simulation.shiva.log import Broker, Part, Record
+    from simulation.shiva.running import ApplicationProcess, Behaviour
+    from simulation.shiva.scenario import Scenario
     from simulation.shiva.working import WorkerProcess
-    from simulation.shiva.world import World
 
 _NAMED = frozenset({ApplicationState.ASSIGNED, ApplicationState.RUNNING})
 _DIMENSIONS = ("cpu_milli", "memory_mb")
@@ -38,10 +40,48 @@ _EVEN = 0.8
 """Part of a worker's load from which on another one's counts as even."""
 
 
+class OracleWorld(Protocol):
+    """The world, as the oracle sees it."""
+
+    scenario: Scenario
+    trace: Trace
+    broker: Broker
+    behaviours: dict[CommandId, Behaviour]
+    hits: Counter[Fault]
+    faulty_applications: bool
+
+    @property
+    def hosts(self) -> Sequence[Machine[LeaderProcess, WorkerProcess, ApplicationProcess]]:
+        """The machines."""
+        ...
+
+    @property
+    def workers(self) -> Iterator[WorkerProcess]:
+        """The workers that live."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """True time in seconds."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds for which a pong lets a worker run what is exclusive."""
+        ...
+
+    def status(self) -> AssignmentDocument | None:
+        """Return the state of the cluster as a reader of ASSIGNEMENT knows it."""
+        ...
+
+    def say(self, where: str, sentence: str) -> None:
+        """Write a line of the trace."""
+
+
 class Oracle:
     """Watches a ``World`` and raises ``Violation``."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: OracleWorld) -> None:
         self._world = world
         self.commands: dict[ApplicationId, StartCommand | StopCommand] = {}
         """The last command of each application, in the order of the log."""

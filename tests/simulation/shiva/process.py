@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from simulation.shiva.faults import Fault
+from simulation.shiva.host import Machine
 from simulation.shiva.log import Fenced
 
 if TYPE_CHECKING:
-    from simulation.shiva.host import Host
-    from simulation.shiva.log import Record, Topic
-    from simulation.shiva.world import World
+    from random import Random
+
+    from simulation.kernel.scheduler import Scheduler
+    from simulation.shiva.log import Broker, Record, Topic
+    from simulation.shiva.scenario import Scenario
 
 ReplyT = TypeVar("ReplyT")
+AnyMachine: TypeAlias = Machine[Any, Any, Any]
 _SLACK_S = 1e-6
 _NOT_SENT_YET = 0.5
 """How probable it is that a process that is stopped has not yet sent what it was about to send."""
+
+
+class ProcessWorld(Protocol):
+    """The world of a process."""
+
+    scenario: Scenario
+    random: Random
+    scheduler: Scheduler
+    broker: Broker
+
+    @property
+    def now(self) -> float:
+        """True time in seconds."""
+        ...
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something after true ``seconds``."""
+
+    def latency(self) -> float:
+        """Return the seconds that a message takes."""
+        ...
+
+    def say(self, where: str, sentence: str) -> None:
+        """Write a line of the trace."""
 
 
 class Process:
@@ -24,7 +52,7 @@ class Process:
 
     role = ""
 
-    def __init__(self, world: World, host: Host) -> None:
+    def __init__(self, world: ProcessWorld, host: AnyMachine) -> None:
         self.world = world
         self.host = host
         self.alive = True

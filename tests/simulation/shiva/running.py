@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rebalanser.core.shiva.messages import ProcessExited, ProcessStarted, StartProcess
 from rebalanser.core.shiva.types import RestartPolicy
 from simulation.shiva.faults import Fault
+from simulation.shiva.process import AnyMachine, ProcessWorld
 from simulation.shiva.scenario import POLICY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rebalanser.core.allocation import Capacity
     from rebalanser.core.shiva.types import ApplicationId, CommandId
-    from simulation.shiva.working import WorkerProcess
 
 SIGKILL: Final = -9
 _SPAWN_S = 0.02
@@ -42,10 +45,62 @@ class Behaviour:
         return self.unusable or (self.exits_after_s is not None and not self.ends)
 
 
+class RunJudge(Protocol):
+    """Judges application processes."""
+
+    def started(self, process: ApplicationProcess) -> None:
+        """A process begins to exist."""
+
+    def ended(self, process: ApplicationProcess, code: int) -> None:
+        """A process is no more."""
+
+
+class RunningWorld(ProcessWorld, Protocol):
+    """The world of an application process."""
+
+    behaviours: dict[CommandId, Behaviour]
+    kills_at_deadline: bool
+
+    @property
+    def oracle(self) -> RunJudge:
+        """Its judge."""
+        ...
+
+    def pause(self, host: AnyMachine, seconds: float, kind: Fault) -> None:
+        """Stop the processes of a machine for a while."""
+
+    def lock_released(self, host: AnyMachine) -> None:
+        """A process of an earlier incarnation has ended."""
+
+
+class Supervisor(Protocol):
+    """The worker of an application process."""
+
+    host: AnyMachine
+    capacity: Capacity | None
+    processes: dict[int, ApplicationProcess]
+
+    @property
+    def world(self) -> RunningWorld:
+        """Its world."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """Its host's monotonic clock, in seconds."""
+        ...
+
+    def later(self, seconds: float, channel: str, action: Callable[[], None]) -> None:
+        """Do something after true ``seconds``, if it still lives."""
+
+    def take(self, event: ProcessStarted | ProcessExited) -> None:
+        """Take in what became of a process."""
+
+
 class ApplicationProcess:
     """One process of an application; it lives on its own while its worker is stopped (SIGSTOP)."""
 
-    def __init__(self, worker: WorkerProcess, start: StartProcess) -> None:
+    def __init__(self, worker: Supervisor, start: StartProcess) -> None:
         self.worker = worker
         self.host = worker.host
         self.world = worker.world

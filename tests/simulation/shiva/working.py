@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rebalanser.core.shiva.messages import (
     CaughtUp,
@@ -31,25 +31,58 @@ from rebalanser.core.shiva.types import Incarnation
 from simulation.shiva.events import command_event, part_key, size_bytes
 from simulation.shiva.faults import Fault
 from simulation.shiva.log import Part, Poison, Record, Write
-from simulation.shiva.process import Feed, Process
-from simulation.shiva.running import ApplicationProcess
+from simulation.shiva.process import AnyMachine, Feed, Process
+from simulation.shiva.running import ApplicationProcess, RunJudge, RunningWorld
 
 if TYPE_CHECKING:
+    from rebalanser.core.shiva.messages import Fact
     from rebalanser.core.shiva.types import ApplicationId, CommandId, Epoch
-    from simulation.shiva.host import Host
-    from simulation.shiva.world import World
-
+    from rebalanser.core.shiva.worker import Worker
 
 _AGAIN_S: Final = 0.5
 """Seconds until an archive that could not be fetched is asked for again."""
 
 
+class WorkerJudge(RunJudge, Protocol):
+    """Judges workers."""
+
+    def acted(self, worker: WorkerProcess) -> None:
+        """A worker has acted on what it has read."""
+
+    def asked_to_start(self, worker: WorkerProcess, start: StartProcess) -> None:
+        """A worker wants a process."""
+
+    def asked_to_store(self, worker: WorkerProcess, store: StoreFiles) -> None:
+        """A worker wants the files of an application."""
+
+    def dropped(self, worker: WorkerProcess, application: ApplicationId, gone: set[str]) -> None:
+        """A worker has removed files."""
+
+
+class WorkerWorld(RunningWorld, Protocol):
+    """The world of a worker."""
+
+    @property
+    def oracle(self) -> WorkerJudge:
+        """Its judge."""
+
+    def make_worker(self, process: WorkerProcess) -> Worker:
+        """Return the machine of a new incarnation."""
+
+    def report(self, process: Process, fact: Fact) -> None:
+        """Take in a fact."""
+
+    def exited(self, process: Process) -> None:
+        """A process has stopped gracefully."""
+
+
 class WorkerProcess(Process):
     """One incarnation of a worker from its start to its end."""
 
+    world: WorkerWorld
     role = "worker"
 
-    def __init__(self, world: World, host: Host) -> None:
+    def __init__(self, world: WorkerWorld, host: AnyMachine) -> None:
         super().__init__(world, host)
         host.incarnations += 1
         assert host.plan.worker is not None

@@ -21,15 +21,17 @@ from simulation.shiva.clients import Clients
 from simulation.shiva.events import size_bytes
 from simulation.shiva.faults import Fault
 from simulation.shiva.group import LeaderGroup
-from simulation.shiva.host import Host
+from simulation.shiva.host import Machine
 from simulation.shiva.leading import LeaderProcess
 from simulation.shiva.log import Broker, Record, Write
 from simulation.shiva.oracle import Oracle
 from simulation.shiva.process import Process
-from simulation.shiva.running import Behaviour
+from simulation.shiva.running import ApplicationProcess, Behaviour
 from simulation.shiva.scenario import DRIFT_RATIO, Scenario
 from simulation.shiva.working import WorkerProcess
 
+Host: TypeAlias = Machine[LeaderProcess, WorkerProcess, ApplicationProcess]
+"""A machine with a leader, a worker or both."""
 OnFact: TypeAlias = Callable[[str, Fact], None]
 _CLEANS_EVERY_S = 1.0
 
@@ -55,7 +57,7 @@ class World:
         self.facts: Counter[FactKind] = Counter()
         options = scenario.options
         self.broker = Broker(int(options.retention_s * 1000), options.retention_bytes, random)
-        self.group = LeaderGroup(self.scheduler, random, scenario.session_s)
+        self.group = LeaderGroup[LeaderProcess](self.scheduler, random, scenario.session_s)
         self.behaviours: dict[CommandId, Behaviour] = {}
         self.oracle = Oracle(self)
         self.clients = Clients(self)
