@@ -163,7 +163,7 @@ class Owners:
         if not exists and self._exists is not False:
             registry = redact(url_or_default(self._url))
             self._warn(
-                "there is no such group (yet)", action="owners_unknown", group=admin.name, registry=registry
+                "there is no such group yet", action="owners_unknown", group=admin.name, registry=registry
             )
         self._exists = exists
         return [OwnerChange(resource, before.get(resource), owner) for resource, owner in differing.items()]

@@ -268,7 +268,11 @@ class Endpoint:
             ) as error:  # it is being replaced now, or its new content is wrong
                 if str(error) != self._unusable:
                     self._unusable = str(error)
-                    _log.warning("replaced files of TLS: %s", error, extra={"action": "tls_files_unusable"})
+                    _log.warning(
+                        "replaced TLS files can't be used, keeping the old ones: %s",
+                        error,
+                        extra={"action": "tls_files_unusable"},
+                    )
                 return False
         outdated.close()
         return True
@@ -581,7 +585,7 @@ class Endpoints:
                 raise OutcomeUnknown(f"etcd gave no answer; {tries.story()}") from failed
             case FailureEffect.PERHAPS_REFUSED if tries.repeat is not Repeat.READ:
                 refused = verdict.error(f"{endpoint.address}: {verdict.text}")
-                raise OutcomeUnknown(f"it may have been carried out: {refused}") from refused
+                raise OutcomeUnknown(f"it may have taken effect: {refused}") from refused
             case FailureEffect.UNKNOWN:
                 tries.perhaps_done |= sent and tries.repeat is Repeat.HARMLESS
             case FailureEffect.NONE:
@@ -707,7 +711,9 @@ class Endpoints:
         except RebalanserError as error:
             if str(error) != self._not_found:
                 self._not_found = str(error)
-                _log.warning("DNS did not give the members: %s", error, extra={"action": "members_not_found"})
+                _log.warning(
+                    "DNS lookup of the members failed: %s", error, extra={"action": "members_not_found"}
+                )
         finally:
             self._find_at = time.monotonic() + FIND_AGAIN_S
 

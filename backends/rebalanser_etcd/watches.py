@@ -60,7 +60,9 @@ class EtcdWatch:
         try:
             self.sink(events)
         except Exception:
-            _log.exception("a sink raised for %s", self.target.key, extra={"action": "sink_failed"})
+            _log.exception(
+                "a change listener raised for %s", self.target.key, extra={"action": "sink_failed"}
+            )
 
     def close(self) -> None:
         """Stop the watch. Events under way may still arrive. Closing twice does nothing."""

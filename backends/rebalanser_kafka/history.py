@@ -301,7 +301,7 @@ class KafkaSink:
     def _recovered(self) -> None:
         if self._waiting.reason != TOO_SLOW:
             self._waiting.reason = TOO_SLOW
-            _log.info("%s is written again", self._whose, extra={"action": "history_recovered"})
+            _log.info("writing to %s works again", self._whose, extra={"action": "history_recovered"})
 
     def _left_s(self) -> float:
         """Return the seconds until the sink must be closed; infinite until ``close``."""

@@ -270,7 +270,7 @@ class TransactionalWriter:
             story = redact(f"the commit of {self._id} failed: {error.str()} ({error.name()})")
             if is_fenced(error):
                 raise Fenced(f"{story}; whether it had been carried out before is not known") from None
-            raise OutcomeUnknown(f"{story}; it may have been carried out") from None
+            raise OutcomeUnknown(f"{story}; it may have taken effect") from None
 
     def _undone(self, failure: RebalanserError, deadline: float) -> RebalanserError:
         """Abort, and return the error to raise: nothing was committed, even if the abort fails.

@@ -98,7 +98,9 @@ class Listener(ABC, Generic[WatchT]):
                     store = store or self._open_store()
                     pause_s = self._look(store)
                 except RebalanserError as error:
-                    _log.warning("watches wait: %s", error, extra={"action": "watch_failed"})
+                    _log.warning(
+                        "changes can't be read, trying again: %s", error, extra={"action": "watch_failed"}
+                    )
                     pause_s = LOOK_S
                 except Exception:  # a thread that ended here would leave watches that hear nothing any more
                     _log.exception("watches wait", extra={"action": "watch_failed"})

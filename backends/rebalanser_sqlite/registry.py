@@ -162,9 +162,7 @@ class SqliteRegistry(Registry):
     @contextmanager
     def _alone(self, lock: threading.Lock, deadline: Deadline) -> Iterator[None]:
         if not lock.acquire(timeout=deadline.left_s):
-            raise RegistryUnavailable(
-                f"other threads kept {self._path} busy until the time was up; try again"
-            )
+            raise RegistryUnavailable(f"other threads kept {self._path} busy until the timeout; try again")
         try:
             if self._closed:
                 raise RegistryUnavailable("this connection to the registry is closed")

@@ -426,9 +426,7 @@ class Store:
 
     def _commit(self, ends: Deadline) -> None:
         if not ends.left_s:
-            raise RegistryUnavailable(
-                f"the time was up before {self.path} could commit; no effect, try again"
-            )
+            raise RegistryUnavailable(f"timed out before {self.path} could commit; no effect, try again")
         try:
             self.connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -481,7 +479,7 @@ class Store:
             disk, file_bytes = os.statvfs(self.path), os.stat(self.path).st_size  # noqa: PTH116
         except OSError as error:
             raise RegistryUnavailable(
-                f"the disk of {self.path} does not say how full it is: {error.strerror}; try again"
+                f"the disk of {self.path} does not report its free space: {error.strerror}; try again"
             ) from error
         not_yet_in_the_file = pages * page_bytes - file_bytes
         free = disk.f_bavail * disk.f_frsize - not_yet_in_the_file

@@ -41,7 +41,9 @@ class FileWatch:
         try:
             self.sink(events)
         except Exception:
-            _log.exception("a sink raised for %s", self.target.key, extra={"action": "sink_failed"})
+            _log.exception(
+                "a change listener raised for %s", self.target.key, extra={"action": "sink_failed"}
+            )
 
 
 class Watcher(Listener[FileWatch]):

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         sys.stderr.write(redact(traceback.format_exc()))
         return _fail(
-            f"{type(error).__name__}: {error}; this is a fault of Rebalanser, please report it",
+            f"{type(error).__name__}: {error}; this is a bug of Rebalanser, please report it",
             "InternalError",
             INTERNAL,
             as_json,

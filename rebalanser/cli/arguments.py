@@ -25,7 +25,7 @@ def read_names(given: Sequence[str], file: Path | None) -> list[str]:
         InvalidName: a name can't be stored or is given twice; the message says which and where.
     """
     if not given and file is None:
-        raise typer.BadParameter("no resource is named; give names, or a file with --file")
+        raise typer.BadParameter("no resources: give names, or a file with --file")
     places: dict[str, str] = {}
     for place, name in _placed(given, file):
         _check(name, place)

@@ -52,7 +52,7 @@ def audit(
             parser=parse_time,
             metavar="TIME",
             show_default="the beginning",
-            help="Leave out what ended before this time: 2026-11-22T00:30, or 2h for two hours ago.",
+            help="Leave out findings that ended before this time: 2026-11-22T00:30, or 2h for two hours ago.",
         ),
     ] = None,
     until: Annotated[
@@ -61,7 +61,7 @@ def audit(
             parser=parse_time,
             metavar="TIME",
             show_default="the end",
-            help="Leave out what came after this time.",
+            help="Ignore records after this time.",
         ),
     ] = None,
     out: Annotated[
@@ -79,7 +79,7 @@ def audit(
     fail_on_findings: Annotated[
         bool,
         typer.Option(
-            "--fail-on-findings", help="Exit with 1 if a rule was certainly broken; possible findings don't."
+            "--fail-on-findings", help="Exit with 1 if a finding is certain; possible findings don't count."
         ),
     ] = False,
     master: Annotated[

@@ -170,15 +170,15 @@ def _unknown_variables() -> Iterator[CheckResult]:
     for name in sorted(os.environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             near = "".join(f"; is {each} meant?" for each in get_close_matches(name.upper(), known, 1, 0.9))
-            detail = f"{name} is set and nothing reads it{near}"
+            detail = f"{name} is set, but there is no such setting{near}"
             yield CheckResult(check="environment", verdict=CheckStatus.WARNING, detail=detail)
 
 
 def _timings(settings: Settings) -> CheckResult:
     timings = settings.timings
     detail = (
-        f"a node out of touch calls OnStop {timings.detect_s:g} s after its last proof of life, access has "
-        f"ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends later; "
+        f"a node that loses the registry calls OnStop {timings.detect_s:g} s after its last proof of "
+        f"life, access has ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends later; "
         f"heartbeats every {timings.heartbeat_interval_s:.3g} s, OnStop has {timings.stop_timeout_s:g} s"
     )
     return CheckResult(check="settings", verdict=CheckStatus.OK, detail=detail)
@@ -220,7 +220,7 @@ def _abilities(can: Capabilities) -> Iterator[CheckResult]:
     detail = (
         f"{can.max_operations} operations and {can.max_request_bytes:,} bytes a transaction; "
         f"{'shared between hosts' if can.shared_between_hosts else 'for the processes of one host'}; "
-        f"{'outlives its processes' if can.survives_process else 'gone with this process'}"
+        f"{'kept after its processes end' if can.survives_process else 'lost when this process ends'}"
     )
     yield CheckResult(check="abilities", verdict=CheckStatus.OK, detail=detail)
     yield from map(_weakness, can.unsafe_reasons)
@@ -285,6 +285,4 @@ def _group(
 
 
 def _no_group(group: str) -> CheckResult:
-    return CheckResult(
-        check="group", verdict=CheckStatus.WARNING, detail=f"there is no group {group!r} (yet)"
-    )
+    return CheckResult(check="group", verdict=CheckStatus.WARNING, detail=f"there is no group {group!r} yet")

@@ -167,7 +167,7 @@ def list_resources(
         str | None,
         typer.Option(
             metavar="NODE",
-            help="List only resources that this node holds or is to hold.",
+            help="List only resources that this node holds or is assigned.",
             show_default=False,
             autocompletion=complete_node,
         ),
@@ -259,7 +259,7 @@ def list_nodes(
     ]
     page = nodes[: face.limit(limit)]
     rest = nodes[len(page) :]
-    last = [f"{label}: drained, not there" for label in absent]
+    last = [f"{label}: drained, no live node" for label in absent]
     place: dict[str, str] | None = None
     if rest:
         place = {"after": page[-1].label}

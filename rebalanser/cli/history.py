@@ -193,7 +193,7 @@ def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> Non
         for source in sources:
             if source.trouble != troubles.get(source.name):
                 troubles[source.name] = source.trouble
-                typer.echo(f"warning: {source.name}: {source.trouble or 'there again'}", err=True)
+                typer.echo(f"warning: {source.name}: {source.trouble or 'available again'}", err=True)
         time.sleep(LOOK_S)
         _show(face, _wanted(_told(read_all(sources, growing=True)), wanted))
 

@@ -59,7 +59,7 @@ class Exported(BaseModel):
 
     def sentence(self) -> str:
         """Return the result in one line."""
-        rest = f"; {counted(self.unreadable, 'line')} left out, not being records" if self.unreadable else ""
+        rest = f"; {counted(self.unreadable, 'line')} left out: not records" if self.unreadable else ""
         return f"wrote {counted(self.records, 'record')} to {self.to}{rest}"
 
 

@@ -117,7 +117,7 @@ def first_waits(state: GroupState) -> list[str]:
     lines += [
         f"  {node.label} has released {shown_names(node.released)}" for node in islice(released, MOST_WAITS)
     ]
-    lines += [f"  drained, and not there: {', '.join(absent)}"] if absent else []
+    lines += [f"  drained, without a live node: {', '.join(absent)}"] if absent else []
     return [*lines, *first_lines([f"  {line}" for line in waits(state)], MOST_WAITS + 1)]
 
 

@@ -76,7 +76,7 @@ class KafkaOptions:
             InvalidUrl: there is no address.
         """
         if self.kafka is None:
-            raise InvalidUrl(f"where is Kafka? give --kafka HOST:PORT or set {KAFKA_VARIABLE}")
+            raise InvalidUrl(f"no Kafka address: give --kafka HOST:PORT or set {KAFKA_VARIABLE}")
         return Face.of(self.kafka, self.json, verbose)
 
 
@@ -144,7 +144,7 @@ def run(
             "--instance",
             metavar="ID",
             show_default=False,
-            help="The id of this process across restarts; no two processes may have the same at a time.",
+            help="The id of this process across restarts; it must be unique.",
         ),
     ] = None,
 ) -> None:
@@ -245,7 +245,7 @@ def parse_roles(text: str) -> dict[Role, int]:
         if len(roles) > MAX_ROLES:
             raise InvalidSettings(f"more than {MAX_ROLES:,} roles")
     if not roles:
-        raise InvalidSettings("no role is named; write --roles billing,mail")
+        raise InvalidSettings("no roles: give --roles billing,mail")
     return roles
 
 

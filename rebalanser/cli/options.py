@@ -79,7 +79,7 @@ RegistryOption = Annotated[
         help="The registry, such as sqlite:///groups.db or etcd://HOST:PORT,HOST:PORT.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, errors too.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for errors too.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 VerboseOption = Annotated[
     int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more; repeatable.")
@@ -91,7 +91,7 @@ KafkaOption = Annotated[
         metavar="HOST:PORT",
         envvar=KAFKA_VARIABLE,
         show_default=False,
-        help="Where Kafka is, such as HOST:PORT,HOST:PORT, or a kafka:// URL with security settings.",
+        help="Addresses of Kafka, such as HOST:PORT,HOST:PORT, or a kafka:// URL with security settings.",
     ),
 ]
 HistoryOption = Annotated[

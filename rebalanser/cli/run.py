@@ -51,7 +51,7 @@ def run(
         typer.Option(
             metavar="SECONDS",
             show_default="REBALANSER_LEASE_TTL_S, else 10",
-            help="Time until the registry gives up a node that is silent, and others get its resources.",
+            help="Time after which the registry removes a silent node and others get its resources.",
         ),
     ] = None,
     stop_timeout: Annotated[
@@ -124,7 +124,7 @@ class IdleHint:
         elif fact.kind is FactKind.ALLOCATION_ADOPTED:
             before, self._idle = self._idle, fact.detail.get("resources") == 0
             if self._idle and not before:
-                empty = "the group has no resources; --add or rebalanser resources add adds some"
+                empty = "the group has no resources; add some with --add or rebalanser resources add"
                 hint = empty if self._in_group == 0 else f"rebalanser status {self._group} says why"
                 self._outputs.tell("owns_nothing", group=self._group, hint=hint)
 

@@ -108,7 +108,10 @@ def start(
     ] = None,
     tag: TagOption = None,
     mode: Annotated[
-        Mode, typer.Option(help="On a worker that is cut off it runs on (available) or stops (exclusive).")
+        Mode,
+        typer.Option(
+            help="On a worker without contact to a leader: keep running (available) or stop (exclusive)."
+        ),
     ] = Mode.AVAILABLE,
     env: Annotated[
         list[str] | None,
@@ -116,7 +119,8 @@ def start(
             "--env",
             metavar="NAME=VALUE",
             show_default=False,
-            help="A variable beside those of the manifest; repeatable. NAME alone takes its value here.",
+            help="An environment variable in addition to the manifest; repeatable. NAME alone takes the "
+            "value of this shell.",
         ),
     ] = None,
     replicas: ReplicasOption = None,
@@ -125,9 +129,7 @@ def start(
     face = on.face()
     if channel_file is not None:
         if application is not None or tag or env or replicas or mode is not Mode.AVAILABLE:
-            raise InvalidSettings(
-                "--channel-file names the applications and their options: give nothing of that beside it"
-            )
+            raise InvalidSettings("--channel-file can't be combined with an application or its options")
         starts = read_channel_file(channel_file)
         with on.opened(face) as opened:
             with _publishing(face) as progress:
@@ -172,7 +174,7 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals and name not in os.environ:
-            raise InvalidSettings(f"--env {name}: there is no such variable here; give --env {name}=VALUE")
+            raise InvalidSettings(f"--env {name}: it is not set in this environment; give --env {name}=VALUE")
         found[name] = value if equals else os.environ[name]
     return found
 
@@ -227,7 +229,7 @@ def _report_many(
     _print_left_out(left_out.values())
     entries = cluster.wait_all(commands, timeout_s) if timeout_s is not None else {}
     known = {str(name): entry for name, entry in entries.items()}
-    settled = "" if timeout_s is None else ", and all have had their effect"
+    settled = "" if timeout_s is None else ", and all have taken effect"
     face.answer(
         {
             "applications": [
@@ -474,7 +476,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")] = False,
     exit_code: Annotated[
         bool,
-        typer.Option("--exit-code", help="Exit with 1 unless all started applications run, as known now."),
+        typer.Option("--exit-code", help="Exit with 1 unless all started applications run."),
     ] = False,
 ) -> None:
     """Show a cluster: its workers, its applications, and why some can't be placed or have failed."""
@@ -534,7 +536,8 @@ def logs(
             "--data",
             metavar="FOLDER",
             show_default=False,
-            help="The data folder of a worker on this host; without it a worker is asked.",
+            help="Read the output in this data folder of a worker on this host, instead of asking a worker "
+            "over Kafka.",
         ),
     ] = None,
     worker: Annotated[
@@ -573,7 +576,7 @@ def logs(
 
 def _print_output(face: Face, application: str, answer: OutputAnswer) -> None:
     if answer.omitted:
-        typer.echo(f"{answer.omitted:,} earlier lines do not fit into an answer", err=True)
+        typer.echo(f"{answer.omitted:,} earlier lines left out: they exceed the size of an answer", err=True)
     for line in answer.lines:
         face.answer({"application": application, "worker": answer.worker, "line": line}, line)
 

@@ -89,7 +89,7 @@ class ClusterOptions:
         if self.kafka is None or self.cluster is None:
             needed = {"--kafka": self.kafka, "--cluster": self.cluster}
             missing = " and ".join(name for name, value in needed.items() if value is None)
-            raise InvalidUrl(f"which cluster? {missing} missing (or --registry kafka://HOST:PORT/CLUSTER)")
+            raise InvalidUrl(f"no cluster: {missing} missing (or give --registry kafka://HOST:PORT/CLUSTER)")
         base, question, options = with_scheme(self.kafka, "kafka").partition("?")
         return f"{base.rstrip('/')}/{check_part(self.cluster, 'cluster')}{question}{options}"
 

@@ -111,7 +111,7 @@ StalledOption = Annotated[
         "--stalled",
         min=0.1,
         metavar="SECONDS",
-        help="Time after which a worker that answers and follows no assignment counts as gone.",
+        help="Time after which a worker that answers pings but adopts no assignment is removed.",
     ),
 ]
 SnapshotOption = Annotated[

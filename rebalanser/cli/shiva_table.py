@@ -46,12 +46,12 @@ def headline(status: ClusterStatus) -> str:
 def _leads(status: ClusterStatus) -> str:
     """Return who leads now, and since when nobody was heard; nothing if that was not looked for."""
     if status.stale and status.ping_age_s is None:
-        return "STALE: no leader was heard"
+        return "STALE: no ping from a leader"
     if status.ping_age_s is None:
         return ""
     ago = _ago(status.ping_age_s)
     if status.stale:
-        return f"STALE: no leader was heard for {ago} ({status.active_leader} was the last one)"
+        return f"STALE: no ping from a leader for {ago} ({status.active_leader} was the last one)"
     return f"{status.active_leader} leads (last ping {ago} ago)"
 
 
@@ -90,7 +90,7 @@ def _requests(application: ApplicationStatus) -> list[str]:
 def _last_said(worker: WorkerStatus, status: ClusterStatus) -> str:
     """Return the age of a worker's last pong, and whether it lags behind; nothing if none was looked for."""
     if worker.pong_age_s is None:
-        return "STALE: no pong was heard" if worker.stale else ""
+        return "STALE: no pong" if worker.stale else ""
     said = f"{'STALE: ' if worker.stale else ''}last pong {_ago(worker.pong_age_s)} ago"
     if worker.follows == status.epoch:
         return said
@@ -100,7 +100,7 @@ def _last_said(worker: WorkerStatus, status: ClusterStatus) -> str:
 def _absent_and_cordoned(status: ClusterStatus) -> list[str]:
     """Return a line for each cordoned worker that is not there."""
     there = {worker.worker for worker in status.workers}
-    return [f"{name}: {cordon}, not there" for name, cordon in status.cordons.items() if name not in there]
+    return [f"{name}: {cordon}, not running" for name, cordon in status.cordons.items() if name not in there]
 
 
 def _replicas(application: ApplicationStatus) -> list[str]:

@@ -419,7 +419,7 @@ def enqueue(
         AfterFailure,
         typer.Option(
             metavar="CHOICE",
-            help="Whether to `wait`, `run` or `fail` once a task that it comes after is dead or cancelled.",
+            help="Reaction once a task of --after is dead or cancelled: `wait`, `run` or `fail`.",
         ),
     ] = AfterFailure.WAIT,
     result: Annotated[
@@ -460,7 +460,7 @@ def enqueue(
         typer.Option(
             metavar="KEY",
             show_default=False,
-            help="Make no task while one of this name and key is open: print that one's id.",
+            help="Enqueue nothing while a task of this name and key is open; print the id of that task.",
         ),
     ] = None,
     unique_for: Annotated[
@@ -475,7 +475,7 @@ def enqueue(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", show_default=False, help="The key by which the limits per key count."),
+        typer.Option(metavar="KEY", show_default=False, help="The key for the limits per key."),
     ] = None,
     max_running: Annotated[
         int | None,
@@ -512,9 +512,7 @@ def enqueue(
     process that opens the queue with this outbox forwards spooled tasks. For a duplicate print `duplicate`.
     """
     if key is not None and max_running_per_key is None and rate_limit_per_key is None:
-        raise typer.BadParameter(
-            "--key means nothing without --max-running-per-key or --rate-limit-per-key: give one of them"
-        )
+        raise typer.BadParameter("--key needs --max-running-per-key or --rate-limit-per-key")
     payload = with_sources(_payload(arguments), dict(map(_result, result or ())))
     try:
         options = EnqueueOptions(
@@ -556,7 +554,7 @@ def list_tasks(
     chosen: SelectionOptions,
     on: RegistryOptions,
     queue: QueueArgument,
-    newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="Show the newest first.")] = False,
     limit: Annotated[
         int | None,
         typer.Option(

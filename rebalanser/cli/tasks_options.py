@@ -155,7 +155,7 @@ def opened(
             )
     except UnknownQueue as error:
         raise UnknownQueue(
-            f"{error}; say with --registry or {REGISTRY_VARIABLE} where the queue is"
+            f"{error}; say with --registry or {REGISTRY_VARIABLE} the registry of the queue"
         ) from error
     with queue:
         yield queue
@@ -266,7 +266,7 @@ def status_lines(status: QueueStatus, wall: float) -> Iterator[str]:
     oldest_s = status.oldest_ready_s
     yield f"oldest ready: {'none' if oldest_s is None else f'waits for {_age(oldest_s)}'}"
     if status.swept is not None:
-        yield f"deleted as their time was over: {status.deleted:,}, looked {_age(wall - status.swept)} ago"
+        yield f"deleted by retention: {status.deleted:,}, looked {_age(wall - status.swept)} ago"
     if status.pauses.queue is not None:
         yield pause_line("the queue", status.pauses.queue, wall)
     for name, pause in sorted(status.pauses.schedules.items()):

@@ -268,7 +268,7 @@ async def _enqueued(queue: AsyncQueue, name: str) -> list[Enqueued[Any]]:
 def _parse_ttl(text: str) -> float:
     ttl_s = parse_seconds(text)
     if ttl_s < SHORTEST_TTL_S:
-        raise typer.BadParameter(f"a claim lasts {SHORTEST_TTL_S:g} seconds at least, not {text}")
+        raise typer.BadParameter(f"a claim lasts at least {SHORTEST_TTL_S:g} seconds, not {text}")
     return ttl_s
 
 

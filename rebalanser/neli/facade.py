@@ -76,7 +76,7 @@ class Neli:
     ) -> None:
         address = kafka if kafka is not None else os.environ.get(KAFKA_VARIABLE)
         if not address:
-            raise InvalidUrl(f"where is Kafka? give kafka=HOST:PORT or set {KAFKA_VARIABLE}")
+            raise InvalidUrl(f"no Kafka address: give kafka=HOST:PORT or set {KAFKA_VARIABLE}")
         if partitions < 1:
             raise InvalidSettings(f"a topic of {partitions} partitions holds no role")
         chosen = _with_mode(settings or NeliSettings(), mode)

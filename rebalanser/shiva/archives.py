@@ -318,14 +318,14 @@ def _opened(archive: bytes, limits: ArchiveLimits) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
             yield opened
     except _UNREADABLE as error:
-        raise InvalidArchive(f"the archive is no sound zip: {error}") from error
+        raise InvalidArchive(f"the archive is not a valid zip: {error}") from error
 
 
 def _check_end(archive: bytes, limits: ArchiveLimits) -> None:
     """Refuse a listing that is too long before it is read, since every entry takes memory."""
     start = archive.rfind(_END_SIGNATURE, max(0, len(archive) - _END.size - _LONGEST_COMMENT_BYTES))
     if start < 0 or start + _END.size > len(archive):
-        raise InvalidArchive("the archive is no zip")
+        raise InvalidArchive("the archive is not a zip")
     if archive[max(0, start - _ZIP64_BYTES) :].startswith(_ZIP64_SIGNATURE):
         raise InvalidArchive("the archive is a zip64, which only one over the limits needs")
     _, _, _, _, _, listing_bytes, _, _ = _END.unpack_from(archive, start)
@@ -348,7 +348,7 @@ def _check_overlaps(listing: list[_CheckedEntry], archive: bytes, listing_start:
     for member in sorted(listing, key=lambda member: member.info.header_offset, reverse=True):
         start = member.info.header_offset
         if start < 0:
-            raise InvalidArchive(f"the archive is no sound zip: {member.entry.name!a} begins before it")
+            raise InvalidArchive(f"the archive is not a valid zip: {member.entry.name!a} begins before it")
         lengths = _LOCAL_HEADER.unpack_from(archive, start)
         if start + _LOCAL_HEADER.size + sum(lengths) + member.entry.packed_bytes > end:
             raise InvalidArchive(f"entry {member.entry.name!a} overlaps another entry or the listing")
@@ -411,7 +411,7 @@ def _unpack_entry(archive: zipfile.ZipFile, member: _CheckedEntry, folder: int) 
     entry, mode = member.entry, member.info.external_attr >> 16
     parts = entry.name.removesuffix("/").split("/")
     if any(part in {"", ".", ".."} for part in parts):
-        raise InvalidArchive(f"entry {entry.name!a} leads out of its folder")
+        raise InvalidArchive(f"entry {entry.name!a} points outside its folder")
     if entry.kind is EntryKind.FOLDER:
         with _folder_below(folder, parts):
             return

@@ -66,11 +66,11 @@ class Restart(StrictModel):
         description="`always`, `on_failure` (an exit code other than 0, or a signal) or `never`",
     )
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        default=5, description="one restart more than this within the window and the application has failed"
+        default=5, description="maximum restarts within the window; with one more the application has failed"
     )
     restart_window_s: Seconds = 300.0
     backoff_initial_s: Seconds = Field(
-        default=0.5, description="the wait before a restart; it doubles each time"
+        default=0.5, description="delay before a restart; it doubles each time"
     )
     backoff_max_s: Seconds = 30.0
 
@@ -97,15 +97,16 @@ class HealthCheck(StrictModel):
         default=None,
         description="a program and its arguments, run as the application is; passes if it exits with 0",
     )
-    interval_s: Seconds = Field(default=10.0, description="from the end of a check to the next one")
-    timeout_s: Seconds = Field(default=5.0, description="a check that takes longer fails")
+    interval_s: Seconds = Field(default=10.0, description="time from the end of a check to the next one")
+    timeout_s: Seconds = Field(default=5.0, description="maximum time of a check")
     grace_period_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = Field(
         default=30.0,
-        description="failures so long after the start do not count, until a check passes first",
+        description="failures within this time after the start do not count until a check has passed",
     )
     failure_threshold: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=3,
-        description="failures in a row after which the process is stopped, and restarted as `restart` says",
+        description="failures in a row after which the process is stopped, and restarted according to "
+        "`restart`",
     )
 
     @model_validator(mode="after")
@@ -143,15 +144,18 @@ class Limits(StrictModel):
     """Limits of a process. Memory and files are limited for each process, not for all together."""
 
     memory_bytes: Annotated[int, Field(ge=64 * _MIB)] | None = Field(
-        default=None, description="private memory of each process (RLIMIT_DATA); none where unset"
+        default=None, description="private memory of each process (RLIMIT_DATA); unlimited if unset"
     )
     open_files: Annotated[int, Field(ge=16, le=1_048_576)] | None = Field(
-        default=None, description="open files of each process (RLIMIT_NOFILE); the worker's own where unset"
+        default=None,
+        description="open files of each process (RLIMIT_NOFILE); the worker's own limit if unset",
     )
     log_bytes: Annotated[int, Field(ge=65_536, le=1024 * _MIB)] = Field(
-        default=10 * _MIB, description="output kept in one file before the next one is begun"
+        default=10 * _MIB, description="maximum size of an output file"
     )
-    log_files: Annotated[int, Field(ge=2, le=100)] = Field(default=5, description="files of output kept")
+    log_files: Annotated[int, Field(ge=2, le=100)] = Field(
+        default=5, description="maximum number of output files"
+    )
 
 
 class RequestedAmounts(StrictModel):
@@ -183,21 +187,21 @@ class Manifest(StrictModel):
     environment: dict[EnvironmentName, Text] = Field(default_factory=dict)
     restart: Restart = Field(default_factory=Restart)
     stop_timeout_s: Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)] = Field(
-        default=10.0, description="how long after SIGTERM its whole process group gets SIGKILL"
+        default=10.0, description="time from SIGTERM to SIGKILL for its whole process group"
     )
     limits: Limits = Field(default_factory=Limits)
     requests: RequestedAmounts = Field(
-        default_factory=RequestedAmounts, description="it runs only on a worker that has these amounts free"
+        default_factory=RequestedAmounts, description="it is placed only on a worker with these amounts free"
     )
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
-        default=1, description="copies that run, each on another worker (SH-28)"
+        default=1, description="number of copies, each on a different worker (SH-28)"
     )
     health_check: HealthCheck | None = Field(
         default=None, description="without one it counts as running as soon as its process does"
     )
     tags: tuple[str, ...] = Field(default=(), description="a worker must have all of these tags (SH-12)")
     version: Annotated[str, StringConstraints(max_length=128)] = Field(
-        default="", description="for people: shown, never compared"
+        default="", description="free text, only shown"
     )
 
     @model_validator(mode="after")

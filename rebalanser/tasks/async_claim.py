@@ -290,7 +290,7 @@ class BodySupervisor:
                 each.cancel()
         elif each.given_up_at <= now:
             _log.warning(
-                "the body of a task does not end though it was cancelled; what it writes is refused",
+                "the body of a task still runs although it was cancelled; its writes are refused",
                 action="task_not_cancelled",
                 queue=each.job.claim.queue,
                 task=each.job.claim.task_id,

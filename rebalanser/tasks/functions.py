@@ -510,7 +510,7 @@ class TaskBody:
         Without a return type, or with None or one that pydantic does not know, it is parsed as plain JSON.
 
         Raises:
-            InvalidTask: the result does not fit the type, or is no JSON.
+            InvalidTask: the result does not fit the type, or is not JSON.
         """
         if result is None:
             return None
@@ -583,12 +583,12 @@ def plain_value(name: str, result: bytes) -> Any:
     """Parse the result of a task of a function as plain JSON.
 
     Raises:
-        InvalidTask: it is no JSON, as a client in another language may have sent it.
+        InvalidTask: it is not JSON, as a client in another language may have sent it.
     """
     try:
         return from_json(result)
     except ValueError as error:
-        raise InvalidTask(f"{name}: the result is no JSON: {error}") from error
+        raise InvalidTask(f"{name}: the result is not JSON: {error}") from error
 
 
 def register_body(functions: dict[str, TaskBody], body: TaskBody) -> TaskBody:

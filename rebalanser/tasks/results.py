@@ -239,7 +239,7 @@ def _result(
     try:
         from_json(result, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidTask(f"the result of task {task} ({stored.head.name}) is no JSON: {error}") from error
+        raise InvalidTask(f"the result of task {task} ({stored.head.name}) is not JSON: {error}") from error
     return result
 
 

@@ -219,7 +219,7 @@ def value_of(stored: Stored, functions: Mapping[str, TaskBody]) -> Any:
 
     Raises:
         TaskFailed: it is dead or cancelled.
-        InvalidTask: the result does not fit the function's return type, or is no JSON.
+        InvalidTask: the result does not fit the function's return type, or is not JSON.
     """
     state = stored.state
     if state.status is not Status.COMPLETED:

@@ -46,7 +46,7 @@ def test_parquet_has_every_record_and_the_rest_is_told(
     to = tmp_path / "out"
     assert main(["history", "export", str(folder), "--to", str(to), "--format", "parquet"]) == 0
     out, err = capsys.readouterr()
-    assert out == f"wrote 10 records to {to}; 2 lines left out, not being records\n"
+    assert out == f"wrote 10 records to {to}; 2 lines left out: not records\n"
     assert "unreadable, not_a_record: 1 line" in err
     assert "unreadable, not_json: 1 line" in err
     rows = spark.read.parquet(to.as_uri()).orderBy("sequence").collect()

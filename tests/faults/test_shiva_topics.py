@@ -420,7 +420,7 @@ EVIL: dict[str, tuple[Callable[[], bytes], str]] = {
     "link": (lambda: zip_of(link("link"), content=b"/etc/passwd"), "link"),
     "case": (lambda: zip_of("Name", "name"), "collides"),
     "bomb": (bomb, "2,500,000,000 bytes"),
-    "nonsense": (lambda: b"no zip at all", "no zip"),
+    "nonsense": (lambda: b"no zip at all", "not a zip"),
     "manifest": (lambda: zip_of(command="commond"), "commond"),
 }
 

@@ -183,7 +183,7 @@ def test_a_bad_line_is_named(cli: Cli, tmp_path: Path, content: bytes, fragment:
         (("resources", "add", "orders", "a", "--attribute", "=x"), 3, "attribute name must not be empty"),
         (("resources", "add", "orders", "a", "--attribute", f"k={'v' * 4097}"), 3, "the limit is 4096"),
         (("resources", "add", "orders", "a", "--attribute", "k=1", "--attribute", "k=2"), 3, "given twice"),
-        (("resources", "add", "orders"), 2, "no resource is named"),
+        (("resources", "add", "orders"), 2, "no resources: give names"),
         (("resources", "add", "orders", "--file", "/nowhere/names"), 2, "No such file"),
         (("node", "drain", "orders", "\n"), 3, "unprintable"),
         (("node", "drain", "orders"), 2, "Missing argument 'NODE'"),
@@ -357,7 +357,7 @@ def test_many_nodes_are_listed_in_pages(cli: Cli, monkeypatch: pytest.MonkeyPatc
             coordinator.perform(Join(Member(f"id-{number:03}", label), 60.0))
         whole = cli("node", "list", "orders").out.splitlines()
         assert len(whole) == 121, "a script gets all, unless it asks for less"
-        assert whole[-1] == "absent: drained, not there"
+        assert whole[-1] == "absent: drained, no live node"
         pages, more = [], ""
         while True:
             *page, last = cli("node", "list", "orders", "--limit", "23", *shlex.split(more)).out.splitlines()
@@ -492,7 +492,7 @@ def test_check_warns_of_keys_that_can_not_be_read(cli: Cli) -> None:
 def test_check_warns_of_a_group_that_is_not_there(cli: Cli) -> None:
     answer = cli("check", "ordres")
     assert answer.code == 0
-    assert "warning group: there is no group 'ordres' (yet)\n" in answer.out
+    assert "warning group: there is no group 'ordres' yet\n" in answer.out
     cli("resources", "add", "orders", "a")
     assert "ok      group: orders: " in cli("check", "orders").out
 
@@ -526,7 +526,7 @@ def test_check_warns_of_variables_that_nothing_reads(cli: Cli, monkeypatch: pyte
     assert answer.code == 0
     warned = [line for line in answer.out.splitlines() if "environment:" in line]
     assert warned == [
-        f"warning environment: {name} is set and nothing reads it{rest}"
+        f"warning environment: {name} is set, but there is no such setting{rest}"
         for name, rest in (
             ("REBALANSER_LEASE_TTL", "; is REBALANSER_LEASE_TTL_S meant?"),
             ("REBALANSER_XYZZY", ""),
@@ -619,7 +619,7 @@ def test_a_command_that_only_looks_makes_no_log_of_a_group(
     where = 2 if command[0] in {"resources", "node"} else 1
     answer = cli(*command[:where], "unmade", *command[where:])
     if command == ("check",):
-        assert "there is no group 'unmade' (yet)" in answer.out
+        assert "there is no group 'unmade' yet" in answer.out
     else:
         refused(answer, 3, "no such group: 'unmade'")
     assert Logs.made == []
@@ -844,7 +844,7 @@ def test_groups_and_nodes_are_listed(cli: Cli) -> None:
         registry.execute(Transaction(then=tuple(Put(f"rebalanser/{key}", b"") for key in foreign)), 1.0)
     assert cli("groups").out == "mail\norders\n"
     assert cli("groups", "--json").document == {"groups": ["mail", "orders"]}
-    assert cli("node", "list", "mail").out == "w-7: drained, not there\n"
+    assert cli("node", "list", "mail").out == "w-7: drained, no live node\n"
     assert cli("node", "list", "mail", "--json").document == {
         "group": "mail",
         "nodes": [],

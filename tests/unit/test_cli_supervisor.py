@@ -230,5 +230,5 @@ def test_a_node_that_is_to_own_nothing_is_reported_once_with_what_to_do(
     assert told(FactKind.GROUP_READ, 0) == ""
     assert told(FactKind.ALLOCATION_ADOPTED, 0) == (
         "rebalanser: owns nothing group orders, "
-        "hint the group has no resources; --add or rebalanser resources add adds some\n"
+        "hint the group has no resources; add some with --add or rebalanser resources add\n"
     )

@@ -149,7 +149,7 @@ def test_what_nobody_owns_is_named_once_for_each_reason() -> None:
     assert "balanced" in headline
     assert "0 of 7 resources owned" in headline
     assert rest == [
-        "  drained, and not there: three",
+        "  drained, without a live node: three",
         "  nobody owns r0, r1, r2, r3, r4 and 2 more: every node is drained",
     ]
 

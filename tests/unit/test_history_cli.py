@@ -248,7 +248,7 @@ def test_trouble_of_a_source_is_told_once(cli: Cli, tmp_path: Path, monkeypatch:
     answer = cli("tail", tmp_path, "--follow", "--json")
     assert answer.err.splitlines() == [
         f"warning: {tmp_path}: no answer",
-        f"warning: {tmp_path}: there again",
+        f"warning: {tmp_path}: available again",
     ]
 
 
@@ -360,7 +360,7 @@ def test_export_to_a_file_and_to_a_folder(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     answer = cli("export", tmp_path, "--to", target / "all.jsonl")
-    assert answer.out == f"wrote 4 records to {target / 'all.jsonl'}; 1 line left out, not being records\n"
+    assert answer.out == f"wrote 4 records to {target / 'all.jsonl'}; 1 line left out: not records\n"
     assert "not_a_record" in answer.err
     lines = (target / "all.jsonl").read_bytes()
     assert lines == b"".join(record(n, label).to_line() for n, label in ((0, "a"), (1, "b"), (2, "a"))) + (

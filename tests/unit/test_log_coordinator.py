@@ -295,7 +295,7 @@ def test_a_log_made_anew_unseen_is_noticed(connect: Connect, shared: SharedLog) 
             log.cut_off = False
         outcome = beat.result(PATIENCE_S)
     assert isinstance(outcome, Failed)
-    assert "made anew" in outcome.error
+    assert "recreated" in outcome.error
     assert not outcome.unknown
     assert behind.perform(Heartbeat(session)) == SessionLost()
     assert other.read().group.members == {}

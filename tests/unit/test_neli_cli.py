@@ -33,7 +33,7 @@ def test_roles_are_names_numbers_ranges_and_names_with_numbers() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (" , ", "no role is named"),
+        (" , ", "no roles: give"),
         ("9-3", "invalid range 9-3"),
         ("0-99999999999", "at most 100,000 roles"),
         ("0-99999,100000", "more than 100,000 roles"),

@@ -177,7 +177,7 @@ def test_they_are_current_only_while_a_group_that_is_there_is_followed(
     with owners:
         assert not owners.is_current, "there is no such group"
         assert [r.getMessage() for r in caplog.records if getattr(r, "action", "") == "owners_unknown"] == [
-            f"there is no such group (yet) action=owners_unknown group=group registry={url}"
+            f"there is no such group yet action=owners_unknown group=group registry={url}"
         ]
         with Admin("group", url) as admin:
             admin.add("c")

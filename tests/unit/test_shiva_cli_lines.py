@@ -168,7 +168,7 @@ class TestAges:
         status = status_of("c", document(), heard)
         known = "epoch 5.2 by host-1, 1 worker, 0 of 1 application running"
         assert plain(status) == [
-            f"c: STALE: no leader was heard for 71 s (host-1 was the last one), {known}",
+            f"c: STALE: no ping from a leader for 71 s (host-1 was the last one), {known}",
             "w: 1 application, on h, STALE: last pong 72 s ago",
             "t/c/web: unknown on w, it ran when w was last heard",
         ]
@@ -205,7 +205,7 @@ class TestAges:
     def test_a_cluster_that_nobody_leads_is_stale(self) -> None:
         assert not status_of("c", None, LastHeard()).settled
         assert plain(status_of("c", None, LastHeard())) == [
-            "c: no leader has published anything yet, STALE: no leader was heard"
+            "c: no leader has published anything yet, STALE: no ping from a leader"
         ]
         assert plain(status_of("c", None)) == ["c: no leader has published anything yet"]
 
@@ -233,7 +233,7 @@ class TestAges:
         headlines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("c:")]
         assert [line.partition(" (")[0] for line in headlines] == [
             "c: host-2 leads",
-            "c: STALE: no leader was heard for 71 s",
+            "c: STALE: no ping from a leader for 71 s",
         ]
         assert cluster.documents.call_args.kwargs["repeat_s"] > 0
 
@@ -285,11 +285,11 @@ def test_a_cordoned_worker_is_shown_whether_or_not_it_is_there() -> None:
         set_aside=[],
         cordons={"w1": Cordon.DRAINED, "w2": Cordon.CORDONED},
     )
-    assert plain(status)[1:] == ["w1: 2 applications, on h1, drained", "w2: cordoned, not there"]
+    assert plain(status)[1:] == ["w1: 2 applications, on h1, drained", "w2: cordoned, not running"]
     drawn = io.StringIO()
     Console(file=drawn, width=200).print(render(status))
     assert "w1 (drained)" in drawn.getvalue()
-    assert "w2: cordoned, not there" in drawn.getvalue()
+    assert "w2: cordoned, not running" in drawn.getvalue()
 
 
 @pytest.mark.rule("SH-11", "SH-27")
@@ -375,7 +375,7 @@ def test_the_capacity_of_a_worker_is_an_option() -> None:
 def test_a_cordoned_worker_is_shown_with_the_age_of_its_pong() -> None:
     cordons = {"w": Cordon.CORDONED, "x": Cordon.DRAINED}
     lines = plain(status_of("c", replace(document(), cordons=cordons), LastHeard(ping(1), {"w": pong(4)})))
-    assert lines[1:3] == ["w: 1 application, on h, cordoned, last pong 4 s ago", "x: drained, not there"]
+    assert lines[1:3] == ["w: 1 application, on h, cordoned, last pong 4 s ago", "x: drained, not running"]
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_variables_are_given_with_their_values_or_taken_from_here(monkeypatch: p
     monkeypatch.setenv("HERE", "as it is")
     monkeypatch.delenv("NOWHERE", raising=False)
     assert _environment(["A=b=c", "EMPTY=", "HERE"]) == {"A": "b=c", "EMPTY": "", "HERE": "as it is"}
-    with pytest.raises(InvalidSettings, match="--env NOWHERE: there is no such variable here"):
+    with pytest.raises(InvalidSettings, match="--env NOWHERE: it is not set in this environment"):
         _environment(["NOWHERE"])
 
 
@@ -525,7 +525,7 @@ class TestMany:
         done = invoke(verb, "a/b", "--yes", "--wait")
         assert done.exit_code == 0, done.output
         assert done.stderr == "left out: cluster c knows no application a/b/1\n"
-        assert done.stdout == f"{verb} of 1 application commanded, and all have had their effect\n"
+        assert done.stdout == f"{verb} of 1 application commanded, and all have taken effect\n"
         assert list(cluster.wait_all.call_args.args[0]) == [second]
         left_out = json.loads(invoke(verb, "a/b", "--yes", "--json").stdout)["left_out"]
         assert left_out == [{"application": "a/b/1", "reason": "cluster c knows no application a/b/1"}]

@@ -124,7 +124,7 @@ def test_a_source_that_many_have_is_packed_once(source: Path, monkeypatch: pytes
 
 def test_what_cannot_be_started_is_named_before_anything_is_sent(source: Path, tmp_path: Path) -> None:
     good = Start(application(0), source)
-    with pytest.raises(InvalidSettings, match="t/c/a0000 is to be started twice"):
+    with pytest.raises(InvalidSettings, match="t/c/a0000 is given twice"):
         packed_starts([good, good])
     with pytest.raises(InvalidName, match="tag"):
         packed_starts([good, Start(application(1), source, tags=["a b"])])

@@ -421,7 +421,7 @@ def test_a_document_of_a_term_that_command_cannot_have_given_is_refused(
     if end > DOCUMENT.epoch.term:
         term._refuse_foreign(DOCUMENT)
         return
-    with pytest.raises(UnusableStore, match="c-command has been made anew"):
+    with pytest.raises(UnusableStore, match="c-command has been recreated"):
         term._refuse_foreign(DOCUMENT)
 
 

@@ -288,16 +288,18 @@ def with_archive(**changed: object) -> bytes:
         pytest.param(None, encode(START), "does not belong under the key ''", id="no key"),
         pytest.param(b"cmd:t/c/other", encode(START), "belongs under the key 'cmd:t/c/a'", id="another key"),
         pytest.param(b"keep:t/c/a", encode(START), "kind 'start' does not belong", id="another kind of key"),
-        pytest.param(b"\xff", encode(START), "the key is no text", id="no text"),
-        pytest.param(b"cmd:t/c/a", b"{", "no JSON", id="half"),
-        pytest.param(b"cmd:t/c/a", b"", "no JSON", id="empty"),
-        pytest.param(b"cmd:t/c/a", b"\x78\x9c\x00", "no JSON", id="half compressed"),
-        pytest.param(b"cmd:t/c/a", b"[" * 100_000, "no JSON", id="deep but no object"),
-        pytest.param(b"cmd:t/c/a", b'{"a":' * 100_000, "no JSON", id="deep"),
-        pytest.param(b"cmd:t/c/a", zlib.compress(b"[]"), "no JSON object", id="a list"),
+        pytest.param(b"\xff", encode(START), "the key is not text", id="no text"),
+        pytest.param(b"cmd:t/c/a", b"{", "not JSON", id="half"),
+        pytest.param(b"cmd:t/c/a", b"", "not JSON", id="empty"),
+        pytest.param(b"cmd:t/c/a", b"\x78\x9c\x00", "not JSON", id="half compressed"),
+        pytest.param(b"cmd:t/c/a", b"[" * 100_000, "not JSON", id="deep but no object"),
+        pytest.param(b"cmd:t/c/a", b'{"a":' * 100_000, "not JSON", id="deep"),
+        pytest.param(b"cmd:t/c/a", zlib.compress(b"[]"), "not a JSON object", id="a list"),
         pytest.param(b"cmd:t/c/a", with_record(lambda c: c.update(format=9)), "format 9", id="format"),
         pytest.param(b"cmd:t/c/a", with_record(lambda c: c.update(kind="x")), "kind 'x'", id="kind"),
-        pytest.param(b"cmd:t/c/a", with_record(lambda c: c.update(record=1)), "no JSON object", id="record"),
+        pytest.param(
+            b"cmd:t/c/a", with_record(lambda c: c.update(record=1)), "not a JSON object", id="record"
+        ),
         pytest.param(
             b"cmd:t/c/a", with_record(lambda c: c["record"].pop("archive")), "archive", id="field missing"
         ),
@@ -677,7 +679,7 @@ def test_requests_for_output_and_answers_are_nothing_to_leaders_and_workers_mach
     assert (control_record(answered), output_answer(answered)) == (None, answer)
     assert isinstance(command_event(answered), Unreadable)
     assert isinstance(control_record(asked), Unreadable)
-    assert output_request(read(b"output:w1", b"no JSON")) is None
+    assert output_request(read(b"output:w1", b"not JSON")) is None
 
 
 @pytest.mark.rule("SH-28")

@@ -1027,7 +1027,7 @@ def test_a_sink_that_raises_harms_no_other_watch(
         more.clear()
         engine.apply([enqueue(number)], PATIENCE_S)
         assert more.wait(PATIENCE_S)
-    assert "a sink raised for queue mail" in caplog.text
+    assert "a change listener raised for queue mail" in caplog.text
 
 
 @pytest.mark.rule("SK-11")

@@ -261,7 +261,7 @@ def test_a_result_is_written_by_the_return_type_if_only_that_knows_how() -> None
 
     weightless = returned((home, math.nan), body_of(weighed))
     assert isinstance(weightless, Raised)
-    assert "no word for NaN" in str(weightless.error), "it is not None"
+    assert "can't represent NaN" in str(weightless.error), "it is not None"
     assert returned(home, body_of(zone)) == Returned(b'"Europe/Rome"')
     assert body_of(zones).value(b'["Europe/Rome"]') == [home]
     assert returned([home], body_of(zones)) == Returned(b'["Europe/Rome"]')
@@ -306,7 +306,7 @@ def test_a_number_that_json_has_no_word_for_is_refused_by_its_name(value: object
     outcome = returned(value)
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, GiveUp)
-    assert str(outcome.error) == "the result is no JSON, which has no word for NaN and infinities"
+    assert str(outcome.error) == "the result is not JSON, which can't represent NaN and infinities"
     assert returned("NaN, Infinity") == Returned(b'"NaN, Infinity"')
 
 
@@ -327,7 +327,7 @@ def test_a_result_that_could_not_be_read_again_is_refused(value: Any) -> None:
     outcome = returned(value)
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.error, GiveUp)
-    assert str(outcome.error).startswith("the result is no JSON")
+    assert str(outcome.error).startswith("the result is not JSON")
     assert "NaN" not in str(outcome.error)
 
 
@@ -620,7 +620,7 @@ def test_a_supervised_body_that_does_not_end_is_given_up(
     body = supervised(timeout_s=1e-6)
     assert body.outcome.result(PATIENCE_S) is Cut.TIMED_OUT
     body.ended.set_result(Returned(b"late"))
-    assert "does not end though it was cancelled" in caplog.text
+    assert "still runs although it was cancelled" in caplog.text
 
 
 @pytest.mark.rule("SK-8", "SK-15")

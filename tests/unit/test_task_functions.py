@@ -1008,7 +1008,7 @@ def test_a_result_that_is_no_json_is_told() -> None:
     state = TaskState(Status.COMPLETED, result=b"\xff")
     stored = Stored(Head("0" * 40, "mail", "untyped"), state, 1, 0)
     for functions in ({}, {"untyped": body(untyped, "untyped")}):
-        with pytest.raises(InvalidTask, match=r"^untyped: the result is no JSON: "):
+        with pytest.raises(InvalidTask, match=r"^untyped: the result is not JSON: "):
             value_of(stored, functions)
 
 
@@ -1165,7 +1165,7 @@ def test_a_payload_is_filled_with_results_as_they_are_stored() -> None:
     assert dict(got.without_result) == {second: "cancelled"}
     assert fill_results(head, b'{"a": 1}', read).payload == b'{"a": 1}'
     assert fill_results(head, b'["$results"]', read).payload == b'["$results"]'
-    assert fill_results(head, b'"$results" is no JSON', read).payload == b'"$results" is no JSON'
+    assert fill_results(head, b'"$results" is not JSON', read).payload == b'"$results" is not JSON'
     waiting = replace(head, after_failure=AfterFailure.WAIT)
     with pytest.raises(InvalidTask, match=f"result of task {second} is missing: it is cancelled"):
         fill_results(waiting, payload, read)

@@ -557,9 +557,7 @@ def test_what_waits_for_a_dead_or_cancelled_task_says_so(stage: Stage) -> None:
 
 @pytest.mark.rule("SK-23")
 def test_a_limited_task_says_what_holds_it_back(stage: Stage) -> None:
-    refused(
-        stage.cli("enqueue", "work", "send", "--key", "a"), 2, "--key means nothing without --max-running-per"
-    )
+    refused(stage.cli("enqueue", "work", "send", "--key", "a"), 2, "--key needs --max-running-per")
     made = ("enqueue", "work", "send", "--max-running-per-key", "1", "--key", "customer 7")
     task = stage.cli(*made).out.strip()
     listed = stage.cli("list", "work").out
@@ -891,7 +889,7 @@ def test_a_worker_runs_several_queues_in_the_order_that_is_given(
     ("arguments", "fragment"),
     [
         (("--host", "0.0.0.0"), "0.0.0.0 can be reached from other hosts: give --token-file"),
-        (("--rate", "many"), "'many' is no rate such as 100/second"),
+        (("--rate", "many"), "'many' is not a rate such as 100/second"),
         (("--token-file", "/no/such/file"), "can't be read"),
         (("--token-file", "{short}"), "must have 16 printable ASCII characters"),
     ],
@@ -994,7 +992,7 @@ def test_the_status_says_what_was_deleted_as_its_time_was_over(stage: Stage) -> 
     stage.queue.context.clock = clock
     stage.complete(stage.enqueue())
     Sweeper(stage.queue.context, stage.queue.tasks, Retention(completed_s=0.0), "me").sweep()
-    assert "\ndeleted as their time was over: 1, looked " in stage.cli("status", "work").out
+    assert "\ndeleted by retention: 1, looked " in stage.cli("status", "work").out
     document = stage.cli("status", "work", "--json").documents[0]
     assert (document["deleted"], document["swept"]) == (1, clock.wall())
 

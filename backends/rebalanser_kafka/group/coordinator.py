@@ -400,7 +400,7 @@ class LogCoordinator(Coordinator):
             else:
                 self._failure = InternalError(f"the reader of {self._log.name} failed: {error!r}")
             log_aside(
-                "the group's log cannot be followed any more: every command fails",
+                "the group's log can no longer be read: every command fails",
                 error,
                 action="log_failed",
                 group=self._group,
@@ -419,7 +419,7 @@ class LogCoordinator(Coordinator):
             self._last_error = str(error)
             self._closed.wait(PAUSE_S)
             return
-        self._last_error = self._log.trouble or "no error was told"
+        self._last_error = self._log.trouble or "no error was reported"
         self._follow(entries)
         if self._caught_up.is_set() and not self._lost:
             self._rise()
@@ -498,7 +498,7 @@ class LogCoordinator(Coordinator):
             self._log.append(self._encoded(name, wish), lambda _done: None)
         except RequestTooLarge as error:
             log_aside(
-                "the group has grown too large for a snapshot: its log is not shortened any more",
+                "the group has grown too large for a snapshot: its log is no longer shortened",
                 error,
                 action="snapshot_too_large",
                 group=self._group,

@@ -160,7 +160,7 @@ class LogFollower:
 
     def _refuse(self, entry: LogEntry, request: Request, asked: Mapping[str, float]) -> list[Event]:
         self._foreign_at = entry.offset
-        error = RegistryUnavailable("the group's log was made anew meanwhile; this had no effect")
+        error = RegistryUnavailable("the group's log was recreated meanwhile; this had no effect")
         return [Ended(request.id, None, error)] if request.id in asked else []
 
     def _apply(self, request: Request, asked: Mapping[str, float]) -> list[Event]:

@@ -79,7 +79,7 @@ def read_part(raw: bytes) -> Part:
     _, index, count, value_bytes, digest = _HEADER.unpack_from(raw)
     body = raw[HEADER_BYTES:]
     if not 0 < count <= MAX_PARTS or index >= count or len(body) > value_bytes:
-        raise BadPart(f"part {index} of {count} with {len(body)} of {value_bytes} bytes makes no sense")
+        raise BadPart(f"part {index} of {count} with {len(body)} of {value_bytes} bytes is invalid")
     return Part(index, count, value_bytes, digest, body)
 
 

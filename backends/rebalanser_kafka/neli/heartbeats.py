@@ -79,7 +79,9 @@ class HeartbeatProducer:
             self._producer.poll(0)
         except BufferError:
             _log.debug(
-                "%d heartbeats wait for a broker already", MAX_WAITING, extra={"action": "heartbeats_wait"}
+                "%d heartbeats are already waiting to be sent",
+                MAX_WAITING,
+                extra={"action": "heartbeats_wait"},
             )
         except RAISED as exception:
             _log.warning(
@@ -94,7 +96,7 @@ class HeartbeatProducer:
             self._questions.put_nowait(question)
         except queue.Full:
             _log.debug(
-                "the partition count is being asked for already", extra={"action": "partition_count_unknown"}
+                "the partition count is already being requested", extra={"action": "partition_count_unknown"}
             )
 
     def close(self) -> None:
@@ -113,7 +115,7 @@ class HeartbeatProducer:
                 found = self._producer.list_topics(self._topic, timeout=_QUESTION_S).topics[self._topic]
             except KafkaException as exception:
                 _log.debug(
-                    "asking for the partition count failed: %s",
+                    "reading the partition count failed: %s",
                     error_of(exception).str(),
                     extra={"action": "partition_count_unknown"},
                 )

@@ -154,7 +154,9 @@ class LeaderCandidate:
         except RebalanserError as error:
             self._failure = error
         except Exception as error:
-            _log.exception("the leader ended by a fault", action="leader_failed", leader=self._leader)
+            _log.exception(
+                "the leader stopped on an unexpected error", action="leader_failed", leader=self._leader
+            )
             self._failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
             self._close()

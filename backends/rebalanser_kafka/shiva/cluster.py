@@ -274,7 +274,7 @@ class KafkaShivaCluster(Cluster):
             standing = not_cordoned_yet(document, worker, cordon, offset)
             if not standing:
                 return
-        raise NotSettled(f"not within {timeout_s:g} s: {standing}")
+        raise NotSettled(f"timed out after {timeout_s:g} s: {standing}")
 
     def _append(self, key: str, value: bytes) -> int:
         self._require_command()
@@ -404,7 +404,7 @@ class KafkaShivaCluster(Cluster):
             on_document(document)
             if effects.have_come(document):
                 return effects.entries
-        raise NotSettled(f"not within {timeout_s:g} s: {effects.standing}")
+        raise NotSettled(f"timed out after {timeout_s:g} s: {effects.standing}")
 
     def output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None

@@ -52,7 +52,7 @@ def packed_starts(starts: Sequence[Start]) -> list[Packed]:
     packed = []
     for start in starts:
         if start.application in names:
-            raise InvalidSettings(f"{start.application} is to be started twice; nothing was sent")
+            raise InvalidSettings(f"{start.application} is given twice; nothing was sent")
         names.add(start.application)
         for tag in start.tags:
             check_part(tag, "tag")

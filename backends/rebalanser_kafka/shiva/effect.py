@@ -145,7 +145,7 @@ class CommandProgress:
         entry = known[shown]
         place = f" on {entry.worker}" if entry.worker else ""
         if entry.state is ApplicationState.STOPPING and entry.leaving is not None:
-            place = f" on {entry.leaving.worker}, which has not said yet that it stopped it"
+            place = f" on {entry.leaving.worker}, which has not reported yet that it stopped it"
         reason = f": {entry.reason}" if entry.reason else ""
         each = "".join(f"; {worker}: {why}" for worker, why in sorted(entry.failed_on.items())[:_SHOWN])
         return f"{shown} is {entry.state}{place}{reason}{each}"
@@ -165,7 +165,7 @@ class Effects:
     def standing(self) -> str:
         """Progress of the first command without an effect, for people."""
         first = next((effect.standing for effect in self._waiting.values()), "")
-        waiting = f"{len(self._waiting):,} of {self._count:,} applications are waited for; "
+        waiting = f"{len(self._waiting):,} of {self._count:,} applications are not settled; "
         return (waiting if self._count > 1 else "") + first
 
     def have_come(self, document: AssignmentDocument) -> bool:

@@ -201,7 +201,9 @@ class TopicFollower:
         except RebalanserError as error:
             self._lose(error)
         except Exception as error:
-            _log.exception("the follower ended by a fault", action="follower_failed", **self._fields)
+            _log.exception(
+                "the follower stopped on an unexpected error", action="follower_failed", **self._fields
+            )
             self._lose(InternalError(f"following {self._topic}: {type(error).__name__}: {error}"))
         finally:
             self._outage.leave(self)
@@ -237,7 +239,7 @@ class TopicFollower:
             return
         if end < position or first < position:
             raise UnusableStore(
-                f"topic {self._topic} has been made anew: it ends at {end}, and was read up to {position}; "
+                f"topic {self._topic} has been recreated: it ends at {end}, and was read up to {position}; "
                 "start this process again"
             ) from error
         _log.warning(

@@ -177,7 +177,9 @@ class LeaderTerm:
             self.failure = error
         except Exception as error:
             _log.exception(
-                "the term of leader %s ended by a fault", self._leader, extra={"action": "leader_failed"}
+                "the term of leader %s stopped on an unexpected error",
+                self._leader,
+                extra={"action": "leader_failed"},
             )
             self.failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
@@ -224,7 +226,7 @@ class LeaderTerm:
         command, end = self._topics.command, self._end_of(self._topics.command)
         if document.epoch.term >= end:
             raise UnusableStore(
-                f"topic {command} has been made anew: it ends at {end}, and {self._topics.assignement} has a "
+                f"topic {command} has been recreated: it ends at {end}, and {self._topics.assignement} has a "
                 f"document of term {document.epoch.term}; stop all workers, delete that topic as well, and "
                 "start the applications again"
             )

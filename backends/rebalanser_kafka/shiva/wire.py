@@ -265,9 +265,9 @@ def _envelope(value: bytes) -> tuple[str, Any]:
     try:
         content = json.loads(value if value.startswith(b"{") else _unpacked(value))
     except (ValueError, RecursionError, zlib.error) as error:
-        raise NotReadable(f"the value is no JSON: {_one_line(error)}") from error
+        raise NotReadable(f"the value is not JSON: {_one_line(error)}") from error
     if not isinstance(content, dict):
-        raise NotReadable("the value is no JSON object")
+        raise NotReadable("the value is not a JSON object")
     if content.get("format") not in (FORMAT, FORMAT_WITH_REPLICAS):
         raise NotReadable(
             f"format {content.get('format')!r}; this version reads formats {FORMAT} and "
@@ -287,7 +287,7 @@ def _unpacked(value: bytes) -> bytes:
 def _with_applications(record: Any) -> Any:
     """Return the record with application ids in place of their texts."""
     if not isinstance(record, dict):
-        raise NotReadable("the record is no JSON object")
+        raise NotReadable("the record is not a JSON object")
     if "application" in record:
         record["application"] = _application(record["application"])
     for name in ("applications", "progress"):
@@ -311,7 +311,7 @@ def _text(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise NotReadable("the key is no text") from None
+        raise NotReadable("the key is not text") from None
 
 
 def _one_line(error: Exception) -> str:

@@ -203,7 +203,7 @@ class KafkaWorker:
         except RebalanserError as error:
             self._failure = error
         except Exception as error:
-            _log.exception("the worker ended by a fault", action="worker_failed")
+            _log.exception("the worker stopped on an unexpected error", action="worker_failed")
             self._failure = InternalError(f"{type(error).__name__}: {error}")
         finally:
             self._close()

@@ -52,7 +52,9 @@ class TaskWatch:
             if wanted:
                 self.sink(wanted)
         except Exception:
-            _log.exception("a sink raised for queue %s", self.queue, extra={"action": "sink_failed"})
+            _log.exception(
+                "a change listener raised for queue %s", self.queue, extra={"action": "sink_failed"}
+            )
 
     def _wanted(self, rows: Sequence[Row]) -> list[Stored]:
         """Return the tasks of the rows that the watch wants."""

@@ -233,9 +233,7 @@ class Claims:
                     left.append(number)
                     continue
             except Exception:  # a bug, which must not keep all other tasks from being claimed
-                _log.exception(
-                    "a task can't be claimed and is left aside", extra={"action": "task_set_aside"}
-                )
+                _log.exception("a task can't be claimed and is skipped", extra={"action": "task_set_aside"})
                 writing.cursor.execute(_SET_ASIDE, (request.wall + ASIDE_S, number))
                 left.append(number)
                 continue

@@ -235,7 +235,7 @@ class Committer:
             if job in self._waiting:
                 self._waiting.remove(job)
                 raise RegistryUnavailable(
-                    f"other threads kept {self._store.path} busy until the time was up; no effect, try again"
+                    f"other threads kept {self._store.path} busy until the timeout; no effect, try again"
                 )
         job.woken(-1)
 

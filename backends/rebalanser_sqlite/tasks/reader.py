@@ -149,7 +149,7 @@ class Reader:
         """
         if not self._lock.acquire(timeout=deadline.left_s):
             raise RegistryUnavailable(
-                f"other threads kept {self._store.path} busy until the time was up; try again"
+                f"other threads kept {self._store.path} busy until the timeout; try again"
             )
         try:
             if self._closed:
@@ -159,7 +159,7 @@ class Reader:
                 if at_least and snapshot.revision < at_least:
                     raise UnusableStore(
                         f"{self._store.path} is at revision {snapshot.revision} and {at_least} was seen "
-                        "in it before: it was put back to an earlier state"
+                        "in it before: it was restored to an earlier state"
                     )
                 yield snapshot
         finally:

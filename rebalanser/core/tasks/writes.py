@@ -548,7 +548,7 @@ class Settlement:
         If the first request was made already, the script continues after its error.
 
         Raises:
-            OutcomeUnknown: answers were lost until the time was up.
+            OutcomeUnknown: answers were lost until the timeout.
             RegistryUnavailable: the engine stayed away, or others changed the task each time; no effect.
         """
         pending_writes = self._pending

@@ -451,7 +451,7 @@ def backoff_s(options: TaskOptions, failures: int) -> float:
         return min(options.backoff_s * 2.0 ** min(failures, 60), options.max_backoff_s)
     given: object = options.backoff_s(failures + 1)
     if not is_number(given) or not given >= 0:
-        raise InvalidArgument(f"it gives {given!r}, which is no number of seconds from 0")
+        raise InvalidArgument(f"it gives {given!r}, which is not a number of seconds, 0 or more")
     return min(float(given), options.max_backoff_s)
 
 

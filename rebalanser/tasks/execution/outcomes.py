@@ -204,13 +204,13 @@ def _written(value: object, write: Callable[[object], bytes]) -> Returned | Rais
     try:
         result = write(value)
     except Exception as error:  # whatever a class does when it is serialized
-        return raised(GiveUp(f"the result is no JSON: {summary_of(error)}"))
+        return raised(GiveUp(f"the result is not JSON: {summary_of(error)}"))
     try:
         from_json(result, allow_inf_nan=False)
     except ValueError as error:
         reason = f" that can be read again: {error}"
         with suppress(ValueError):
             from_json(result)
-            reason = ", which has no word for NaN and infinities"
-        return raised(GiveUp(f"the result is no JSON{reason}"))
+            reason = ", which can't represent NaN and infinities"
+        return raised(GiveUp(f"the result is not JSON{reason}"))
     return Returned(result)

@@ -422,7 +422,7 @@ class Partitions(ClaimSource):
             warn_of_skewed_clock(each, self._context.queue, self._worker)
         for task, error in news.set_aside:
             _log.error(
-                "a task can't be claimed and is left aside for a while",
+                "a task can't be claimed and is skipped for a while",
                 action="task_set_aside",
                 queue=self._context.queue,
                 task=task,

@@ -49,7 +49,7 @@ def _decoded(text: Any) -> bytes:
     try:
         return b64decode("".join(text.split()), validate=True)
     except (AttributeError, ValueError) as error:
-        raise ValueError("it is no base64 of the standard alphabet, with padding") from error
+        raise ValueError("it is not base64 of the standard alphabet, with padding") from error
 
 
 Base64 = Annotated[bytes, BeforeValidator(_decoded), WithJsonSchema({"type": "string", "format": "base64"})]
@@ -60,11 +60,11 @@ def _json_of(value: Any) -> bytes:
     try:
         content = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError("the value has half a surrogate pair, which is no Unicode text") from error
+        raise ValueError("the value has half a surrogate pair, which is not Unicode text") from error
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
     except ValueError as error:
-        raise ValueError("the value has a number that JSON has no word for") from error
+        raise ValueError("the value has a number that JSON can't represent") from error
     try:
         from_json(content)
     except ValueError as error:

@@ -74,20 +74,22 @@ FOREIGN: Final = ProblemKind(
 TOO_LARGE: Final = ProblemKind(
     "too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is over a limit of the server or store."
 )
-TOO_MANY: Final = ProblemKind("too-many", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: come back later.")
+TOO_MANY: Final = ProblemKind("too-many", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: try again later.")
 FULL: Final = ProblemKind("full", HTTPStatus.INSUFFICIENT_STORAGE, "The store is over its quota.")
 AWAY: Final = ProblemKind(
-    "engine-away", HTTPStatus.SERVICE_UNAVAILABLE, "The store is away: nothing was done, ask again."
+    "engine-away", HTTPStatus.SERVICE_UNAVAILABLE, "The store is unavailable: nothing was done, try again."
 )
 OUTCOME_UNKNOWN: Final = ProblemKind(
     "outcome-unknown",
     HTTPStatus.GATEWAY_TIMEOUT,
-    "Nobody knows whether it was done, or will be. The same request again finds out.",
+    "The outcome is unknown: it may have been done, or may still be. The same request again finds out.",
 )
 UNUSABLE: Final = ProblemKind(
     "unusable-store", HTTPStatus.SERVICE_UNAVAILABLE, "The store, or the outbox, can't be used."
 )
-INTERNAL: Final = ProblemKind("internal", HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of the server's own.")
+INTERNAL: Final = ProblemKind(
+    "internal", HTTPStatus.INTERNAL_SERVER_ERROR, "An internal error of the server."
+)
 OTHER: Final = "other"
 KINDS: Final[Mapping[str, ProblemKind]] = {
     each.name: each

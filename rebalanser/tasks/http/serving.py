@@ -50,7 +50,7 @@ def parse_rate(text: str) -> RateLimitItem:
     try:
         return parse(text)
     except ValueError as error:
-        raise InvalidSettings(f"{text!r} is no rate such as 100/second or 1000/minute") from error
+        raise InvalidSettings(f"{text!r} is not a rate such as 100/second or 1000/minute") from error
 
 
 class RateLimit:

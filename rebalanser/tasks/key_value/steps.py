@@ -133,7 +133,7 @@ class EngineCall:
         if outcome.revision < self._at_least:
             raise UnusableStore(
                 f"the registry is at revision {outcome.revision}, but {self._at_least} was seen before: "
-                "it was put back from a backup, or is another one"
+                "it was restored from a backup, or is another one"
             )
         self.seen = self.seen or outcome.revision
         return outcome

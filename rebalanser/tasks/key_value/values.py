@@ -52,7 +52,7 @@ def _reading(key: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnusableStore(
-            f"{key!r} holds what no task queue wrote ({error!r}): repair or delete it"
+            f"{key!r} has a value that no task queue wrote ({error!r}): repair or delete it"
         ) from error
 
 

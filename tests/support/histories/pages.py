@@ -89,7 +89,7 @@ def torn_line(rng: random.Random, world: World, pages: Pages) -> tuple[Planted, 
 
 
 def garbage(rng: random.Random, world: World, pages: Pages) -> tuple[Planted, ...]:
-    """A line is no JSON (AU-1)."""
+    """A line is not JSON (AU-1)."""
     noise = rng.choice(["core dumped", "\x00\x01", "[1, 2", "ÿ" * 200, "}{"])
     pages.noise.append(f'{noise} "{world.group}" <- here\n'.encode())
     return (_quarantined(world, UnreadableReason.NOT_JSON),)
