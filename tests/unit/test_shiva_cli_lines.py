@@ -359,7 +359,11 @@ def test_replicas_are_scaled_and_a_single_one_is_not(cluster: mock.Mock) -> None
     }
     assert cluster.wait.call_args.args[1] == "c1"
     assert invoke("scale", "a/b/1", "0").exit_code == 2
-    assert isinstance(invoke("stop", "a/b/1#1").exception, InvalidName)
+    for verb in ("stop", "restart", "retry"):
+        refused = invoke(verb, "a/b/1#1").exception
+        assert isinstance(refused, InvalidName)
+        assert "is a replica, which can't be started, stopped or restarted alone" in str(refused)
+        assert "rebalanser shiva scale a/b/1 N" in str(refused)
 
 
 @pytest.mark.rule("SH-27")

@@ -85,8 +85,8 @@ class ApplicationId:
             return cls(tenant, channel, application)
         if not _REPLICA.fullmatch(number):
             raise InvalidName(
-                f"{text[:200]!r} names no replica: give a number from 1 to {MAX_REPLICAS - 1} behind '#', "
-                "and nothing for the first"
+                f"{text[:200]!r} is not a replica: give a number from 1 to {MAX_REPLICAS - 1} after "
+                "'#', or no '#' for the first replica"
             )
         return cls(tenant, channel, application, int(number))
 
@@ -102,13 +102,16 @@ class ApplicationId:
         return ApplicationId(self.tenant, self.channel, self.application, replica)
 
     def require_whole(self) -> None:
-        """Check that it names an application: commands are for all of its replicas.
+        """Check that it names an application: a command applies to all of its replicas.
 
         Raises:
-            InvalidName: it names another replica than the first.
+            InvalidName: it names a replica other than the first.
         """
         if self.replica:
-            raise InvalidName(f"{self} is a replica: give {self.whole}, for all of them")
+            raise InvalidName(
+                f"{self} is a replica, which can't be started, stopped or restarted alone: give {self.whole} "
+                f"for all replicas, or change their number with: rebalanser shiva scale {self.whole} N"
+            )
 
     def __str__(self) -> str:
         number = f"#{self.replica}" if self.replica else ""
@@ -139,8 +142,10 @@ class ApplicationPattern:
         """Parse ``TENANT``, ``TENANT/CHANNEL`` or ``TENANT/CHANNEL/APPLICATION``.
 
         Raises:
-            InvalidName: it has more parts, or one can match no name.
+            InvalidName: it has more parts, one can match no name, or it names a single replica.
         """
+        if "#" in text:
+            ApplicationId.parse(text).require_whole()
         parts = text.split("/")
         if len(parts) > 3:
             raise InvalidName(f"{text[:200]!r} is not TENANT, TENANT/CHANNEL or TENANT/CHANNEL/APPLICATION")
