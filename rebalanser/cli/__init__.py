@@ -9,7 +9,7 @@ standard error. Exit codes:
 2      wrong usage of the command
 3      a person must change something first: the name, the settings, the registry
 4      a temporary failure: try again later
-70     a fault of Rebalanser itself; please report it
+70     a bug of Rebalanser; please report it
 130    interrupted by Ctrl-C
 =====  ==========================================================================================
 
