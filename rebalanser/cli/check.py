@@ -178,8 +178,9 @@ def _timings(settings: Settings) -> CheckResult:
     timings = settings.timings
     detail = (
         f"a node that loses the registry calls OnStop {timings.detect_s:g} s after its last proof of "
-        f"life, access has ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends later; "
-        f"heartbeats every {timings.heartbeat_interval_s:.3g} s, OnStop has {timings.stop_timeout_s:g} s"
+        f"life, access has ended after {timings.access_s:g} s, the lease of {timings.lease_ttl_s:g} s ends "
+        f"later; heartbeats every {timings.heartbeat_interval_s:.3g} s, "
+        f"OnStop has {timings.stop_timeout_s:g} s"
     )
     return CheckResult(check="settings", verdict=CheckStatus.OK, detail=detail)
 
