@@ -127,7 +127,7 @@ class _Patience:
             raise RegistryUnavailable(f"{what} was not answered within {self._timeout_s:g} s") from None
 
 
-def _patiently(
+def _with_retries(
     connection: Connection, timeout_s: float, ask: Callable[[AdminClient, _Patience], ResultT]
 ) -> ResultT:
     """Send requests with a new client, and with another one if that got no answer within its time.
@@ -136,16 +136,16 @@ def _patiently(
     that there is no broker. Such a client retries only after its metadata's refresh interval, although the
     broker has recovered by then.
     """
-    patience = _Patience(timeout_s)
+    deadline = _Patience(timeout_s)
 
     def attempt() -> ResultT:
-        patience.begin_attempt()
-        return ask(AdminClient(client_config(connection, {})), patience)
+        deadline.begin_attempt()
+        return ask(AdminClient(client_config(connection, {})), deadline)
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(RegistryUnavailable),
         wait=tenacity.wait_fixed(PAUSE_S),
-        stop=lambda _state: patience.is_over(),
+        stop=lambda _state: deadline.is_over(),
         reraise=True,
     )(attempt)
 
@@ -158,7 +158,7 @@ def describe(connection: Connection, names: Iterable[str], timeout_s: float) -> 
         AccessDenied: this user may not read a topic's settings.
     """
     wanted = list(names)
-    return _patiently(connection, timeout_s, lambda admin, patience: _describe(admin, wanted, patience))
+    return _with_retries(connection, timeout_s, lambda admin, deadline: _describe(admin, wanted, deadline))
 
 
 def ensure_topics(
@@ -176,15 +176,15 @@ def ensure_topics(
         RegistryRefused: the broker refuses the topic's settings, such as more replicas than brokers.
     """
 
-    def ensure(admin: AdminClient, patience: _Patience) -> dict[str, TopicState]:
-        states = _describe(admin, [spec.name for spec in specs], patience)
+    def ensure(admin: AdminClient, deadline: _Patience) -> dict[str, TopicState]:
+        states = _describe(admin, [spec.name for spec in specs], deadline)
         missing = [spec for spec in specs if spec.name not in states]
         if missing:
-            _create(admin, missing, replication_factor, patience)
-            states |= _described_once_known(admin, [spec.name for spec in missing], patience)
+            _create(admin, missing, replication_factor, deadline)
+            states |= _described_once_known(admin, [spec.name for spec in missing], deadline)
         return states
 
-    states = _patiently(connection, timeout_s, ensure)
+    states = _with_retries(connection, timeout_s, ensure)
     found = [
         (difference, difference.setting in spec.must_match)
         for spec in specs
@@ -220,12 +220,12 @@ def partitions_of(connection: Connection, names: Iterable[str], timeout_s: float
         AccessDenied: this user may not describe a topic.
     """
     wanted = list(names)
-    return _patiently(connection, timeout_s, lambda admin, patience: _partitions(admin, wanted, patience))
+    return _with_retries(connection, timeout_s, lambda admin, deadline: _partitions(admin, wanted, deadline))
 
 
-def _describe(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, TopicState]:
-    partitions = _partitions(admin, names, patience)
-    settings = _settings(admin, list(partitions), patience)
+def _describe(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, TopicState]:
+    partitions = _partitions(admin, names, deadline)
+    settings = _settings(admin, list(partitions), deadline)
     return {
         name: TopicState(name, count, settings[name])
         for name, count in partitions.items()
@@ -233,14 +233,14 @@ def _describe(admin: AdminClient, names: list[str], patience: _Patience) -> dict
     }
 
 
-def _partitions(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, int]:
+def _partitions(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, int]:
     partitions: dict[str, int] = {}
     for name, future in admin.describe_topics(
-        TopicCollection(names), request_timeout=patience.left_s()
+        TopicCollection(names), request_timeout=deadline.left_s()
     ).items():
         what = f"looking at topic {name}"
         try:
-            partitions[name] = len(patience.result(future, what).partitions)
+            partitions[name] = len(deadline.result(future, what).partitions)
         except KafkaException as exception:
             error = error_of(exception)
             if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -248,15 +248,15 @@ def _partitions(admin: AdminClient, names: list[str], patience: _Patience) -> di
     return partitions
 
 
-def _settings(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, dict[str, str]]:
+def _settings(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, dict[str, str]]:
     if not names:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     settings: dict[str, dict[str, str]] = {}
-    for resource, future in admin.describe_configs(resources, request_timeout=patience.left_s()).items():
+    for resource, future in admin.describe_configs(resources, request_timeout=deadline.left_s()).items():
         what = f"looking at the settings of topic {resource.name}"
         try:
-            entries = patience.result(future, what)
+            entries = deadline.result(future, what)
         except KafkaException as exception:
             error = error_of(exception)
             if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -266,14 +266,14 @@ def _settings(admin: AdminClient, names: list[str], patience: _Patience) -> dict
     return settings
 
 
-def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int, patience: _Patience) -> None:
+def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int, deadline: _Patience) -> None:
     wanted = [
         NewTopic(spec.name, spec.partitions, replication_factor, config=dict(spec.settings)) for spec in specs
     ]
-    for name, future in admin.create_topics(wanted, request_timeout=patience.left_s()).items():
+    for name, future in admin.create_topics(wanted, request_timeout=deadline.left_s()).items():
         what = f"making topic {name}"
         try:
-            patience.result(future, what)
+            deadline.result(future, what)
         except KafkaException as exception:
             error = error_of(exception)
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -290,9 +290,9 @@ class _TopicUnknownYet(Exception):
     """The broker does not know yet a topic that the controller has created."""
 
 
-def _described_once_known(admin: AdminClient, names: list[str], patience: _Patience) -> dict[str, TopicState]:
+def _described_once_known(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, TopicState]:
     def ask() -> dict[str, TopicState]:
-        states = _describe(admin, names, patience)
+        states = _describe(admin, names, deadline)
         if len(states) < len(names):
             raise _TopicUnknownYet
         return states
@@ -300,7 +300,7 @@ def _described_once_known(admin: AdminClient, names: list[str], patience: _Patie
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_TopicUnknownYet),
         wait=tenacity.wait_fixed(PAUSE_S),
-        stop=lambda _state: patience.left_s() <= _LEAST_S,
+        stop=lambda _state: deadline.left_s() <= _LEAST_S,
         reraise=True,
     )
     try:

@@ -40,7 +40,7 @@ def looked_at(
 ) -> tuple[DataFrame, DataFrame, dict[str, bool]]:
     """``PROCESSES``, ``control_records``, both kept, and the presence flags for ``Presence``.
 
-    ``counted`` is the result of ``tallies``, and should be persisted.
+    ``counted`` is the result of ``process_counts``, and should be persisted.
     """
     processes, of_processes = observed(
         keep,

@@ -16,7 +16,7 @@ from rebalanser.audit.caching import computed, count, limits, observed
 from rebalanser.audit.checkpoint import CARRIED, SETTLED, TIP, StreamState
 from rebalanser.audit.ingest import MAX_RAW, is_current, parse, with_step
 from rebalanser.audit.schema import RECORDS
-from rebalanser.audit.sequences import NUMBERED, bit, processes_of, tallies
+from rebalanser.audit.sequences import NUMBERED, bit, process_counts, processes_of
 from rebalanser.audit.stream_state import carried
 from rebalanser.audit.tables import PROCESSES, EndedBy
 from rebalanser.history import GAP, HistoryStep, Protocol
@@ -183,7 +183,7 @@ def counted_on(judged: DataFrame) -> tuple[DataFrame, bool, bool]:
     twice. Both are false if the incarnations of each process follow one another and none has such a number.
     """
     linked = F.when(F.col(_LINKED), F.col("sequence"))
-    counted = tallies(
+    counted = process_counts(
         judged,
         linked_bits=F.bit_or(F.when(F.col(_LINKED), bit())),
         first_linked=F.min(linked),

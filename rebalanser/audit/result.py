@@ -21,7 +21,7 @@ from rebalanser.audit.metrics import measure
 from rebalanser.audit.options import Options
 from rebalanser.audit.outputs import OutputFolder, write_file
 from rebalanser.audit.report import build
-from rebalanser.audit.sequences import gaps_of, tallies
+from rebalanser.audit.sequences import gaps_of, process_counts
 from rebalanser.audit.sources import LINES, NoHistory
 from rebalanser.audit.tables import CLOCKS, FINDINGS, GAPS, Tables
 from rebalanser.audit.verdict import Verdict, conclude, severity
@@ -66,7 +66,7 @@ def judge(records: DataFrame, quarantine: DataFrame, options: Options, *, keep: 
     """
     if options.until is not None:
         records = records.where(f.col("wall_time") <= options.until)
-    counted = keep("counting the records of each process", tallies(records))
+    counted = keep("counting the records of each process", process_counts(records))
     of_processes, controls, of_records = looked_at(records, counted, keep)
     missing = gaps_of(counted, controls.where(f.col("kind") == GAP), records, keep)
     together = put_together(records, of_processes, keep, **of_accesses())

@@ -32,7 +32,7 @@ _WORD: Final = 64
 _CONTENT: Final = tuple(name for name in RECORD.names if name not in {"detail", *NUMBERED, "sequence"})
 
 
-def tallies(records: DataFrame, **also: Column) -> DataFrame:
+def process_counts(records: DataFrame, **also: Column) -> DataFrame:
     """One row for each 64 numbers of an incarnation: all aggregates of every record, in one pass.
 
     ``taken`` are the bits of all numbers, ``bits`` of those of records that are no ``gap``, null if none is;
@@ -52,7 +52,7 @@ def tallies(records: DataFrame, **also: Column) -> DataFrame:
 
 
 def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
-    """The table ``PROCESSES`` of the result of ``tallies``, with further aggregates of it."""
+    """The table ``PROCESSES`` of the result of ``process_counts``, with further aggregates of it."""
     extremes = {"first_sequence": F.min, "first_wall": F.min}
     again = F.sum(F.col("count") - F.bit_count("taken")).alias("duplicates")
     return (
@@ -70,7 +70,7 @@ def processes_of(counted: DataFrame, **also: Column) -> DataFrame:
 
 
 def has_duplicates(counted: DataFrame) -> bool:
-    """True if a number of a process came more than once, by ``tallies``. Takes a job, at once."""
+    """True if a number of a process came more than once, by ``process_counts``. Takes a job, at once."""
     of_words = counted.groupBy(*NUMBERED, "word").agg(
         F.bit_or("taken").alias("taken"), F.sum("count").alias("count")
     )
@@ -109,7 +109,7 @@ def gaps(records: DataFrame) -> DataFrame:
 
 
 def gaps_of(counted: DataFrame, told: DataFrame, records: DataFrame, keep: Keep) -> DataFrame | None:
-    """The table ``GAPS`` of ``tallies`` and of the ``gap`` records ``told``; None if there is no gap.
+    """The table ``GAPS`` of ``process_counts`` and of the ``gap`` records ``told``; None if there is no gap.
 
     ``records`` are read only if there is one.
     """

@@ -313,10 +313,10 @@ def _set_drained(face: Face, group: str, node: str, *, drained: bool, wait_s: fl
     here = [each for each in state.nodes if each.label == node]
     held = sum(each.held for each in here)
     word = "drained" if drained else "undrained"
-    said = f"it holds {counted(held, 'resource')} now" if here else "no live node has that label now"
+    resources = f"it holds {counted(held, 'resource')} now" if here else "no live node has that label now"
     if wait_s is not None and state.unowned:
-        said += f"; resources of the group without an owner: {state.unowned:,}, see rebalanser status"
+        resources += f"; resources of the group without an owner: {state.unowned:,}, see rebalanser status"
     face.answer(
         {"group": group, "node": node, "drained": drained, "live": bool(here), "held": held},
-        f"{node} is {word}; {said}",
+        f"{node} is {word}; {resources}",
     )

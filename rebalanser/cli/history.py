@@ -34,7 +34,7 @@ from rebalanser.history import KINDS, Record
 
 LOOK_S: Final = 0.2
 """Seconds between two reads of ``--follow``."""
-TOLD_LINES: Final = 20
+MAX_WARNINGS: Final = 20
 """Maximum number of unreadable lines that an export reports one by one; it counts the others."""
 PROGRESS_STEP: Final = 1_000
 
@@ -107,7 +107,7 @@ def tail(
     wanted = Filter(since, None, group, resource, _kind(kind))
     tally = RecordCounter()
     with _opened(sources, may_be_empty=follow) as opened:
-        records = _wanted(_told(read_all(opened, growing=follow), tally), wanted)
+        records = _wanted(_records_of(read_all(opened, growing=follow), tally), wanted)
         _show(face, records if last is None else deque(records, maxlen=last))
         if follow:
             _follow(face, opened, wanted)
@@ -195,10 +195,10 @@ def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> Non
                 troubles[source.name] = source.trouble
                 typer.echo(f"warning: {source.name}: {source.trouble or 'available again'}", err=True)
         time.sleep(LOOK_S)
-        _show(face, _wanted(_told(read_all(sources, growing=True)), wanted))
+        _show(face, _wanted(_records_of(read_all(sources, growing=True)), wanted))
 
 
-def _told(
+def _records_of(
     items: Iterable[Item], tally: RecordCounter | None = None, limit: int | None = None
 ) -> Iterator[Record]:
     """Yield the records; report other lines on standard error, at most ``limit`` of them."""
@@ -230,7 +230,7 @@ def _wanted(records: Iterable[Record], wanted: Filter) -> Iterator[Record]:
 def _to_export(
     face: Face, sources: Sequence[HistorySource], wanted: Filter, tally: RecordCounter
 ) -> Iterator[Record]:
-    yield from _wanted(_told(_with_progress(face, sources), tally, TOLD_LINES), wanted)
+    yield from _wanted(_records_of(_with_progress(face, sources), tally, MAX_WARNINGS), wanted)
     _require_records(sources, tally)
 
 

@@ -249,10 +249,10 @@ def record_line(record: Record) -> str:
         "term": record.term or None,
         "version": record.version or None,
     }
-    said = [f"{name}={number}" for name, number in numbers.items() if number is not None]
-    said += [f"{name}={dumps(value, ensure_ascii=False)}" for name, value in record.detail.items()]
+    fields = [f"{name}={number}" for name, number in numbers.items() if number is not None]
+    fields += [f"{name}={dumps(value, ensure_ascii=False)}" for name, value in record.detail.items()]
     words = [shown_time(record.wall_time), f"{record.group}/{record.label}", record.kind]
-    return printable("  ".join(filter(None, [*words, record.resource, " ".join(said)])))
+    return printable("  ".join(filter(None, [*words, record.resource, " ".join(fields)])))
 
 
 def printable(text: str) -> str:

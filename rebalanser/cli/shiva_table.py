@@ -63,10 +63,10 @@ def worker_line(worker: WorkerStatus, status: ClusterStatus) -> str:
     """Return a worker in one line."""
     tags = f", tags {' '.join(worker.tags)}" if worker.tags else ""
     cordon = f", {worker.cordon}" if worker.cordon else ""
-    said = _last_said(worker, status)
+    text = _last_pong(worker, status)
     return (
         f"{worker.worker}: {counted(worker.applications, 'application')}{_requested_of(worker)}{tags}"
-        f", on {worker.host}{cordon}{f', {said}' if said else ''}"
+        f", on {worker.host}{cordon}{f', {text}' if text else ''}"
     )
 
 
@@ -87,14 +87,14 @@ def _requests(application: ApplicationStatus) -> list[str]:
     return [*cpu, f"{application.memory_mb:,} MB"] if application.memory_mb else cpu
 
 
-def _last_said(worker: WorkerStatus, status: ClusterStatus) -> str:
+def _last_pong(worker: WorkerStatus, status: ClusterStatus) -> str:
     """Return the age of a worker's last pong, and whether it lags behind; nothing if none was looked for."""
     if worker.pong_age_s is None:
         return "STALE: no pong" if worker.stale else ""
-    said = f"{'STALE: ' if worker.stale else ''}last pong {_ago(worker.pong_age_s)} ago"
+    text = f"{'STALE: ' if worker.stale else ''}last pong {_ago(worker.pong_age_s)} ago"
     if worker.follows == status.epoch:
-        return said
-    return f"{said}, behind: follows {worker.follows or 'no document'}"
+        return text
+    return f"{text}, behind: follows {worker.follows or 'no document'}"
 
 
 def _absent_and_cordoned(status: ClusterStatus) -> list[str]:
@@ -167,7 +167,7 @@ def render(status: ClusterStatus) -> RenderableType:
     for worker in status.workers:
         name = f"{worker.worker} ({worker.cordon})" if worker.cordon else worker.worker
         row = (name, worker.host, " ".join(worker.tags), f"{worker.applications:,}{_requested_of(worker)}")
-        workers.add_row(*row, Text(_last_said(worker, status), "red" if worker.stale else ""))
+        workers.add_row(*row, Text(_last_pong(worker, status), "red" if worker.stale else ""))
     applications = Table("application", "state", "worker", "mode", "tags", "reason", box=ROUNDED)
     for each in status.applications:
         leaving = f"{each.leaving} (leaving)" if each.leaving else ""

@@ -18,8 +18,8 @@ from rebalanser.audit.sequences import (
     gaps,
     gaps_of,
     has_duplicates,
+    process_counts,
     processes_of,
-    tallies,
 )
 from rebalanser.audit.tables import FINDINGS, GAPS, PROCESSES
 
@@ -147,7 +147,7 @@ def test_gaps_are_the_numbers_that_are_missing_with_the_reason_that_was_given(
 
 @pytest.mark.rule("AU-2")
 def test_records_that_came_again_are_counted(records: Any, histories: list[History]) -> None:
-    rows = processes_of(tallies(records)).collect()
+    rows = processes_of(process_counts(records)).collect()
     found = {row["process"]: row["duplicates"] for row in rows if row["duplicates"]}
     assert found == {h.process: h.duplicates for h in histories if h.duplicates}
 
@@ -165,7 +165,7 @@ def test_different_records_of_one_name_are_found_and_equal_ones_are_not(
 
 
 def test_processes_have_their_numbers_and_times(records: Any, histories: list[History]) -> None:
-    found = processes_of(tallies(records))
+    found = processes_of(process_counts(records))
     assert found.schema.names == PROCESSES.names
     rows = {row["process"]: (row["first_sequence"], row["last_sequence"]) for row in found.collect()}
     expected = {
@@ -178,13 +178,13 @@ def test_processes_have_their_numbers_and_times(records: Any, histories: list[Hi
 
 @pytest.mark.rule("AU-2")
 def test_one_pass_over_all_records_tells_the_same(records: Any) -> None:
-    counted = tallies(records)
+    counted = process_counts(records)
     missing = gaps_of(counted, records.where("kind = 'gap'"), records, computed)
     assert missing is not None
     assert missing.schema.names == GAPS.names
     assert sorted(missing.collect(), key=repr) == sorted(gaps(records).collect(), key=repr)
     assert has_duplicates(counted)
-    assert not has_duplicates(tallies(records.dropDuplicates(["process", "sequence"])))
+    assert not has_duplicates(process_counts(records.dropDuplicates(["process", "sequence"])))
 
 
 @pytest.mark.rule("AU-2")
@@ -193,4 +193,4 @@ def test_where_no_number_is_missing_the_records_are_not_looked_at_again(spark: S
         [tuple(a_record("p", number).values()) for number in range(130)], RECORDS
     ).persist()
     unreadable = whole.where("raise_error('looked at') is null")
-    assert gaps_of(tallies(whole), whole.where("kind = 'gap'"), unreadable, computed) is None
+    assert gaps_of(process_counts(whole), whole.where("kind = 'gap'"), unreadable, computed) is None

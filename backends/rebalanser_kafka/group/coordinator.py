@@ -77,7 +77,7 @@ from rebalanser_kafka.group.records import (
     encode,
 )
 from rebalanser_kafka.group.replica import MIN_LEASE_TTL_S, Replica, Result
-from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, in_turn, portions
+from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, batches, in_turn
 from rebalanser_kafka.group.watches import Telling, Watches
 
 SNAPSHOT_RECORDS: Final = 5_000
@@ -294,17 +294,17 @@ class LogCoordinator(Coordinator):
         self, specs: Sequence[ResourceSpec], progress: Progress, fields: frozenset[str] = SPEC_FIELDS
     ) -> int:
         """Add resources, or change these fields of them; return the number of new ones (RB-29)."""
-        parts = [PutResources(tuple(part), fields) for part in portions(specs)]
+        parts = [PutResources(tuple(part), fields) for part in batches(specs)]
         return self._change(parts, len(specs), progress)
 
     def weigh_resources(self, weights: Mapping[str, float], progress: Progress) -> int:
         """Change the weights of existing resources, and nothing else of them (AU-7, RB-29)."""
-        parts = [WeighResources(dict(part)) for part in portions(list(weights.items()))]
+        parts = [WeighResources(dict(part)) for part in batches(list(weights.items()))]
         return self._change(parts, len(weights), progress)
 
     def remove_resources(self, resources: Sequence[str], progress: Progress) -> int:
         """Remove resources; return the number that existed. Barriers are left alone (RB-16)."""
-        parts = [RemoveResources(tuple(part)) for part in portions(resources)]
+        parts = [RemoveResources(tuple(part)) for part in batches(resources)]
         return self._change(parts, len(resources), progress)
 
     def set_drained(self, label: str, drained: bool) -> None:

@@ -1,6 +1,6 @@
-"""Commands about a great many resources, split into several that take effect one after the other.
+"""Splits commands for many resources into smaller ones that take effect one after the other.
 
-Every follower of the log executes every command, and heartbeats wait meanwhile, so no command may take long.
+Every follower of the log executes every command while heartbeats wait, so a command must be short.
 The contract lets such a command take effect in parts. If a part fails after others took effect, the outcome
 of the whole is unknown.
 """
@@ -30,7 +30,7 @@ Divisible: TypeAlias = AddBarriers | RemoveBarriers | ReadBarriers
 ItemT = TypeVar("ItemT")
 
 
-def portions(items: Sequence[ItemT], size: int = RESOURCES_PER_COMMAND) -> Iterator[Sequence[ItemT]]:
+def batches(items: Sequence[ItemT], size: int = RESOURCES_PER_COMMAND) -> Iterator[Sequence[ItemT]]:
     """Yield the items, ``size`` at a time."""
     for at in range(0, len(items), size):
         yield items[at : at + size]
@@ -40,12 +40,12 @@ def divided(command: Divisible) -> list[Divisible]:
     """Return the command itself if it is small, else commands that together do the same."""
     match command:
         case RemoveBarriers(barriers=barriers):
-            parts = portions(sorted(barriers))
+            parts = batches(sorted(barriers))
             divisions: list[Divisible] = [
                 replace(command, barriers={name: barriers[name] for name in part}) for part in parts
             ]
         case AddBarriers(resources=resources) | ReadBarriers(resources=resources):
-            divisions = [replace(command, resources=frozenset(part)) for part in portions(sorted(resources))]
+            divisions = [replace(command, resources=frozenset(part)) for part in batches(sorted(resources))]
     return divisions if len(divisions) > 1 else [command]
 
 

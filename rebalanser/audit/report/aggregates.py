@@ -315,7 +315,7 @@ def _named(bars: Iterable[Facts]) -> tuple[Bar, ...]:
     nodes = {bar["node"] for bar in bars}
     name = "node" if len(labels) == 1 and len(nodes) > 1 else "label"
     return tuple(
-        Bar(bar["row"], bar[name] or bar["node"], bar["begins"], bar["ends"], _says(bar)) for bar in bars
+        Bar(bar["row"], bar[name] or bar["node"], bar["begins"], bar["ends"], _tooltip(bar)) for bar in bars
     )
 
 
@@ -326,7 +326,7 @@ _ENDS: Final = {
 }
 
 
-def _says(bar: Facts) -> str:
+def _tooltip(bar: Facts) -> str:
     lasts = duration(bar["ends"] - bar["begins"])
     if "accesses" in bar:
         return f"{bar['node']}, with {number(bar['accesses'])} accesses"
@@ -339,8 +339,8 @@ def _marks(findings: Findings, rows: dict[tuple[Any, ...], int]) -> Iterable[Bar
         row = rows.get(tuple(finding[key] for key in _RESOURCE))
         if row is not None and finding["begins"] is not None:
             ends = max(finding["begins"], finding["ends"] or finding["begins"])
-            said = f"{KIND_NAMES.get(finding['kind'], finding['kind'])}, {finding['certainty']}"
-            yield Bar(row, finding["id"], finding["begins"], ends, said)
+            tooltip = f"{KIND_NAMES.get(finding['kind'], finding['kind'])}, {finding['certainty']}"
+            yield Bar(row, finding["id"], finding["begins"], ends, tooltip)
 
 
 def _heat(spans: DataFrame, unavailability: DataFrame, limits: ReportLimits) -> Heat | None:

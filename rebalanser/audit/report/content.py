@@ -84,7 +84,7 @@ class Bar:
     node: str
     begins: float
     ends: float
-    says: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ def _spans(bars: Sequence[Bar], most_colours: int, rows: Sequence[str]) -> list[
                     _safe(rows[bar.row], 80),
                     _safe(bar.node, 80),
                     period(bar.begins, bar.ends),
-                    _safe(bar.says, 160),
+                    _safe(bar.tooltip, 160),
                 ]
                 for bar in own
             ],
@@ -227,12 +227,12 @@ def _marks(timeline: Timeline) -> Any:
     """Findings as outlined marks at their beginning, with a line to their end."""
     x: list[float | None] = []
     y: list[int | None] = []
-    says: list[list[str]] = []
+    tooltips: list[list[str]] = []
     for mark in timeline.marks:
-        said = [_safe(mark.says, 80), period(mark.begins, mark.ends), duration(mark.ends - mark.begins)]
+        tooltip = [_safe(mark.tooltip, 80), period(mark.begins, mark.ends), duration(mark.ends - mark.begins)]
         x += [_ms(mark.begins), _ms(mark.ends), None]
         y += [mark.row, mark.row, None]
-        says += [said, said, ["", "", ""]]
+        tooltips += [tooltip, tooltip, ["", "", ""]]
     return go.Scatter(
         name="finding",
         x=x,
@@ -240,7 +240,7 @@ def _marks(timeline: Timeline) -> Any:
         mode="lines+markers",
         line={"color": ALARM, "width": 4},
         marker={"color": ALARM, "size": 9, "symbol": "diamond", "line": {"color": "#ffffff", "width": 1.5}},
-        customdata=says,
+        customdata=tooltips,
         hovertemplate=_hover("%{customdata[1]}", "%{customdata[2]}"),
     )
 
@@ -448,7 +448,7 @@ def _moves(rebalances: Sequence[Facts]) -> Figure:
 
 def _balance(group: str, points: Sequence[Facts]) -> Figure:
     x = [_ms(row["at_wall"]) for row in points]
-    says = [
+    tooltips = [
         f"{number(row['least'])} to {number(row['most'])} on {number(row['nodes'])} nodes, "
         f"{number(row['owned'])} in all"
         for row in points
@@ -461,7 +461,7 @@ def _balance(group: str, points: Sequence[Facts]) -> Figure:
             y=[row[column] for row in points],
             mode="lines",
             line={"color": colour, "width": 2, "shape": "hv"},
-            customdata=says,
+            customdata=tooltips,
             hovertemplate="<b>%{x|%Y-%m-%d %H:%M:%S}</b><br>%{customdata}<extra></extra>",
             **settings,
         )
