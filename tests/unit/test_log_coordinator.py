@@ -43,7 +43,7 @@ from rebalanser_kafka.group.applications import RunningApplications
 from rebalanser_kafka.group.coordinator import SNAPSHOT_RECORDS, LogCoordinator, OnDone
 from rebalanser_kafka.group.follower import LogEntry
 from rebalanser_kafka.group.leases import REPEAT_S
-from rebalanser_kafka.group.records import Expire, LogSnapshot, ReadAll, Rebase, Request, decode, encode
+from rebalanser_kafka.group.records import Expire, ReadAll, Rebase, Request, Snapshot, decode, encode
 from rebalanser_kafka.records import LogRecord
 from rebalanser_kafka.shiva import wire
 from rebalanser_kafka.shiva.wire import key_of
@@ -376,7 +376,7 @@ def test_a_snapshot_is_written_once_and_what_it_stands_for_is_deleted(
         shared.append(None)
     assert log.deleted.wait(PATIENCE_S)
     assert isinstance(other.perform(Heartbeat(session)), Alive)
-    assert len(shared.wishes(LogSnapshot)) == 1
+    assert len(shared.wishes(Snapshot)) == 1
     assert shared.start > SNAPSHOT_RECORDS / 2
     late, _ = connect()
     assert late.read().group.members.keys() == {"n"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import count, pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,7 @@ from rebalanser_kafka.group.leases import MAX_RANK, REPEAT_S, STAGGER_S, LeaseCo
 from rebalanser_kafka.group.log import topic_of, weaknesses
 from rebalanser_kafka.group.parts import REACH, in_parts
 from rebalanser_kafka.group.records import (
+    Change,
     Expire,
     Fed,
     PutResources,
@@ -397,6 +399,39 @@ def test_a_command_of_ten_thousand_resources_is_one_point() -> None:
     assert isinstance(added, BarriersAdded)
     assert set(added.added) == set(names)
     assert len(set(added.added.values())) == 1
+
+
+WRITTEN = """
+Acknowledge session version replaces
+AddBarriers session version revision resources
+Campaign session
+Expire lease renewal
+Fed epoch resources
+Heartbeat session leader blockers read_fingerprint
+Join member lease_ttl_s
+Leave session
+Publish session leadership plan
+PutResources specs said
+ReadAll
+ReadBarriers session resources
+ReadGroup session leadership known reread_shares reread_acknowledgements acknowledged_until keys
+ReadShare session
+Rebase revision
+RecordReleases session member replaces
+RemoveBarriers session barriers
+RemoveResources resources
+Resign session leadership error
+SetDrained label drained
+Snapshot as_of needs_from state
+WeighResources weights
+"""
+
+
+def test_kinds_and_fields_are_written_under_the_names_that_older_nodes_read() -> None:
+    """A renamed kind would be set aside by older nodes, as what nobody can read: replicas would differ."""
+    kinds = (*get_args(Command), *get_args(Change))
+    written = {kind.__name__: [each.name for each in fields(kind)] for kind in kinds}
+    assert written == {kind: names for kind, *names in map(str.split, WRITTEN.strip().splitlines())}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from rebalanser.errors import InternalError, RebalanserError, RegistryUnavailable, UnusableStore
 from rebalanser_kafka.group.parts import BadPart, OrderedAssembler
-from rebalanser_kafka.group.records import LogSnapshot, Request, UnreadableValue, decode, is_request
+from rebalanser_kafka.group.records import Request, Snapshot, UnreadableValue, decode, is_request
 from rebalanser_kafka.group.replica import Replica, Result
 
 MAX_KEPT_RECORDS: Final = 200_000
@@ -137,7 +137,7 @@ class LogFollower:
             return [UnreadableRecord(entry.offset, str(error))]
         if self._kept is None and not self._is_for_this_log(request):
             return self._refuse(entry, request, asked)
-        if isinstance(request.wish, LogSnapshot):
+        if isinstance(request.wish, Snapshot):
             events = self._found(request.id, request.wish, asked)
             if self._kept is None:
                 self.replica.see(entry.offset, entry.timestamp_ms)
@@ -175,7 +175,7 @@ class LogFollower:
             failed = error
         return [] if sent_at is None else [Ended(request.id, result, failed)]
 
-    def _found(self, request: str, snapshot: LogSnapshot, asked: Mapping[str, float]) -> list[Event]:
+    def _found(self, request: str, snapshot: Snapshot, asked: Mapping[str, float]) -> list[Event]:
         if self._kept is None:
             if snapshot.as_of > self._snapshot_at:
                 self._snapshot_at = snapshot.as_of
@@ -194,9 +194,9 @@ class LogFollower:
                 events += self._apply(later, asked) if known else self._refuse(entry, later, asked)
         return events
 
-    def snapshot(self) -> LogSnapshot:
+    def snapshot(self) -> Snapshot:
         """Return the state that a later reader needs in place of all records so far."""
-        return LogSnapshot(
+        return Snapshot(
             as_of=self._position - 1,
             needs_from=self._assembler.oldest_needed(self._position),
             state=self.replica.dump(),

@@ -95,7 +95,7 @@ class Rebase:
 
 
 @dataclass(frozen=True, slots=True)
-class LogSnapshot:
+class Snapshot:
     """State of every replica after the record at offset ``as_of``.
 
     A reader that continues from it needs the records from ``needs_from`` on. That may be a little earlier, at
@@ -108,15 +108,7 @@ class LogSnapshot:
 
 
 Change: TypeAlias = (
-    PutResources
-    | WeighResources
-    | RemoveResources
-    | SetDrained
-    | ReadAll
-    | Expire
-    | Fed
-    | Rebase
-    | LogSnapshot
+    PutResources | WeighResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
 )
 Wish: TypeAlias = Command | Change
 """A request of a record."""

@@ -59,12 +59,12 @@ from rebalanser.registry.translation import Translation
 from rebalanser_kafka.group.records import (
     Expire,
     Fed,
-    LogSnapshot,
     PutResources,
     ReadAll,
     Rebase,
     RemoveResources,
     SetDrained,
+    Snapshot,
     WeighResources,
     Wish,
 )
@@ -243,7 +243,7 @@ class Replica:
             case Rebase(revision=revision):
                 self._rebase(revision)
                 return None
-            case LogSnapshot():
+            case Snapshot():
                 return None
             case _:
                 return self._command(wish, sent_at)
