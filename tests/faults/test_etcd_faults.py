@@ -404,7 +404,7 @@ def test_without_a_quorum_nothing_is_answered_and_afterwards_all_goes_on(
 def test_a_full_server_says_that_nodes_cannot_join(tmp_path: Path, connect: Opener, prefix: str) -> None:
     with EtcdCluster(data_folder=tmp_path, quota_bytes=2_000_000) as server:
         registry = connect(server.url())
-        with pytest.raises(OutcomeUnknown, match=r"may have been.*storage quota"):  # noqa: PT012
+        with pytest.raises(OutcomeUnknown, match=r"may have taken effect.*storage quota"):  # noqa: PT012
             for number in range(400):
                 put(registry, f"{prefix}{number}", b"x" * 500_000)
         with pytest.raises(QuotaExceeded, match=r"no node can join.*compact.*defrag.*alarm disarm"):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rebalanser_kafka.shiva.candidate import LeaderCandidate
 
 PROGRAM = str(Path(__file__).with_name("shiva_process.py"))
-TERM = "rebalanser_kafka.shiva.leader:Term"
+TERM = "rebalanser_kafka.shiva.leader:LeaderTerm"
 WRITER = "rebalanser_kafka.transactions:TransactionalWriter"
 CLIENT = "rebalanser_kafka.shiva.commands:Publication"
 WORKER = "rebalanser_kafka.shiva.worker:KafkaWorker"

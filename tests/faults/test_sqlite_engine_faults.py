@@ -75,8 +75,8 @@ while True:
     number = 0 if present.state.claim is None else present.state.claim.number + 1
     if number == 150:
         break
-    claim = ClaimState(number, name, name, Term(30.0, "boot", 1.0), 1)
-    move = Move(present.head.id, "mail", 0, present.revision, State(Status.CLAIMED, claim),
+    claim = ClaimState(number, name, name, ClaimTerm(30.0, "boot", 1.0), 1)
+    move = Move(present.head.id, "mail", 0, present.revision, TaskState(Status.CLAIMED, claim),
                 update=Update(number, 0, name.encode()))
     answer, = engine.apply([move], PATIENCE_S)
     if isinstance(answer, Applied):
