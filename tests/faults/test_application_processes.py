@@ -202,8 +202,11 @@ class Worker:
 
     @property
     def logger(self) -> int:
-        (found,) = [pid for pid in children(self.shim) if runs_program(pid, "output_logger.py")]
-        return found
+        def found() -> list[int]:
+            return [pid for pid in children(self.shim) if runs_program(pid, "output_logger.py")]
+
+        (logger,) = wait_until(found, "the logger runs")
+        return logger
 
     def kill(self) -> None:
         self.process.kill()
