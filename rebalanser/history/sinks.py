@@ -16,7 +16,6 @@ from tenacity import (
     Retrying,
     retry_if_exception_type,
     sleep_using_event,
-    stop_when_event_set,
     wait_exponential,
 )
 
@@ -167,17 +166,24 @@ class JsonlSink:
         self._files.close()
 
     def _append(self) -> None:
-        """Write the taken records, retrying until it works or the sink is closed."""
+        """Write the taken records, retrying until it works or an attempt fails that began after ``close``."""
+        is_last = False
+
+        def attempt() -> None:
+            nonlocal is_last
+            is_last = self._closing.is_set()
+            self._files.append(self._lines)
+
         retrying = Retrying(
             retry=retry_if_exception_type(OSError),
             wait=wait_exponential(multiplier=_RETRY_INITIAL_S, max=_RETRY_MAX_S),
-            stop=stop_when_event_set(self._closing),
+            stop=lambda _state: is_last,
             sleep=sleep_using_event(self._closing),
             before_sleep=self._failing,
             reraise=True,
         )
         try:
-            retrying(self._files.append, self._lines)
+            retrying(attempt)
         except OSError as error:
             self._waiting.drop_for_good(len(self._lines))
             _log.error(

@@ -288,6 +288,30 @@ def test_a_disk_that_fails_until_the_end_is_told_once_and_what_is_lost_is_counte
     assert "ENOSPC: No space left on device" in caplog.text
 
 
+def test_an_attempt_that_began_before_the_sink_was_closed_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room may have come while it was under way."""
+    under_way, may_fail = threading.Event(), threading.Event()
+    append = RotatingFiles.append
+
+    def fail_once(files: RotatingFiles, lines: deque[bytes]) -> None:
+        if lines and not may_fail.is_set():
+            under_way.set()
+            assert may_fail.wait(PATIENCE_S)
+            raise OSError(28, "No space left on device")
+        append(files, lines)
+
+    monkeypatch.setattr(RotatingFiles, "append", fail_once)
+    sink = JsonlSink(tmp_path, "orders", "w", flush_interval_s=0)
+    sink.write(record(0))
+    assert under_way.wait(PATIENCE_S)
+    sink.close(0.0)
+    may_fail.set()
+    sink.close(PATIENCE_S)
+    assert readable(tmp_path) == [record(0)]
+
+
 def test_the_present_file_is_locked(tmp_path: Path) -> None:
     files = rotating(tmp_path)
     files.append(deque([b"x\n"]))
