@@ -539,8 +539,7 @@ def _close(*files: int | None) -> None:
 def _lock(path: str | None) -> int | None:
     """Lock a file, and create it if it is missing.
 
-    A lock counts only while the path names the locked file: whoever has locked it may have removed it since
-    it was opened.
+    If another process has removed the file between opening and locking, the lock is taken on a new file.
 
     Raises:
         BlockingIOError: another process has locked it.
@@ -551,7 +550,7 @@ def _lock(path: str | None) -> int | None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        removed = not _names(path, file)
+        removed = not is_file_at(Path(path), os.fstat(file))
     except OSError:
         os.close(file)
         raise
@@ -561,9 +560,10 @@ def _lock(path: str | None) -> int | None:
     return file
 
 
-def _names(path: str, file: int) -> bool:
+def is_file_at(path: Path, status: os.stat_result) -> bool:
+    """Return True if a path names the file of this status, and not another one or none."""
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(Path(path).stat(), os.fstat(file))
+        return os.path.samestat(path.stat(), status)
     return False
 
 

@@ -36,6 +36,7 @@ from rebalanser.core.shiva.types import ApplicationId, Incarnation
 from rebalanser.errors import InternalError, InvalidManifest, UnusableFolder
 from rebalanser.runtime import output_logger
 from rebalanser.runtime.logs import get_logger
+from rebalanser.runtime.supervisor_shim import is_file_at
 from rebalanser.shiva.archives import ASIDE_PREFIX, remove_folder, unpack
 from rebalanser.shiva.manifest import Manifest, parse_manifest
 
@@ -188,7 +189,7 @@ class DataFolder:
                 lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 opened.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(lock), path.stat()):
+                if is_file_at(path, os.fstat(lock)):
                     path.unlink()
                     replicas.discard(replica)
 

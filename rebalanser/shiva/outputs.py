@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 
 from rebalanser.core.shiva.types import ApplicationId
 from rebalanser.errors import FixConfiguration
+from rebalanser.runtime.supervisor_shim import is_file_at
 from rebalanser.shiva.data_folder import output_file
 
 POLL_S: Final = 0.2
@@ -113,7 +114,7 @@ def _next(newest: Path, reading: BinaryIO) -> tuple[BinaryIO, bool]:
     """
     here = os.fstat(reading.fileno())
     paths = _kept(newest)
-    place = next((number for number, path in enumerate(paths) if _is(path, here)), len(paths))
+    place = next((number for number, path in enumerate(paths) if is_file_at(path, here)), len(paths))
     if place == 0:
         return reading, False
     if _has_line(reading):
@@ -130,13 +131,6 @@ def _has_line(file: BinaryIO) -> bool:
     found = next(_lines(file), None) is not None
     file.seek(place)
     return found
-
-
-def _is(path: Path, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), status)
-    except FileNotFoundError:
-        return False
 
 
 def _opened(path: Path) -> BinaryIO | None:
