@@ -102,7 +102,7 @@ def _normal(value: str | None) -> frozenset[str] | None:
     return None if value is None else frozenset(part.strip() for part in value.split(","))
 
 
-class _Patience:
+class _Deadline:
     """One deadline for several requests, and a shorter one for each attempt at all of them."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -128,7 +128,7 @@ class _Patience:
 
 
 def _with_retries(
-    connection: Connection, timeout_s: float, ask: Callable[[AdminClient, _Patience], ResultT]
+    connection: Connection, timeout_s: float, ask: Callable[[AdminClient, _Deadline], ResultT]
 ) -> ResultT:
     """Send requests with a new client, and with another one if that got no answer within its time.
 
@@ -136,7 +136,7 @@ def _with_retries(
     that there is no broker. Such a client retries only after its metadata's refresh interval, although the
     broker has recovered by then.
     """
-    deadline = _Patience(timeout_s)
+    deadline = _Deadline(timeout_s)
 
     def attempt() -> ResultT:
         deadline.begin_attempt()
@@ -176,7 +176,7 @@ def ensure_topics(
         RegistryRefused: the broker refuses the topic's settings, such as more replicas than brokers.
     """
 
-    def ensure(admin: AdminClient, deadline: _Patience) -> dict[str, TopicState]:
+    def ensure(admin: AdminClient, deadline: _Deadline) -> dict[str, TopicState]:
         states = _describe(admin, [spec.name for spec in specs], deadline)
         missing = [spec for spec in specs if spec.name not in states]
         if missing:
@@ -223,7 +223,7 @@ def partitions_of(connection: Connection, names: Iterable[str], timeout_s: float
     return _with_retries(connection, timeout_s, lambda admin, deadline: _partitions(admin, wanted, deadline))
 
 
-def _describe(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, TopicState]:
+def _describe(admin: AdminClient, names: list[str], deadline: _Deadline) -> dict[str, TopicState]:
     partitions = _partitions(admin, names, deadline)
     settings = _settings(admin, list(partitions), deadline)
     return {
@@ -233,7 +233,7 @@ def _describe(admin: AdminClient, names: list[str], deadline: _Patience) -> dict
     }
 
 
-def _partitions(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, int]:
+def _partitions(admin: AdminClient, names: list[str], deadline: _Deadline) -> dict[str, int]:
     partitions: dict[str, int] = {}
     for name, future in admin.describe_topics(
         TopicCollection(names), request_timeout=deadline.left_s()
@@ -248,7 +248,7 @@ def _partitions(admin: AdminClient, names: list[str], deadline: _Patience) -> di
     return partitions
 
 
-def _settings(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, dict[str, str]]:
+def _settings(admin: AdminClient, names: list[str], deadline: _Deadline) -> dict[str, dict[str, str]]:
     if not names:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -266,7 +266,7 @@ def _settings(admin: AdminClient, names: list[str], deadline: _Patience) -> dict
     return settings
 
 
-def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int, deadline: _Patience) -> None:
+def _create(admin: AdminClient, specs: list[TopicSpec], replication_factor: int, deadline: _Deadline) -> None:
     wanted = [
         NewTopic(spec.name, spec.partitions, replication_factor, config=dict(spec.settings)) for spec in specs
     ]
@@ -290,7 +290,7 @@ class _TopicUnknownYet(Exception):
     """The broker does not know yet a topic that the controller has created."""
 
 
-def _described_once_known(admin: AdminClient, names: list[str], deadline: _Patience) -> dict[str, TopicState]:
+def _described_once_known(admin: AdminClient, names: list[str], deadline: _Deadline) -> dict[str, TopicState]:
     def ask() -> dict[str, TopicState]:
         states = _describe(admin, names, deadline)
         if len(states) < len(names):
