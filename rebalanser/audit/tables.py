@@ -159,7 +159,7 @@ FINDINGS: Final = _table(
 
 ``lasts_s`` is the duration by the best available clock, ``uncertainty_s`` its maximum error. ``fenced`` is
 true if the receivers check tokens and so prevented harm. ``gap`` describes missing records that could explain
-the finding; null if there are none.
+the finding, and is null if no record is missing that could.
 """
 
 CLOCKS: Final = _table(

@@ -60,7 +60,7 @@ def start_without_barrier(case: Case) -> DataFrame:
 
 
 def first_wrong_step() -> Column:
-    """Description of the first step of an access that is out of order; null if there is none."""
+    """Describe the first step of an access that is out of order; null if all are in order."""
     entered, removed = F.col(_ENTERED), F.col("barrier_removed_sequence")
     stop, start_returned = F.col("stop_returned_sequence"), F.col("start_returned_sequence")
     return (

@@ -59,7 +59,7 @@ class Machine(Generic[OccupantT]):
         return process if process is not None and process.alive and not process.finished else None
 
     def pauses_at_entry(self) -> bool:
-        """Whether the process is stopped just now, between the check of the clock and the entering."""
+        """Return True if the process is paused after it checked the clock, before it calls the handler."""
         duration_s, self.pause_at_entry_s = self.pause_at_entry_s, 0.0
         if not duration_s:
             return False
@@ -67,7 +67,7 @@ class Machine(Generic[OccupantT]):
         return True
 
     def behaviour(self, handler: Handler, has_work: bool) -> tuple[float | None, str | None]:
-        """How long (seconds) a call of a handler takes, None for ever, and the error that it raises."""
+        """Return the seconds that a handler takes, None if it never returns, and the error that it raises."""
         random, timings = self.world.random, self.world.scenario.timings
         limit_s = timings.stop_timeout_s if handler is Handler.STOP else timings.start_timeout_s
         for fault in self.handler_faults:

@@ -147,7 +147,7 @@ class Oracle:
             raise Violation("NE-6", f"{both} since {since:.4f}, longer than {longest_s:.3f} s")
 
     def _had_since(self, process: Process, partition: int, since: float) -> bool:
-        """Whether a process was the owner of a partition, by the broker's book, at or after ``since``."""
+        """Return True if the broker counted a process as a partition's owner at ``since`` or later."""
         ownership = self.coordinator.ownership
         prefix = f"{process.name}/"
         if ownership.owner.get(partition, "").startswith(prefix):
@@ -160,7 +160,7 @@ class Oracle:
         return max(ends, default=float("-inf")) >= since
 
     def _was_expelled_early(self, *processes: Process) -> bool:
-        """Whether one of them was put out of the group by something else than the end of its session."""
+        """Return True if one of them was expelled for another reason than the end of its session."""
         why = self.coordinator.ownership.expelled
         return any(
             reason and who.partition("/")[0] == process.name

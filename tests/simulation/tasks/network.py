@@ -26,7 +26,7 @@ from simulation.tasks.scenario import OF_REQUESTS, Fault, Scenario
 
 Resume: TypeAlias = Callable[[Any], None]
 Wish: TypeAlias = Callable[[Resume], None]
-"""What a process waits for: a function that gets the function that resumes the process."""
+"""A wait of a process: a function that is given the callback that resumes the process."""
 TIMEOUT_S: Final = 0.4
 _LATEST_S: Final = 2.5
 
