@@ -64,7 +64,6 @@ from rebalanser.core.group import (
     Share,
     Step,
 )
-from rebalanser.core.group.states import Table
 from rebalanser.core.neli.settings import Mode, NeliSettings
 from rebalanser.core.neli.states import STANDING
 from rebalanser.core.shiva.options import LeaderOptions
@@ -72,6 +71,7 @@ from rebalanser.core.shiva.run_states import RUN
 from rebalanser.core.shiva.states import APPLICATION_BEGINS, APPLICATION_ENDS, APPLICATION_STEPS
 from rebalanser.core.shiva.types import ApplicationState
 from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.core.transitions import Table
 from rebalanser.neli import Candidacy, Neli
 from rebalanser.owners import OwnerChange
 from rebalanser.registry import GroupView, Holding

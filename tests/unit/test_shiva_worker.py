@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 from rebalanser.core.allocation import Capacity
-from rebalanser.core.group.states import Table
 from rebalanser.core.shiva.changes import change_between
 from rebalanser.core.shiva.exclusive_lease import MAX_UNANSWERED
 from rebalanser.core.shiva.messages import (
@@ -75,6 +74,7 @@ from rebalanser.core.shiva.types import (
 from rebalanser.core.shiva.worker import QUICK_S, Worker
 from rebalanser.core.shiva.worker_files import MAX_STARTS, MAX_STOPS, WorkerFiles
 from rebalanser.core.shiva.worker_options import WorkerOptions
+from rebalanser.core.transitions import Table
 from rebalanser.errors import InternalError, InvalidName, InvalidSettings
 
 A, B, C = (ApplicationId("t", "c", name) for name in "ABC")

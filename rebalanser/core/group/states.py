@@ -1,17 +1,12 @@
-"""The transition tables. The code moves through them and the documentation's diagrams are drawn from them.
-
-A pair that is not in its table is a broken invariant, and raises
-``InternalError``.
-"""
+"""States of a node, and the tables of its transitions, from which the documentation's diagrams are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Generic, TypeVar
 
-from rebalanser.errors import InternalError
+from rebalanser.core.transitions import Table
 
 
 class Membership(StrEnum):
@@ -68,26 +63,6 @@ class Step(StrEnum):
     REMOVING = "2 removing barriers"
     ADDING = "3 adding barriers"
     STARTING = "4 starting"
-
-
-StateT = TypeVar("StateT", bound=StrEnum)
-TriggerT = TypeVar("TriggerT", bound=StrEnum)
-
-
-class Table(Generic[StateT, TriggerT]):
-    """A transition table: (state, trigger) -> state."""
-
-    def __init__(self, name: str, first: StateT, rows: Mapping[tuple[StateT, TriggerT], StateT]) -> None:
-        self.name = name
-        self.first = first
-        self.rows = MappingProxyType(dict(rows))
-
-    def move(self, state: StateT, trigger: TriggerT) -> StateT:
-        """The state after ``trigger``. Raises InternalError where the table has no such row."""
-        try:
-            return self.rows[state, trigger]
-        except KeyError:
-            raise InternalError(f"{self.name}: {trigger!r} has no meaning in state {state!r}") from None
 
 
 _M, _L = Membership, Life

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rebalanser.core.group.states import Table
+from rebalanser.core.transitions import Table
 
 
 class PartitionState(StrEnum):

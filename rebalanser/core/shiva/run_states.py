@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rebalanser.core.group.states import Table
 from rebalanser.core.shiva.types import RunState
+from rebalanser.core.transitions import Table
 
 
 class RunTrigger(StrEnum):

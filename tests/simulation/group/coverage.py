@@ -12,7 +12,8 @@ from typing import Any
 
 from rebalanser.core.group.messages import OUTCOMES, Command, Deposed, Failed, Outcome, Publish, ReadGroup
 from rebalanser.core.group.rebalancing import Rebalancing
-from rebalanser.core.group.states import MEMBERSHIP, ROLE, STEPS, Life, Membership, Step, Table
+from rebalanser.core.group.states import MEMBERSHIP, ROLE, STEPS, Life, Membership, Step
+from rebalanser.core.transitions import Table
 from simulation.kernel.mutants import Switch, switched
 
 ENOUGH = 100
