@@ -4,15 +4,14 @@ Theory of operation
 ===================
 
 A *group* is a set of nodes that share out a list of *resources* so that every resource has exactly one
-owner. All that the nodes know of each other stands in a registry; they never talk to each other.
+owner. All that the nodes know of each other is in a registry; they never talk to each other.
 
 **A node's life.** A node joins by writing its node key under a lease. The key's create revision names the
 *session*: whoever sees the key at that revision, in a linearizable transaction, knows that the lease and
 everything under it lived at that moment. The node renews the lease by heartbeats and counts its *deadline*
 from the instant before the renewal was sent that such a transaction then proved. A session that is seen to
 be gone is gone with everything under it: the node forgets its role, its barriers and its tokens, calls
-OnStop once, and joins again as another incarnation under another id. The table is
-``MEMBERSHIP``.
+OnStop once, and joins again as another incarnation under another id. The table is ``MEMBERSHIP``.
 
 **Leading.** One node leads at a time: the one that incremented the *term* last. The term key belongs to no
 lease, so terms never go back; a leader is gone when its node key is. Everything a leader writes is guarded
@@ -23,8 +22,7 @@ A node's share is its latest stored one of a *committed* version: those are the 
 without the *aborted* ones, which were given up while their shares were written. So a node hears of the
 allocations that change its share, and of no others.
 
-**Following an allocation.** A node that finds its share changed acts on it in four steps
-(``STEPS``):
+**Following an allocation.** A node that finds its share changed acts on it in four steps (``STEPS``):
 
 1. OnStop for what must be given up, and wait for it to return;
 2. remove the *barriers* of what was stopped;
@@ -63,8 +61,8 @@ either idempotent and sent again, or read back, or made impossible:
   while the header is the one that the plan is based on, and each header aborts what may be stored of others.
 
 Use ``Node``: ``node.handle(event, now)`` returns effects, in the order in which they must take place;
-``node.next_wakeup`` is when to call it with ``Wakeup`` at the latest. Events, effects and what must
-happen before what are described in ``protocol.messages``.
+``node.next_wakeup`` is when to call it with ``Wakeup`` at the latest. ``rebalanser.core.group.messages``
+describes events and effects, and what must happen before what.
 """
 
 from rebalanser.core.group.leading import Allocate, intended, releasers

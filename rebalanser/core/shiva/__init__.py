@@ -1,8 +1,7 @@
 """Shiva: a leader places applications on workers, over nothing but a log.
 
-Two state machines, ``Leader`` and ``Worker``,
-take events and return effects. They use no clock, thread, file or Kafka. Production and the simulator drive
-the same objects.
+Two state machines, ``Leader`` and ``Worker``, take events and return effects. They use no clock, thread, file
+or Kafka. Production and the simulator drive the same objects.
 
 Theory of operation
 ===================
