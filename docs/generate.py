@@ -65,7 +65,7 @@ from rebalanser.core.group import (
     Step,
 )
 from rebalanser.core.neli.settings import Mode, NeliSettings
-from rebalanser.core.neli.states import STANDING
+from rebalanser.core.neli.states import PARTITION
 from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.run_states import RUN
 from rebalanser.core.shiva.states import APPLICATION_BEGINS, APPLICATION_ENDS, APPLICATION_STEPS
@@ -363,9 +363,9 @@ def shiva_topics() -> str:
     return _table(["Topic", "Partitions", "Settings"], rows)
 
 
-def neli_standing() -> str:
+def neli_partition() -> str:
     """The diagram of a partition as one process sees it."""
-    return _diagram_of(STANDING)
+    return _diagram_of(PARTITION)
 
 
 def neli_members() -> str:
@@ -807,7 +807,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "shiva-leader-options": shiva_leader_options,
     "shiva-worker-options": shiva_worker_options,
     "shiva-topics": shiva_topics,
-    "neli-standing": neli_standing,
+    "neli-partition": neli_partition,
     "neli-members": neli_members,
     "neli-settings": neli_settings,
     "neli-times": neli_times,

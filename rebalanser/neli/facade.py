@@ -87,7 +87,7 @@ class Neli:
         self._handlers: dict[_CallKind, RoleHandler] = {}
         self._hooks: list[FactHook] = []
         self._candidate: Candidate | None = None
-        self._teller: FactReporter | None = None
+        self._reporter: FactReporter | None = None
         self._history_dir = history_dir
         self._history_topic = history_topic
         self._history: LeadershipHistory | None = None
@@ -158,11 +158,11 @@ class Neli:
             self._clean_up()
         elections = open_elections(self._address, self._connect_timeout_s)
         self._history = LeadershipHistory.opened(self._candidacy, self._history_dir, self._history_topic)
-        self._teller = FactReporter(self.group, self._hooks, self._history)
+        self._reporter = FactReporter(self.group, self._hooks, self._history)
         self._started.clear()
         candidacy = self._candidacy
         try:
-            self._candidate = elections.stand(candidacy, self._called, self._teller.tell)
+            self._candidate = elections.stand(candidacy, self._called, self._reporter.tell)
             if self._candidacy is not candidacy:
                 self._candidate.set_roles(self._candidacy.roles)
         except BaseException:
@@ -304,9 +304,9 @@ class Neli:
 
     def _clean_up(self) -> None:
         self._candidate = None
-        if self._teller is not None:
-            self._teller.close()
-            self._teller = None
+        if self._reporter is not None:
+            self._reporter.close()
+            self._reporter = None
         if self._history is not None:
             self._history.close()
             self._history = None

@@ -66,11 +66,11 @@ def _while_handlers_run(original: Callable[..., None]) -> Any:
 
 
 def _count_taken_for_granted(original: Callable[..., None]) -> Any:
-    def told_by_client(self: NeliMember, event: ClientEvent, now: float) -> None:
+    def handle_client_event(self: NeliMember, event: ClientEvent, now: float) -> None:
         self._counted_at = now
         original(self, event, now)
 
-    return told_by_client
+    return handle_client_event
 
 
 MUTANTS = (
@@ -132,7 +132,7 @@ MUTANTS = (
         "partition count confirmed",
         "who goes by another partition count stops leading before others begin",
         (
-            Switch(NeliMember, "_told_by_client", _count_taken_for_granted),
+            Switch(NeliMember, "_handle_client_event", _count_taken_for_granted),
             Switch(NeliMember, "_counted", always(None)),
         ),
         frozenset({"NE-4"}),

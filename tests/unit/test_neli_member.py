@@ -38,7 +38,7 @@ from rebalanser.core.neli.messages import (
 )
 from rebalanser.core.neli.records import LeadershipClaim, Note, Stamp
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
-from rebalanser.core.neli.states import STANDING, PartitionState, Turn
+from rebalanser.core.neli.states import PARTITION, PartitionState, Turn
 from rebalanser.errors import InvalidSettings
 
 E = TypeVar("E")
@@ -220,12 +220,12 @@ def test_leadership_lapses_without_any_event(settings: NeliSettings) -> None:
     assert driver.leads()
     assert driver.member.leads(0, driver.now + settings.limit_s - 0.01)
     assert not driver.member.leads(0, driver.now + settings.limit_s)
-    assert driver.member.standing(0) is PartitionState.LED, "nothing was told, and it is not led all the same"
+    assert driver.member.state_of(0) is PartitionState.LED, "nothing was told, and it is not led all the same"
     assert driver.member.next_wakeup is not None
     driver.now += settings.limit_s
     fenced = of(driver.tell(Wakeup()), CallFenced)
     assert [call.roles for call in fenced] == [{0}]
-    assert driver.member.standing(0) is PartitionState.HELD
+    assert driver.member.state_of(0) is PartitionState.HELD
 
 
 @pytest.mark.rule("NE-5")
@@ -440,7 +440,7 @@ def test_the_revoke_callback_blocks_until_the_work_is_done() -> None:
     done = driver.tell(CommitAnswered(release))
     assert of(done, LetGo) == [LetGo(frozenset({0}))]
     assert FactKind.RELEASED in facts(done)
-    assert driver.member.standing(0) is PartitionState.FOREIGN
+    assert driver.member.state_of(0) is PartitionState.FOREIGN
 
 
 @pytest.mark.rule("NE-9")
@@ -708,8 +708,8 @@ def test_what_is_not_known_is_not_led_and_why_is_said() -> None:
 
 
 def test_every_standing_can_be_reached_and_left() -> None:
-    assert {state for state, _ in STANDING.rows} == set(PartitionState) == set(STANDING.rows.values())
-    assert {turn for _, turn in STANDING.rows} == set(Turn)
+    assert {state for state, _ in PARTITION.rows} == set(PartitionState) == set(PARTITION.rows.values())
+    assert {turn for _, turn in PARTITION.rows} == set(Turn)
 
 
 def leadership(effects: Iterable[Effect]) -> list[tuple[FactKind, int | None, int | None]]:

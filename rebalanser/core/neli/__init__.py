@@ -8,9 +8,9 @@ partition to one process at a time. A *role* belongs to the partition "its numbe
 leads a partition leads its roles. What the coordinator thinks and what a process believes may be far apart: a
 process that is stopped, stuck or cut off learns nothing. So being assigned is not leading. Leading is being
 assigned **and** holding evidence younger than the *deadline* (``deadline_s``; T of the classic modes).
-It is worked out when somebody asks (NE-4): it ends by the mere passing of time.
+It is computed at each request (NE-4), as it ends by time alone.
 
-**The evidence**, each piece counted on the own monotonic clock from *before* it was asked for:
+**The evidence**, each piece counted on the own monotonic clock from *before* its request:
 
 - *heard*. In ``fast``: an own heartbeat of this very tenure was read back (NE-9). In ``non-exclusive``: any
   record of the partition was received. In ``exclusive``: any record that the broker's timestamp says is young
@@ -35,8 +35,8 @@ A successor learns from the last commit's note if a predecessor has a longer dea
 that long. ``exclusive`` always waits (the grace of NE-8).
 
 **An orderly hand-over spares the wait** (``fast``). The revoke callback calls the ``lapsed`` handlers, waits
-until they return, and then commits with the note "released" (``neli.records``), which only
-a process writes that has itself waited out, or been spared, its predecessors. B leads without waiting where
+until they return, and then commits with the note "released" (``core.neli.records``), which only a
+process writes that has itself waited out, or been spared, its predecessors. B leads without waiting where
 the last commit says "released" by A and every record from the committed offset to B's own first heartbeat is
 A's or another group's. Why the log is read as well: the note of a zombie might be accepted late, after C had
 the partition (under KIP-848 a member keeps its epoch while it gives up partitions in several turns). C led
@@ -69,10 +69,8 @@ partitions. Those that were there before the change hold no evidence of their co
 and those that start after it wait a deadline first; a "released" note of another count spares nothing. So no
 role has two leaders even then, as long as all brokers answer with the new count once one has.
 
-Use ``Member``: ``member.handle(event, now)`` returns effects, in the order in
-which they must take place; ``member.next_wakeup`` is when to tell it
-``Wakeup`` at the latest; ``member.leads(role, now)`` and
-``member.token(role, now)`` say what holds now. ``neli.messages`` has the contract of a driver,
-``neli.settings`` the times, and ``STANDING`` what a partition goes
-through.
+Use ``NeliMember``: ``member.handle(event, now)`` returns effects, in the order in which they must take place;
+``member.next_wakeup`` is when to call it with ``Wakeup`` at the latest; ``member.leads(role, now)`` and
+``member.token(role, now)`` say what holds now. ``core.neli.messages`` has the contract of a driver,
+``core.neli.settings`` the times, and ``PARTITION`` the states of a partition.
 """

@@ -1,4 +1,4 @@
-"""The member: events in, effects out. Leadership is worked out when asked."""
+"""The member: events in, effects out. Leadership is computed at each request."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from rebalanser.core.neli.messages import (
 from rebalanser.core.neli.records import LeadershipClaim, Stamp
 from rebalanser.core.neli.roles import Role, RoleMap, Roles
 from rebalanser.core.neli.settings import Mode, NeliSettings
-from rebalanser.core.neli.states import STANDING, PartitionState, Turn
+from rebalanser.core.neli.states import PARTITION, PartitionState, Turn
 from rebalanser.core.neli.tenure import Tenure
 from rebalanser.core.neli.vector import Vector
 from rebalanser.errors import FixConfiguration, InvalidSettings
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _LastCall:
     """Last call of the handlers for a partition that is led."""
 
     roles: frozenset[Role]
@@ -79,8 +79,8 @@ class NeliMember:
         self._roles = RoleMap(roles, partitions)
         self._vector = Vector(partitions)
         self._tenures: dict[Partition, Tenure] = {}
-        self._standing: dict[Partition, PartitionState] = {}
-        self._told: dict[Partition, _Told] = {}
+        self._states: dict[Partition, PartitionState] = {}
+        self._last_calls: dict[Partition, _LastCall] = {}
         self._led: dict[Partition, int] = {}
         self._running: set[Partition] = set()
         self._ended: dict[Partition, str] = {}
@@ -101,44 +101,44 @@ class NeliMember:
 
     @property
     def error(self) -> FixConfiguration | None:
-        """Why this member has failed; None while it has not."""
+        """Error that this member has failed with; None while it has not."""
         return self._error
 
     @property
     def partitions(self) -> int:
-        """The partition count that roles are shared out by."""
+        """Number of partitions among which roles are divided."""
         return self._partitions
 
     def partition_of(self, role: Role) -> Partition | None:
-        """The partition that a role belongs to (NE-5); None for a role that is not known here."""
+        """Return the partition of a role (NE-5); None for a role that is unknown here."""
         return self._roles.partition_of(role)
 
-    def standing(self, partition: Partition) -> PartitionState:
-        """State of a partition as last reported to the handlers; never a proof of leadership."""
-        return self._standing.get(partition, PartitionState.FOREIGN)
+    def state_of(self, partition: Partition) -> PartitionState:
+        """Return the state of a partition as last reported to the handlers; never a proof of leadership."""
+        return self._states.get(partition, PartitionState.FOREIGN)
 
     def leads(self, role: Role, now: float) -> bool:
         """True if this process leads ``role`` now (NE-4).
 
-        Time passes between the answer and the act: send what two must not do, with the token, to a store
-        that checks it (NE-15).
+        Time passes between the answer and the action. If two processes must not act, send the token along, to
+        a store that checks it (NE-15).
         """
         return self.token(role, now) is not None
 
     def token(self, role: Role, now: float) -> int | None:
-        """The fencing token of a role that is led now, greater than any leader's before; else None."""
+        """Return the fencing token of a role that is led now, greater than all earlier ones; else None."""
         partition = self._roles.partition_of(role)
         return None if partition is None else self.token_of(partition, now)
 
     def token_of(self, partition: Partition, now: float) -> int | None:
-        """The fencing token of a partition that is led now; None if it is not."""
+        """Return the fencing token of a partition that is led now; None if it is not."""
         tenure = self._tenures.get(partition)
         if tenure is None or self._why_not(tenure, now) is not None:
             return None
         return tenure.token
 
     def held(self, now: float) -> dict[Role, int]:
-        """The roles led now, each with its fencing token."""
+        """Return the roles led now, each with its fencing token."""
         tokens = {partition: self.token_of(partition, now) for partition in self._tenures}
         return {
             role: token
@@ -148,7 +148,7 @@ class NeliMember:
         }
 
     def why_not(self, role: Role, now: float) -> str | None:
-        """Why this process does not lead ``role`` now, in a sentence; None if it does."""
+        """Return the reason why this process does not lead ``role`` now, as a sentence; None if it does."""
         partition = self._roles.partition_of(role)
         if partition is None:
             return "the role is not known here"
@@ -157,7 +157,7 @@ class NeliMember:
 
     @property
     def next_wakeup(self) -> float | None:
-        """When to tell ``Wakeup`` at the latest; None where nothing is waited for."""
+        """Latest time for a ``Wakeup``; None once it has left or failed."""
         if self._left or self._error:
             return None
         times = [self._ask_at]
@@ -173,23 +173,23 @@ class NeliMember:
         return min(times)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in what happened; what must be done now, in this order."""
+        """Handle one event; return the effects, in order."""
         self._effects = []
         since, self._handled_at = self._handled_at, now
-        self._note_leadership(since)
+        self._report_leadership(since)
         if isinstance(event, RolesChanged | HandlerReturned | Stop | Wakeup):
-            self._told_by_host(event, now)
+            self._handle_host_event(event, now)
         else:
-            self._told_by_client(event, now)
-        self._note_leadership(now)
-        for partition in sorted(self._tenures.keys() | self._told.keys()):
-            self._tell(partition, now)
+            self._handle_client_event(event, now)
+        self._report_leadership(now)
+        for partition in sorted(self._tenures.keys() | self._last_calls.keys()):
+            self._notify(partition, now)
         self._let_go_of_lapsed(now)
         if not (self._left or self._error):
             self._do_what_is_due(now)
         return self._effects
 
-    def _told_by_client(self, event: ClientEvent, now: float) -> None:
+    def _handle_client_event(self, event: ClientEvent, now: float) -> None:
         match event:
             case Assigned(partitions=partitions):
                 self._assigned(partitions, now)
@@ -208,7 +208,7 @@ class NeliMember:
             case _:
                 assert_never(event)
 
-    def _told_by_host(self, event: HostEvent, now: float) -> None:
+    def _handle_host_event(self, event: HostEvent, now: float) -> None:
         match event:
             case RolesChanged(roles=roles):
                 self._roles = RoleMap(roles, self._partitions)
@@ -262,7 +262,7 @@ class NeliMember:
             del self._tenures[partition]
             self._ended[partition] = reason
             self._move(partition, Turn.LOST)
-            self._leads_no_more(partition, FactKind.FENCED, reason=reason)
+            self._report_end(partition, FactKind.FENCED, reason=reason)
         if lost:
             self._report(FactKind.LOST, reason=reason, partitions=", ".join(map(str, lost)))
 
@@ -301,7 +301,7 @@ class NeliMember:
             self._ask_at = min(self._ask_at, now)
 
     def _hear(self, record: HeartbeatRead, now: float) -> None:
-        """V: when it was received, or how long ago the broker took it by both wall clocks (NE-6, NE-7)."""
+        """Update V: by the time of receipt, or by the record's age on both wall clocks (NE-6, NE-7)."""
         age_s = 0.0
         if self._settings.mode is Mode.EXCLUSIVE:
             age_s = (record.wall_ms - record.timestamp_ms) / 1000
@@ -345,7 +345,7 @@ class NeliMember:
             self._report(FactKind.HANDLER_FAILED, returned.partition, error=returned.error)
 
     def _why_not(self, tenure: Tenure, now: float) -> str | None:
-        """Why a partition that is assigned is not led; None if it is. Every condition is a safeguard."""
+        """Return why an assigned partition is not led; None if it is. Each condition is a safeguard."""
         if self._error or tenure.is_lapsing:
             return "it is being handed over"
         if tenure.fenced:
@@ -362,10 +362,10 @@ class NeliMember:
             return "a predecessor may still lead"
         return None
 
-    def _note_leadership(self, since: float) -> None:
-        """Tell what began and what ended between ``since`` and now, while nothing but time went by.
+    def _report_leadership(self, since: float) -> None:
+        """Report leaderships that began or ended by time alone, between ``since`` and now.
 
-        The handlers may hear of it later, one call at a time.
+        The handlers may be called later, one call at a time.
         """
         now = self._handled_at
         for partition, tenure in sorted(self._tenures.items()):
@@ -379,12 +379,12 @@ class NeliMember:
                 self._report(FactKind.INDUCED, partition, tenure.token, begin, roles=roles)
             if partition in self._led and (reason := self._why_not(tenure, now)):
                 ended_at = min(now, max(since, self._fresh_until(tenure)))
-                self._leads_no_more(partition, FactKind.FENCED, ended_at, reason=reason)
+                self._report_end(partition, FactKind.FENCED, ended_at, reason=reason)
 
-    def _leads_no_more(
+    def _report_end(
         self, partition: Partition, kind: FactKind, at: float | None = None, **detail: str
     ) -> None:
-        """Tell, once, that leadership has ended, if there was any."""
+        """Report the end of a leadership, once; no-op if there was none."""
         token = self._led.pop(partition, None)
         if token is not None:
             self._report(kind, partition, token, at, **detail)
@@ -400,56 +400,54 @@ class NeliMember:
         return tenure.committed_at is not None and now - tenure.committed_at < self._settings.limit_s
 
     def _heard_at(self, tenure: Tenure) -> float | None:
-        """The evidence of the mode: the own heartbeat in ``fast`` (NE-9), else V (NE-3)."""
+        """Return the time of the mode's evidence: the own heartbeat in ``fast`` (NE-9), else V (NE-3)."""
         if self._settings.mode is Mode.FAST:
             return tenure.heard_at
         return self._vector.heard_at(tenure.partition)
 
     def _fresh_until(self, tenure: Tenure) -> float:
-        """When the oldest evidence of a partition that is led will be too old."""
+        """Return the time at which the oldest evidence of a partition that is led is too old."""
         evidence = (self._counted_at, self._heard_at(tenure), tenure.committed_at)
         return min(at for at in evidence if at is not None) + self._settings.limit_s
 
-    def _tell(self, partition: Partition, now: float) -> None:
-        """Tell the handlers what they do not know yet, one call at a time in each partition."""
+    def _notify(self, partition: Partition, now: float) -> None:
+        """Call the handlers about changes of leadership, one call at a time in each partition."""
         if partition in self._running:
             return
         tenure = self._tenures.get(partition)
         reason = self._why_not(tenure, now) if tenure else self._ended.get(partition, "lost")
-        told = self._told.get(partition)
+        last = self._last_calls.get(partition)
         token = tenure.token if tenure and reason is None else None
-        if told and told.token != token:
-            del self._told[partition]
-            self._end_of_leadership(partition, told, tenure, reason or "assigned anew")
-            told = None
+        if last and last.token != token:
+            del self._last_calls[partition]
+            self._notify_end(partition, last, tenure, reason or "assigned anew")
+            last = None
         if token is not None and partition not in self._running:
-            self._leadership(partition, told, token, now)
+            self._notify_roles(partition, last, token, now)
 
-    def _leadership(self, partition: Partition, told: _Told | None, token: int, now: float) -> None:
+    def _notify_roles(self, partition: Partition, last: _LastCall | None, token: int, now: float) -> None:
         roles = self._roles.roles_of(partition)
-        known = told.roles if told else frozenset()
-        if told is None:
+        known = last.roles if last else frozenset()
+        if last is None:
             self._move(partition, Turn.INDUCED)
         if known - roles:
-            self._told[partition] = _Told(known & roles, token)
+            self._last_calls[partition] = _LastCall(known & roles, token)
             limit = now + self._settings.lapse_s
             self._call(CallLapsed(partition, known - roles, token, limit))
         else:
-            self._told[partition] = _Told(roles, token)
+            self._last_calls[partition] = _LastCall(roles, token)
             if roles - known:
                 self._call(CallInduced(partition, roles - known, token))
 
-    def _end_of_leadership(
-        self, partition: Partition, told: _Told, tenure: Tenure | None, reason: str
-    ) -> None:
+    def _notify_end(self, partition: Partition, last: _LastCall, tenure: Tenure | None, reason: str) -> None:
         if tenure is not None and tenure.let_go_by is not None:
-            if told.roles:
-                self._call(CallLapsed(partition, told.roles, told.token, tenure.let_go_by))
+            if last.roles:
+                self._call(CallLapsed(partition, last.roles, last.token, tenure.let_go_by))
             return
-        if self.standing(partition) is PartitionState.LED:
+        if self.state_of(partition) is PartitionState.LED:
             self._move(partition, Turn.FENCED)
-        if told.roles:
-            self._call(CallFenced(partition, told.roles, told.token, reason))
+        if last.roles:
+            self._call(CallFenced(partition, last.roles, last.token, reason))
 
     def _call(self, call: CallInduced | CallLapsed | CallFenced) -> None:
         self._running.add(call.partition)
@@ -459,15 +457,15 @@ class NeliMember:
         """Release what the handlers have ended their work on, or have overrun their limit for."""
         release: list[Tenure] = []
         for tenure in [tenure for tenure in self._tenures.values() if tenure.is_lapsing]:
-            busy = tenure.partition in self._running or tenure.partition in self._told
+            busy = tenure.partition in self._running or tenure.partition in self._last_calls
             if tenure.let_go_by is not None and now >= tenure.let_go_by:
                 if busy:
                     reason = self._ended[tenure.partition] = "its handler overran the limit"
                     self._report(FactKind.HANDLER_OVERRAN, tenure.partition, tenure.token)
-                    self._leads_no_more(tenure.partition, FactKind.FENCED, reason=reason)
+                    self._report_end(tenure.partition, FactKind.FENCED, reason=reason)
                 self._end(tenure)
             elif not busy and tenure.release is None:
-                self._leads_no_more(tenure.partition, FactKind.ENDED)
+                self._report_end(tenure.partition, FactKind.ENDED)
                 if tenure.may_release(now):
                     release.append(tenure)
                 else:
@@ -482,8 +480,8 @@ class NeliMember:
             self._effects.append(Leave())
 
     def _end(self, tenure: Tenure) -> None:
-        """The partition may go to others now."""
-        self._leads_no_more(tenure.partition, FactKind.ENDED)
+        """End a tenure: the partition may go to others now."""
+        self._report_end(tenure.partition, FactKind.ENDED)
         del self._tenures[tenure.partition]
         self._move(tenure.partition, Turn.LET_GO)
         if tenure.asked_back:
@@ -498,7 +496,7 @@ class NeliMember:
             self._effects.append(AskPartitionCount(now))
 
     def _to_publish(self) -> Iterable[Partition]:
-        """Every partition in the classic modes (NE-2), in ``fast`` those that are its own (NE-9)."""
+        """Return all partitions in the classic modes (NE-2), and the assigned ones in ``fast`` (NE-9)."""
         if self._settings.mode is not Mode.FAST:
             return range(self._partitions)
         return [partition for partition, tenure in self._tenures.items() if not tenure.is_lapsing]
@@ -518,7 +516,7 @@ class NeliMember:
         return Stamp(self._group, self._process, tenure, sequence, self._partitions)
 
     def _commit(self, now: float) -> None:
-        """Right after a poll: whoever is stuck renews nothing, and what the poll told is known (NE-10)."""
+        """Commit, right after a poll: a stuck process renews nothing, and all that came is known (NE-10)."""
         ready = [
             tenure
             for tenure in self._tenures.values()
@@ -543,11 +541,11 @@ class NeliMember:
         return commit
 
     def _move(self, partition: Partition, turn: Turn) -> None:
-        standing = STANDING.move(self.standing(partition), turn)
-        if standing is PartitionState.FOREIGN:
-            del self._standing[partition]
+        state = PARTITION.move(self.state_of(partition), turn)
+        if state is PartitionState.FOREIGN:
+            del self._states[partition]
         else:
-            self._standing[partition] = standing
+            self._states[partition] = state
 
     def _report(
         self,
@@ -557,7 +555,7 @@ class NeliMember:
         at: float | None = None,
         **detail: str | float | bool | None,
     ) -> None:
-        """``at``: when it was so, if that was before now; how late it is told is said as well."""
+        """Report a fact; one of an earlier time ``at`` also says how late it is reported."""
         when = self._handled_at if at is None else at
         if when < self._handled_at:
             detail["late_s"] = self._handled_at - when

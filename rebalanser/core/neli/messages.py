@@ -1,23 +1,23 @@
 """Events and effects of a member, and their order.
 
-**The contract of a driver.** One thread polls the consumer and hands events to the member, in the order in
-which the client told them. Effects are carried out in the order of the list.
+**The contract of a driver.** One thread polls the consumer and passes events to the member, in the order in
+which they came from the client. Effects are carried out in the order of the list.
 
-- ``Assigned`` is told inside the assign callback, after the committed offsets of the new partitions
-  were asked for. Reading goes on at the committed offset, or at the end of a partition that has none. Every
-  record of an assigned partition is told by ``HeartbeatRead``, in the order of the log, none left out.
-- ``Revoked`` is told inside the revoke callback, which returns (and lets go of the partitions) only
-  after ``LetGo`` has named each of them. Until then the driver feeds ``HandlerReturned``,
+- ``Assigned`` is passed inside the assign callback, after the committed offsets of the new partitions were
+  requested. Reading goes on at the committed offset, or at the end of a partition that has none. Each record
+  of an assigned partition becomes a ``HeartbeatRead``, in the order of the log, none left out.
+- ``Revoked`` is passed inside the revoke callback, which returns (and so gives up the partitions) only after
+  ``LetGo`` has named each of them. Until then the driver feeds ``HandlerReturned``,
   ``CommitAnswered`` and ``Wakeup``, and does not poll.
-- ``Polled`` is told each time a poll has returned, after everything that it brought was told.
+- ``Polled`` is passed each time a poll has returned, after all events that came with it.
 - ``Commit`` and ``PublishHeartbeats`` are sent at once. Each Commit is answered by one
-  ``CommitAnswered``, also where no answer came in time; a PublishHeartbeats by nothing: a heartbeat is known
+  ``CommitAnswered``, also if no answer came in time. A PublishHeartbeats has no answer: a heartbeat is known
   to have arrived when it is read back. Records are produced with acks=all.
 - Each ``Call…`` is answered by one ``HandlerReturned``. A partition has at most one call under way,
   partitions do not wait for each other, and the thread that polls waits for none of them.
 
 Times (``now``) are seconds of this process's monotonic clock, which goes on while the process is stopped. A
-member is not thread-safe: whoever asks it for leadership from another thread holds the driver's lock.
+member is not thread-safe: a caller in another thread holds the driver's lock.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Partitions became this process's own; with the last commit of each, None where asking failed."""
+    """Partitions were assigned to this process; with the last commit of each, None if the request failed."""
 
     partitions: Mapping[Partition, LastCommit | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Partitions are asked back; they go to others when the callback returns."""
+    """The group asks for partitions back; they go to others when the callback returns."""
 
     partitions: frozenset[Partition]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Partitions are gone, and may be another's already."""
+    """Partitions are lost; another process may have them already."""
 
     partitions: frozenset[Partition]
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """A poll has returned, and what it brought was told."""
+    """A poll has returned, and all events that came with it were passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class CommitAnswered:
 
 @dataclass(frozen=True, slots=True)
 class AskPartitionCount:
-    """Ask the broker for the topic's partition count, and tell it by ``PartitionCount``.
+    """Ask the broker for the topic's partition count; the answer is a ``PartitionCount``.
 
-    A question that fails is not answered at all.
+    A request that fails has no answer.
     """
 
     asked_at: float
@@ -130,7 +130,7 @@ class AskPartitionCount:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCount:
-    """The broker's answer to a question."""
+    """The broker's answer to an ``AskPartitionCount``."""
 
     question: AskPartitionCount
     partitions: int
@@ -138,7 +138,7 @@ class PartitionCount:
 
 @dataclass(frozen=True, slots=True)
 class RolesChanged:
-    """The host application names other roles. Raises InvalidSettings where one of them is none."""
+    """The host application has changed the roles. Raises InvalidSettings if one of them is invalid."""
 
     roles: Roles
 
@@ -177,7 +177,7 @@ class PublishHeartbeats:
 
 @dataclass(frozen=True, slots=True)
 class CallInduced:
-    """Tell the handlers that these roles are led now, with the fencing token of their partition (NE-15)."""
+    """Call ``on_induced``: these roles are led now, with the fencing token of their partition (NE-15)."""
 
     partition: Partition
     roles: frozenset[Role]
@@ -186,7 +186,7 @@ class CallInduced:
 
 @dataclass(frozen=True, slots=True)
 class CallLapsed:
-    """Tell the handlers that these roles are being handed over, in order.
+    """Call ``on_lapsed``: these roles are being handed over, in order.
 
     Nobody else leads them until the handlers return, or until ``limit`` (monotonic seconds) at the latest.
     """
@@ -199,7 +199,7 @@ class CallLapsed:
 
 @dataclass(frozen=True, slots=True)
 class CallFenced:
-    """Tell the handlers that these roles are led no longer, for ``reason``, and may be another's now."""
+    """Call ``on_fenced``: these roles are led no longer, for ``reason``; another process may lead them."""
 
     partition: Partition
     roles: frozenset[Role]
@@ -252,21 +252,21 @@ class Fact:
     """Something that happened to this member, for logs, history and metrics.
 
     Leadership of a partition begins with INDUCED and ends with one ENDED or FENCED of the same token, after
-    LAPSED if it is handed over in order. They tell what the member itself would have answered, whether or
-    not a handler could be called.
+    LAPSED if it is handed over in order. They say what the member itself would have answered, even if no
+    handler could be called.
     """
 
     kind: FactKind
     partition: Partition | None = None
     token: int | None = None
     at: float = 0.0
-    """When it was so (seconds of the member's clock): leadership ends by time, and is noticed later."""
+    """Time of the fact (seconds of the member's clock): leadership ends by time, and is noticed later."""
     detail: Mapping[str, str | float | bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the sinks what happened; never blocks."""
+    """Report a fact to the sinks; never blocks."""
 
     fact: Fact
 

@@ -1,7 +1,7 @@
 """Records of NELI: the stamp in the header of a heartbeat, and the note in the metadata of a commit.
 
-Both are short JSON arrays with a version first. A reader that can't make sense of one takes it for none: a
-heartbeat without a stamp is somebody else's, a commit without a note promises nothing.
+Both are short JSON arrays with a version first. A reader ignores one that it can't read: a
+heartbeat without a stamp is foreign, and a commit without a note promises nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def _load(text: str | bytes | None, *kinds: type) -> list[Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Whose heartbeat a record is.
+    """Sender of a heartbeat.
 
-    ``process`` is the id of one incarnation of one process, never used again; ``tenure`` counts what was
-    assigned to it (0: the partition was not its own), ``sequence`` what it published. ``partitions`` is
-    the partition count that it goes by.
+    ``process`` is the id of one incarnation of one process, never used again; ``tenure`` counts its
+    tenures (0: the partition was not assigned to it), ``sequence`` its heartbeats. ``partitions`` is the
+    partition count that it knows.
     """
 
     group: str
@@ -47,12 +47,12 @@ class Stamp:
     partitions: int
 
     def encode(self) -> bytes:
-        """The header's value."""
+        """Return the header's value."""
         return _dump(self.group, self.process, self.tenure, self.sequence, self.partitions).encode()
 
     @classmethod
     def decode(cls, value: bytes | None) -> Stamp | None:
-        """The stamp in a header's value; None where it is none."""
+        """Return the stamp in a header's value; None if it is invalid."""
         parts = _load(value, str, str, int, int, int)
         return cls(*parts) if parts else None
 
@@ -61,17 +61,17 @@ class LeadershipClaim(StrEnum):
     """State of a partition by its committed offset."""
 
     HELD = "held"
-    """The one who committed may lead."""
+    """The process that committed may lead."""
     RELEASED = "released"
-    """The one who committed has ended its leadership, and nobody before it leads any more."""
+    """The process that committed has ended its leadership, and no earlier one leads any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """The metadata of a committed offset: who committed, and how long a successor must wait.
 
-    ``wait_s`` is how long the one who committed, or a predecessor it had not waited out yet, may go on
-    leading after the partition was assigned to another.
+    ``wait_s`` is the maximum seconds for which the process that committed, or a predecessor that it had not
+    waited out yet, may lead after the partition was assigned to another one.
     """
 
     claim: LeadershipClaim
@@ -81,12 +81,12 @@ class Note:
     partitions: int
 
     def encode(self) -> str:
-        """The commit's metadata."""
+        """Return the commit's metadata."""
         return _dump(self.claim.value, self.process, self.tenure, float(self.wait_s), self.partitions)
 
     @classmethod
     def decode(cls, metadata: str | None) -> Note | None:
-        """The note in a commit's metadata; None where it is none."""
+        """Return the note in a commit's metadata; None if it is invalid."""
         parts = _load(metadata, str, str, int, float, int)
         if not parts or parts[0] not in set(LeadershipClaim):
             return None

@@ -1,4 +1,4 @@
-"""Partition of a role and slot of a key: the same in every process, on every day."""
+"""Partition of a role and slot of a key: the same in every process, at any time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rebalanser.errors import InvalidSettings
 Role: TypeAlias = int | str
 """A role's name: a number, which is its own number (such as a hash slot), or any text."""
 Roles: TypeAlias = Iterable[Role] | Mapping[Role, int]
-"""Roles as a host application names them; a mapping says the number of each."""
+"""Roles as a host application names them; a mapping has the number of each."""
 
 
 def _stable_hash(key: bytes) -> int:
@@ -20,9 +20,9 @@ def _stable_hash(key: bytes) -> int:
 
 
 def number_of(role: Role) -> int:
-    """The number of a role that was not given one: of an int itself, of a text a stable hash of it.
+    """Return the number of a role without a given one: an int is its own, a text has a stable hash.
 
-    It depends on nothing but the role, never on its place in a list: two processes that know different
+    It depends on the role only, never on its place in a list: two processes that know different
     lists, as in a roll-out, agree on every role that both know.
     """
     return role if isinstance(role, int) else _stable_hash(role.encode())
@@ -46,11 +46,11 @@ def hash_slot(key: str | bytes, slots: int) -> int:
 
 
 def numbered(roles: Roles) -> dict[Role, int]:
-    """Each role with its number.
+    """Return the number of each role.
 
     Raises:
-        InvalidSettings: a role is neither a text nor a whole number, or its number is none; or it is no list,
-            or one text, whose letters would be roles.
+        InvalidSettings: a role is neither a text nor a whole number, or its number is invalid; or ``roles``
+            is no list, or one text, whose letters would be roles.
     """
     if isinstance(roles, str | bytes) or not isinstance(roles, Iterable):
         raise InvalidSettings(f"roles: a list of roles, such as ['a', 'b'] (got {roles!r})")
@@ -79,11 +79,11 @@ class RoleMap:
         self._roles_of = {partition: frozenset(names) for partition, names in found.items()}
 
     def partition_of(self, role: Role) -> int | None:
-        """The partition whose leader leads ``role``; None for a role that this process does not know."""
+        """Return the partition whose leader leads ``role``; None for a role that is unknown here."""
         return self._partition_of.get(role)
 
     def roles_of(self, partition: int) -> frozenset[Role]:
-        """The roles of a partition."""
+        """Return the roles of a partition."""
         return self._roles_of.get(partition, frozenset())
 
     def __iter__(self) -> Iterator[Role]:

@@ -1,4 +1,4 @@
-"""The times that NELI runs on, and what of them contradicts the mode (NE-11)."""
+"""The times that NELI runs on, and their check against the mode (NE-11)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ class NeliSettings:
 
     @property
     def overlap_s(self) -> float:
-        """For how long a successor may lead beside a leader that lost touch (NE-6); 0 where it never may.
+        """Maximum seconds that a successor leads beside a leader that lost touch (NE-6); 0 outside of
+        ``non-exclusive``.
 
         An accepted commit renews the session only with the classic group protocol.
         """
@@ -131,7 +132,7 @@ class NeliSettings:
 
 
 def check(settings: NeliSettings) -> list[str]:
-    """Refuse what contradicts the mode, with the numbers; what is merely unwise is returned as warnings.
+    """Refuse settings that contradict the mode, with the numbers; return warnings about unwise ones.
 
     Raises:
         InvalidSettings: the mode's promises could not be kept (NE-11).

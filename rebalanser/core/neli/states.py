@@ -19,7 +19,7 @@ class PartitionState(StrEnum):
     HELD = "held"
     """Assigned, and not led: the evidence is not there yet, or a predecessor must be waited out."""
     LED = "led"
-    """Assigned and led; the handlers were told."""
+    """Assigned and led; the handlers were called."""
     LAPSING = "lapsing"
     """Asked back: the handlers end their work while the revoke callback waits."""
 
@@ -36,8 +36,8 @@ class Turn(StrEnum):
 
 
 _S, _T = PartitionState, Turn
-STANDING: Table[PartitionState, Turn] = Table(
-    "standing",
+PARTITION: Table[PartitionState, Turn] = Table(
+    "partition",
     _S.FOREIGN,
     {
         (_S.FOREIGN, _T.ASSIGNED): _S.HELD,

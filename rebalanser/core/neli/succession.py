@@ -1,4 +1,4 @@
-"""When the predecessors of a tenure can lead no longer."""
+"""The wait until the predecessors of a tenure can lead no longer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rebalanser.core.neli.settings import Mode, NeliSettings
 
 
 class Succession:
-    """Waits until nobody else can lead a partition that was assigned at ``now``.
+    """Waits until no other process can lead a partition that was assigned at ``now``.
 
-    An accepted commit was sent before the assignment, so a predecessor leads for ``wait_s`` after it at the
-    most. That wait is spared where the last commit says "released", and every record from the committed
-    offset up to the own first heartbeat was read and is by nobody of this group but the one who released:
-    whoever led in between has a heartbeat of its own there.
+    A predecessor's accepted commits were sent before the assignment, so it leads for at most ``wait_s`` after
+    that. The wait is spared if the last commit says "released", and all records from the committed offset up
+    to the own first heartbeat were read and are, of this group, by the releasing process only: any process
+    that led in between has a heartbeat of its own there.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Succession:
 
     @staticmethod
     def _longest_wait_s(settings: NeliSettings, last: LastCommit | None, note: Note | None) -> float:
-        """A predecessor with a longer deadline is waited for as long as its own note says."""
+        """Return the wait by the own settings, or by the last note if a predecessor has a longer deadline."""
         if note:
             return max(settings.wait_s, note.wait_s)
         never_led = last is not None and last.offset is None
@@ -43,7 +43,7 @@ class Succession:
         return now >= self.until
 
     def read(self, record: HeartbeatRead, own: bool, now: float) -> bool:
-        """Look at the next record; ``own``: a heartbeat of this tenure. True if the wait is spared by it."""
+        """Take in the next record; ``own`` heartbeats are of this tenure. True if it ends the wait."""
         if self._releaser is None:
             return False
         if record.offset != self._expected or not (own or self._is_harmless(record.stamp)):
@@ -57,6 +57,6 @@ class Succession:
         return True
 
     def _is_harmless(self, stamp: Stamp | None) -> bool:
-        """True if a record is certainly not by a leader between the releasing one and this tenure."""
+        """True if a record is certainly of no leader between the releasing one and this tenure."""
         foreign = stamp is None or stamp.group != self._group
         return foreign or (stamp is not None and (stamp.process, stamp.tenure) == self._releaser)

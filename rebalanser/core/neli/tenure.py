@@ -50,15 +50,15 @@ class Tenure:
         return self.token is None and self.token_found is not None
 
     def sending(self, sequence: int, now: float) -> None:
-        """A heartbeat is about to be sent; those that could renew nothing any more are forgotten."""
+        """Note a heartbeat that is about to be sent; forget those that can renew nothing any more."""
         horizon = now - self._settings.limit_s
         self._sent = {known: at for known, at in self._sent.items() if at > horizon}
         self._sent[sequence] = now
 
     def read(self, record: HeartbeatRead, now: float) -> bool:
-        """A record of the partition was read. True if it spares waiting for a predecessor.
+        """Take in a record of the partition. True if it ends the wait for a predecessor.
 
-        Only a heartbeat of this very tenure can renew or be a token, from the instant before it was sent.
+        Only a heartbeat of this very tenure renews, as of just before it was sent, or becomes a token.
         """
         stamp = record.stamp
         own = stamp is not None and self._is_own(stamp)
@@ -79,9 +79,9 @@ class Tenure:
         )
 
     def committed(self, offset: int, sent_at: float) -> None:
-        """A commit of this tenure was accepted: the partition was not another's after ``sent_at``.
+        """Take in an accepted commit of this tenure: at ``sent_at`` the partition was still assigned to it.
 
-        It makes a token of an own heartbeat that was known before the commit was sent (NE-15).
+        It confirms the own heartbeat that was read before the commit was sent as the token (NE-15).
         """
         self.committed_at = max(self.committed_at or sent_at, sent_at)
         if self.token is None and self.token_found is not None and offset > self.token_found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Vector:
-    """One time per partition, in seconds of this process's monotonic clock; "zero" is: never heard."""
+    """One time per partition, in seconds of this process's monotonic clock; None before any record."""
 
     def __init__(self, partitions: int) -> None:
         self._heard_at: list[float | None] = [None] * partitions
@@ -13,10 +13,10 @@ class Vector:
         return len(self._heard_at)
 
     def hear(self, partition: int, at: float) -> None:
-        """A record of ``partition`` was received, or timestamped by the broker, at ``at``. V only grows."""
+        """Note a record of ``partition``: ``at`` is when it came, or the broker's timestamp. V only grows."""
         known = self._heard_at[partition]
         self._heard_at[partition] = at if known is None else max(known, at)
 
     def heard_at(self, partition: int) -> float | None:
-        """The time of the last record of ``partition``, whoever published it; None if there was none."""
+        """Return the time of the last record of ``partition``, of any process; None if there was none."""
         return self._heard_at[partition]
