@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LATE: Final = "late"
 """The reason in quarantine of a record that came after the watermark had passed it."""
 
-_STANDING: Final = "standing"
+_PHASE: Final = "phase"
 _SETTLED, _DUE, _WAITING, _OVERTAKEN = "settled", "due", "waiting", "late"
 _LINKED: Final = "linked"
 """Column: true if a record is part of the counting: the last judged number of a process, and new ones."""
@@ -67,7 +67,7 @@ class Placed:
     @property
     def judged(self) -> DataFrame:
         """Records that were judged before, and those that are due."""
-        return self.everything.where(F.col(_STANDING).isin(_SETTLED, _DUE))
+        return self.everything.where(F.col(_PHASE).isin(_SETTLED, _DUE))
 
     @property
     def linked(self) -> DataFrame:
@@ -76,7 +76,7 @@ class Placed:
 
     def too_late(self) -> DataFrame:
         """Rows of quarantine, one for each late record."""
-        return self.everything.where(F.col(_STANDING) == _OVERTAKEN).select(
+        return self.everything.where(F.col(_PHASE) == _OVERTAKEN).select(
             "source",
             "position",
             F.lit(LATE).alias("reason"),
@@ -87,7 +87,7 @@ class Placed:
     def ended(self, accesses: DataFrame) -> DataFrame:
         """The accesses that ended with a record that is due."""
         over = accesses.where(F.col("ended_by") == EndedBy.STOP)
-        due = (F.col(_STANDING) == _DUE) & (F.col("step") == HistoryStep.STOP_RETURNED)
+        due = (F.col(_PHASE) == _DUE) & (F.col("step") == HistoryStep.STOP_RETURNED)
         stops = self.everything.where(due).select(
             "process", F.col("sequence").alias("stop_returned_sequence")
         )
@@ -96,7 +96,7 @@ class Placed:
     def carried_on(self, settled: DataFrame, processes: DataFrame, accesses: DataFrame) -> DataFrame:
         """Records for the next micro-batch: those that later ones may be judged with, and those that wait."""
         kept = carried(settled, processes, accesses, self.reached).withColumn(SETTLED, F.lit(True))
-        waiting = self.everything.where(F.col(_STANDING) == _WAITING).withColumn(TIP, F.lit(False))
+        waiting = self.everything.where(F.col(_PHASE) == _WAITING).withColumn(TIP, F.lit(False))
         return kept.unionByName(waiting.select(*RECORDS.names, TIP, SETTLED))
 
 
@@ -144,17 +144,15 @@ def place(
     wall, is_onward = F.col("wall_time"), F.col("sequence") > F.col(_TIP_SEQUENCE)
     overtaken = (wall < F.col("before")) & ~is_onward & (F.col("sequence") != F.col(_TIP_SEQUENCE))
     due = F.lit(True) if came is None else (wall <= F.col("watermark")) | (wall > F.col("ahead"))
-    standing = (
-        F.when(F.col(SETTLED), _SETTLED).when(overtaken, _OVERTAKEN).when(due, _DUE).otherwise(_WAITING)
-    )
-    linked = F.col(TIP) | ((F.col(_STANDING) == _DUE) & F.coalesce(is_onward, F.lit(True)))
+    phase = F.when(F.col(SETTLED), _SETTLED).when(overtaken, _OVERTAKEN).when(due, _DUE).otherwise(_WAITING)
+    linked = F.col(TIP) | ((F.col(_PHASE) == _DUE) & F.coalesce(is_onward, F.lit(True)))
     placed, seen = observed(
         computed,
         "putting in place",
         everything.join(F.broadcast(tips), list(NUMBERED), "left")
         .crossJoin(walls)
-        .withColumn(_STANDING, standing)
-        .select(*CARRIED.names, _STANDING, linked.alias(_LINKED)),
+        .withColumn(_PHASE, phase)
+        .select(*CARRIED.names, _PHASE, linked.alias(_LINKED)),
         **_asked(),
     )
     there = {name: seen[name] > 0 for name in ("allocations", "elections", "tasks")}
@@ -164,15 +162,13 @@ def place(
 
 def _asked() -> dict[str, Column]:
     """Counts of the records that decide which queries are needed."""
-    is_new = F.col(_STANDING) == _DUE
+    is_new = F.col(_PHASE) == _DUE
     return {
-        "late": F.count_if(F.col(_STANDING) == _OVERTAKEN),
+        "late": F.count_if(F.col(_PHASE) == _OVERTAKEN),
         "gaps": F.count_if(is_new & (F.col("kind") == GAP)),
         "allocations": F.count_if(is_new & F.col("step").isin(HistoryStep.PUBLISHED, HistoryStep.ADOPTED)),
         "elections": F.count_if(is_new & (F.col("step") == HistoryStep.ELECTED)),
-        "tasks": F.count_if(
-            F.col(_STANDING).isin(_SETTLED, _DUE) & (F.col("protocol") == str(Protocol.SKULD))
-        ),
+        "tasks": F.count_if(F.col(_PHASE).isin(_SETTLED, _DUE) & (F.col("protocol") == str(Protocol.SKULD))),
     }
 
 

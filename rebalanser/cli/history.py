@@ -105,13 +105,13 @@ def tail(
     """
     face = Face.of("", json)
     wanted = Filter(since, None, group, resource, _kind(kind))
-    tally = RecordCounter()
+    counter = RecordCounter()
     with _opened(sources, may_be_empty=follow) as opened:
-        records = _wanted(_records_of(read_all(opened, growing=follow), tally), wanted)
+        records = _wanted(_records_of(read_all(opened, growing=follow), counter), wanted)
         _show(face, records if last is None else deque(records, maxlen=last))
         if follow:
             _follow(face, opened, wanted)
-        _require_records(opened, tally)
+        _require_records(opened, counter)
 
 
 @app.command()
@@ -121,12 +121,12 @@ def stats(sources: SourcesArgument, json: JsonOption = False) -> None:
     The history is read once. Memory grows with the number of processes, not of records.
     """
     face = Face.of("", json)
-    tally = RecordCounter()
+    counter = RecordCounter()
     with _opened(sources) as opened:
         for item in _with_progress(face, opened):
-            tally.add(item)
-        _require_records(opened, tally)
-        document = tally.stats(source.name for source in opened)
+            counter.add(item)
+        _require_records(opened, counter)
+        document = counter.stats(source.name for source in opened)
     if face.on_terminal:
         face.draw(stats_table(document))
     else:
@@ -168,10 +168,10 @@ def export(
         _tell_unreadable(unreadable)
     else:
         refuse_overwriting(to)
-        tally = RecordCounter()
+        counter = RecordCounter()
         with _opened(sources) as opened:
-            records = export_lines(to, _to_export(face, opened, wanted, tally))
-        unreadable = tally.unreadable()
+            records = export_lines(to, _to_export(face, opened, wanted, counter))
+        unreadable = counter.unreadable()
     left_out = sum(each.lines for each in unreadable)
     answer = Exported(to=str(to), format=format_, records=records, unreadable=left_out)
     face.answer(answer, answer.sentence())
@@ -199,13 +199,13 @@ def _follow(face: Face, sources: Sequence[HistorySource], wanted: Filter) -> Non
 
 
 def _records_of(
-    items: Iterable[Item], tally: RecordCounter | None = None, limit: int | None = None
+    items: Iterable[Item], counter: RecordCounter | None = None, limit: int | None = None
 ) -> Iterator[Record]:
     """Yield the records; report other lines on standard error, at most ``limit`` of them."""
     told = 0
     for item in items:
-        if tally is not None:
-            tally.add(item)
+        if counter is not None:
+            counter.add(item)
         if isinstance(item, Record):
             yield item
         elif limit is None or told < limit:
@@ -228,10 +228,10 @@ def _wanted(records: Iterable[Record], wanted: Filter) -> Iterator[Record]:
 
 
 def _to_export(
-    face: Face, sources: Sequence[HistorySource], wanted: Filter, tally: RecordCounter
+    face: Face, sources: Sequence[HistorySource], wanted: Filter, counter: RecordCounter
 ) -> Iterator[Record]:
-    yield from _wanted(_records_of(_with_progress(face, sources), tally, MAX_WARNINGS), wanted)
-    _require_records(sources, tally)
+    yield from _wanted(_records_of(_with_progress(face, sources), counter, MAX_WARNINGS), wanted)
+    _require_records(sources, counter)
 
 
 def _with_progress(face: Face, sources: Sequence[HistorySource]) -> Iterator[Item]:
@@ -252,16 +252,16 @@ def _show(face: Face, records: Iterable[Record]) -> None:
         lines.answer({}, line)
 
 
-def _require_records(sources: Sequence[HistorySource], tally: RecordCounter) -> None:
+def _require_records(sources: Sequence[HistorySource], counter: RecordCounter) -> None:
     """Check that there was a record.
 
     Raises:
         UnusableHistory: no line is a record; the message says what was found.
     """
-    if tally.readable:
+    if counter.readable:
         return
     names = ", ".join(source.name for source in sources)
-    if unreadable := tally.unreadable():
+    if unreadable := counter.unreadable():
         reasons = ", ".join(f"{each.lines:,} {each.reason}" for each in unreadable)
         found = f"only other lines ({reasons}), the first: {printable(unreadable[0].first)}"
     else:

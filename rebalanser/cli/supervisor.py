@@ -331,13 +331,13 @@ class Supervisor:
             return FinishedRun(Exited(None, "access ended", by_shim=True), 0.0)
         with self._outputs.of(owned.resource) as files:
             number = processes.start(self._job_of(owned), events.put, files)
-        patience_s: float | None = None
+        timeout_s: float | None = None
         while True:
             try:
-                event = events.get(timeout=patience_s)
+                event = events.get(timeout=timeout_s)
             except queue.Empty:
                 processes.kill(number)
-                patience_s = None
+                timeout_s = None
                 continue
             match event:
                 case CommandStarted(pid):
@@ -345,7 +345,7 @@ class Supervisor:
                     self._outputs.begin(owned.resource)
                 case StopAsked():
                     processes.stop(number, self._clock.now() + self._stop_limit_s)
-                    patience_s = OWN_HANDS_SHARE * self._settings.stop_timeout_s
+                    timeout_s = OWN_HANDS_SHARE * self._settings.stop_timeout_s
                 case Exited() as exited:
                     self._outputs.finish(owned.resource)
                     why = exited.error or ("access ended" if exited.by_shim else None)

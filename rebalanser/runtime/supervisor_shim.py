@@ -170,7 +170,7 @@ class SupervisorShim:
         self._alone = False
         self._in_a_hurry = False
         self._selector = selectors.DefaultSelector()
-        self._logger = _OutputLogger(self._selector)
+        self._logger = _LoggerProcess(self._selector)
         self._prctl = ctypes.CDLL(None).prctl
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._usual_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -190,7 +190,7 @@ class SupervisorShim:
                 self._begin()
                 self._reap()
                 self._enforce()
-                self._logger.see_to()
+                self._logger.step()
                 self._send_reports()
                 if self._alone and self._supervisor in selector.get_map():
                     selector.unregister(self._supervisor)
@@ -441,7 +441,7 @@ class _Kept:
     finish_sent: bool = False
 
 
-class _OutputLogger:
+class _LoggerProcess:
     """The process that writes the jobs' output to files; started for the first job, restarted if it dies.
 
     The pipes' reading ends stay open here too, so that unread output survives a restart.
@@ -469,7 +469,7 @@ class _OutputLogger:
             self._kept[number].finished = True
         return number in self._kept
 
-    def see_to(self) -> None:
+    def step(self) -> None:
         """Start the logger if needed, send it orders as far as it takes them, and read its answers."""
         if self._kept and self._process is None and now() >= self._not_before:
             self._run()
@@ -477,7 +477,7 @@ class _OutputLogger:
             with contextlib.suppress(OSError):
                 self._send_orders(self._socket)
             with contextlib.suppress(OSError):
-                self._hear(self._socket)
+                self._receive(self._socket)
 
     def has_exited(self, pid: int, status: int) -> None:
         """Handle the exit of a child of this process, which may have been the logger."""
@@ -523,7 +523,7 @@ class _OutputLogger:
                 logger.send(json.dumps({"do": "finish", "number": number}).encode())
                 kept.finish_sent = True
 
-    def _hear(self, logger: socket.socket) -> None:
+    def _receive(self, logger: socket.socket) -> None:
         while message := logger.recv(MAX_MESSAGE_BYTES):
             done = self._kept.pop(json.loads(message)["number"], None)
             if done is not None:

@@ -112,7 +112,7 @@ def test_a_stop_that_lasts_names_the_worker_that_has_to_stop_it() -> None:
     entry = replace(stopping.applications[WEB], leaving=left, reason="")
     stop = effect()
     assert not has_come(stop, replace(stopping, applications={WEB: entry}))
-    assert stop.standing == "t/c/web is stopping on w1, which has not reported yet that it stopped it"
+    assert stop.summary == "t/c/web is stopping on w1, which has not reported yet that it stopped it"
 
 
 @pytest.mark.rule("SH-18")
@@ -251,7 +251,7 @@ class TestMany:
         effects = self.effects()
         running, assigned = ApplicationState.RUNNING, ApplicationState.ASSIGNED
         assert not effects.have_come(self.of(running, assigned, assigned))
-        assert effects.standing.startswith("2 of 3 applications are not settled; t/c/b is assigned")
+        assert effects.summary.startswith("2 of 3 applications are not settled; t/c/b is assigned")
         assert not effects.have_come(self.of(assigned, running, assigned))
         assert effects.have_come(self.of(assigned, assigned, running))
         assert list(effects.entries) == list(self.NAMES)
@@ -434,7 +434,7 @@ class TestReplicas:
         effects = Effects({WEB: CommandProgress(WEB, "mine", OFFSET, starts=True)})
         running = ApplicationState.RUNNING
         assert not effects.have_come(self.document(running, ApplicationState.WAITING))
-        assert effects.standing == "t/c/web#1 is waiting: why"
+        assert effects.summary == "t/c/web#1 is waiting: why"
         assert not effects.have_come(self.document(running, running, ApplicationState.STOPPING, replicas=2))
         assert effects.have_come(self.document(running, ApplicationState.FINISHED))
 

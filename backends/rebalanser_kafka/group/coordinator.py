@@ -78,7 +78,7 @@ from rebalanser_kafka.group.records import (
 )
 from rebalanser_kafka.group.replica import MIN_LEASE_TTL_S, Replica, Result
 from rebalanser_kafka.group.splitting import RESOURCES_PER_COMMAND, batches, in_turn
-from rebalanser_kafka.group.watches import Telling, Watches
+from rebalanser_kafka.group.watches import Delivery, Watches
 
 SNAPSHOT_RECORDS: Final = 5_000
 """Records after which a snapshot is due."""
@@ -234,8 +234,8 @@ class LogCoordinator(Coordinator):
     def watch(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> None:
         """Watch exactly these topics, each new one from its revision on; those watched before continue."""
         with self._lock:
-            tellings = self._watches.replace(node, topics, listener)
-        _tell(tellings)
+            deliveries = self._watches.replace(node, topics, listener)
+        _deliver(deliveries)
 
     def feed_from(self, running: RunningApplications) -> None:
         """Add the running applications to the resources, as long as this connection's node leads (SH-19)."""
@@ -334,8 +334,8 @@ class LogCoordinator(Coordinator):
     def forget_history(self) -> None:
         """Forget past changes, as after a gap: watches from before are notified to read again."""
         with self._lock:
-            tellings = self._watches.lost(self._follower.replica.latest)
-        _tell(tellings)
+            deliveries = self._watches.lost(self._follower.replica.latest)
+        _deliver(deliveries)
 
     def close(self) -> None:
         """Close the connection and all watches. Closing twice does nothing."""
@@ -434,16 +434,16 @@ class LogCoordinator(Coordinator):
         with self._lock:
             events = self._read(entries)
             replica = self._follower.replica
-            tellings: list[Telling] = []
+            deliveries: list[Delivery] = []
             if self._follower.complete:
                 # The time is taken after the read, so that no lease is counted from before it (RB-21).
                 self._counter.observe(replica.leases, self._now())
-                tellings = self._watches.changed(replica.take_changes())
+                deliveries = self._watches.changed(replica.take_changes())
             if not (self._lost or self._caught_up.is_set()) and self._log.position >= self._end:
-                tellings += self._arrive(replica)
+                deliveries += self._arrive(replica)
         for event in events:
             self._react(event)
-        _tell(tellings)
+        _deliver(deliveries)
 
     def _read(self, entries: Sequence[LogEntry]) -> list[Event]:
         events: list[Event] = []
@@ -455,7 +455,7 @@ class LogCoordinator(Coordinator):
                 break
         return events
 
-    def _arrive(self, replica: Replica) -> list[Telling]:
+    def _arrive(self, replica: Replica) -> list[Delivery]:
         """Note that all records from before the start have been read."""
         if not self._follower.complete:
             raise UnusableStore(
@@ -569,6 +569,6 @@ def _settle(answer: Future[Result], result: Result, error: RebalanserError | Non
             answer.set_exception(error)
 
 
-def _tell(tellings: Sequence[Telling]) -> None:
-    for listener, notices in tellings:
+def _deliver(deliveries: Sequence[Delivery]) -> None:
+    for listener, notices in deliveries:
         listener(notices)

@@ -16,7 +16,7 @@ from rebalanser.registry.translation import Translation
 MAX_HISTORY: Final = 10_000
 """Maximum changes kept for watches that begin in the past."""
 
-Telling: TypeAlias = tuple[Listener, Sequence[Noticed]]
+Delivery: TypeAlias = tuple[Listener, Sequence[Noticed]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,44 +34,44 @@ class Watches:
         self._history = ChangeHistory(MAX_HISTORY)
         self._watches: dict[tuple[NodeId, Topic], _Watch] = {}
 
-    def replace(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> list[Telling]:
+    def replace(self, node: NodeId, topics: Mapping[Topic, int], listener: Listener) -> list[Delivery]:
         """Watch exactly these topics of ``node``; return the notices of past changes for new ones."""
         before = self._watches
         self._watches = {}
-        tellings: list[Telling] = []
+        deliveries: list[Delivery] = []
         for topic, since in topics.items():
             key = (node, topic)
             known = before.get(key)
             self._watches[key] = known or _Watch(topic, since, listener)
             if known is None:
-                tellings += self._past(self._watches[key])
-        return tellings
+                deliveries += self._past(self._watches[key])
+        return deliveries
 
-    def _past(self, watch: _Watch) -> Iterator[Telling]:
+    def _past(self, watch: _Watch) -> Iterator[Delivery]:
         if watch.since < self._history.oldest:
-            yield from self._tellings(watch, [HistoryLost(self._history.oldest - 1)])
+            yield from self._deliveries(watch, [HistoryLost(self._history.oldest - 1)])
         for changes in self._history:
-            yield from self._tellings(watch, changes)
+            yield from self._deliveries(watch, changes)
 
-    def changed(self, commits: Iterable[tuple[Changed, ...]]) -> list[Telling]:
+    def changed(self, commits: Iterable[tuple[Changed, ...]]) -> list[Delivery]:
         """Return the notices that these commits cause."""
-        tellings: list[Telling] = []
+        deliveries: list[Delivery] = []
         for changes in commits:
             self._history.append(changes)
             for watch in self._watches.values():
-                tellings += self._tellings(watch, changes)
-        return tellings
+                deliveries += self._deliveries(watch, changes)
+        return deliveries
 
-    def lost(self, revision: int) -> list[Telling]:
+    def lost(self, revision: int) -> list[Delivery]:
         """Return notices to read again, for all: changes up to this revision may be missing."""
         self._history.forget(revision + 1)
         return [
-            telling
+            delivery
             for watch in self._watches.values()
-            for telling in self._tellings(watch, [HistoryLost(max(revision, watch.since))])
+            for delivery in self._deliveries(watch, [HistoryLost(max(revision, watch.since))])
         ]
 
-    def _tellings(self, watch: _Watch, events: Sequence[WatchEvent]) -> Iterator[Telling]:
+    def _deliveries(self, watch: _Watch, events: Sequence[WatchEvent]) -> Iterator[Delivery]:
         targets = self._translation.targets(watch.topic)
         concerned = [
             event

@@ -268,13 +268,13 @@ class KafkaShivaCluster(Cluster):
         command: CommandId = "",
     ) -> None:
         offset = self._sent.get(command, _UNKNOWN).offset
-        standing = "no leader has published anything yet"
+        progress = "no leader has published anything yet"
         for document in self.documents(timeout_s):
             on_document(document)
-            standing = not_cordoned_yet(document, worker, cordon, offset)
-            if not standing:
+            progress = not_cordoned_yet(document, worker, cordon, offset)
+            if not progress:
                 return
-        raise NotSettled(f"timed out after {timeout_s:g} s: {standing}")
+        raise NotSettled(f"timed out after {timeout_s:g} s: {progress}")
 
     def _append(self, key: str, value: bytes) -> int:
         self._require_command()
@@ -404,7 +404,7 @@ class KafkaShivaCluster(Cluster):
             on_document(document)
             if effects.have_come(document):
                 return effects.entries
-        raise NotSettled(f"timed out after {timeout_s:g} s: {effects.standing}")
+        raise NotSettled(f"timed out after {timeout_s:g} s: {effects.summary}")
 
     def output(
         self, application: ApplicationId, lines: int, timeout_s: float, worker: WorkerId | None = None

@@ -56,14 +56,14 @@ _OUTPUT_KEYS = (b"output:", b"printed:")
 OutputT = TypeVar("OutputT", OutputRequest, OutputAnswer)
 
 
-def standing(record: LogRecord) -> RecordMetadata:
+def metadata_of(record: LogRecord) -> RecordMetadata:
     """Return a record's offset and its share of the topic's size."""
     return RecordMetadata(record.offset, record.timestamp_ms, record.size_bytes + RECORD_OVERHEAD_BYTES)
 
 
 def command_event(record: LogRecord) -> CommandEvent | None:
     """Decode a record of COMMAND; None if it changes nothing, such as a tombstone of no part."""
-    at = standing(record)
+    at = metadata_of(record)
     try:
         part = decode_part_key(record.key)
         if part is not None:
@@ -106,7 +106,7 @@ class ReplayedCommands:
             return _events([*held, record])
         self._epoch, self._held = epoch, [record]
         if before is not None and before.term == epoch.term and before < epoch:
-            return [DocumentPassed(standing(each)) for each in held]
+            return [DocumentPassed(metadata_of(each)) for each in held]
         return _events(held)
 
     def end(self) -> list[CommandEvent]:
@@ -162,7 +162,7 @@ def control_record(record: LogRecord) -> Ping | Pong | Unreadable | None:
 def unreadable(record: LogRecord, error: NotReadable, *, on_control: bool = False) -> Unreadable:
     """Return an event for a record that is set aside, with a readable form of its key (SH-16)."""
     key = (record.key or b"")[:_SHOWN_BYTES].decode(errors="backslashreplace")
-    return Unreadable(standing(record), key, str(error), on_control)
+    return Unreadable(metadata_of(record), key, str(error), on_control)
 
 
 def _event(at: RecordMetadata, record: Written) -> CommandEvent | None:

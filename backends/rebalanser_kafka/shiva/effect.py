@@ -77,11 +77,11 @@ class CommandProgress:
         """The application, or its first replica, in the last document; None if that does not have it."""
 
     @property
-    def standing(self) -> str:
+    def summary(self) -> str:
         """Progress as of the last document, for people."""
         if self._document is None:
             return "no leader has published anything yet"
-        return self._told(self._document)
+        return self._summary_of(self._document)
 
     def has_come(
         self,
@@ -123,16 +123,16 @@ class CommandProgress:
     def _do_all_run(self, document: AssignmentDocument, first: ApplicationEntry) -> bool:
         states = [document.applications[each].state for each in (self._application, *self._others)]
         if any(state in _HOPELESS for state in states):
-            raise ApplicationFailed(self.standing)
+            raise ApplicationFailed(self.summary)
         return len(states) == first.replicas and all(state in _EFFECTIVE for state in states)
 
     def _is_overtaken(self, entry: ApplicationEntry) -> bool:
         """Judge the entry of another command: after a stop it may be one that is being stopped."""
         if entry.state is ApplicationState.STOPPING or self._offset is None:
             return False
-        raise Superseded(f"another command for {self._application} came later: {self.standing}")
+        raise Superseded(f"another command for {self._application} came later: {self.summary}")
 
-    def _told(self, document: AssignmentDocument) -> str:
+    def _summary_of(self, document: AssignmentDocument) -> str:
         if self._offset is not None and document.consumed < self._offset:
             return f"no leader has taken up the command for {self._application} yet"
         known = document.applications
@@ -162,9 +162,9 @@ class Effects:
         """Applications whose command has had its effect, as of then."""
 
     @property
-    def standing(self) -> str:
+    def summary(self) -> str:
         """Progress of the first command without an effect, for people."""
-        first = next((effect.standing for effect in self._waiting.values()), "")
+        first = next((effect.summary for effect in self._waiting.values()), "")
         waiting = f"{len(self._waiting):,} of {self._count:,} applications are not settled; "
         return (waiting if self._count > 1 else "") + first
 

@@ -310,7 +310,7 @@ class AssignmentTable:
             self._drop(application)
         self._unplaced = True
 
-    def restand(self, application: ApplicationId, offset: int, timestamp_ms: int) -> None:
+    def note_offset(self, application: ApplicationId, offset: int, timestamp_ms: int) -> None:
         """Note the new offset of a start command; no document is published for that alone."""
         for replica in self._replicas[application]:
             entry = self.entries[replica]

@@ -318,7 +318,7 @@ class Leader:
         if not self._caught_up:
             self._replay.read(command)
         elif isinstance(event.record, KeptCommand):
-            self._restand(event.record.start, command)
+            self._note_copy(event.record.start, command)
         else:
             if isinstance(command.record, StopCommand):
                 self._publisher.commanded(event.at.offset, self._now)
@@ -385,13 +385,14 @@ class Leader:
         entry = self._assignments.entries.get(application)
         self._retained.follow(application, entry.command if entry else None)
 
-    def _restand(self, start: StartCommand, command: OrderedCommand) -> bool:
+    def _note_copy(self, start: StartCommand, command: OrderedCommand) -> bool:
+        """Note the offset of a start command that the document has already; False for another one."""
         entry = self._assignments.entries.get(start.application)
         if entry is None or entry.command != start.command:
             return False
         self._assignments.recall_requests(start)
         if command.at.offset > entry.offset:
-            self._assignments.restand(start.application, command.at.offset, command.at.timestamp_ms)
+            self._assignments.note_offset(start.application, command.at.offset, command.at.timestamp_ms)
         return True
 
     def _catch_up(self) -> None:
@@ -426,9 +427,9 @@ class Leader:
     def _follow_replay(self, consumed: int) -> None:
         for application, history in self._replay.histories.items():
             entry = self._assignments.entries.get(application)
-            stands = history.starts.get(entry.command) if entry else None
-            if stands is not None and isinstance(stands.record, StartCommand):
-                self._restand(stands.record, stands)
+            start = history.starts.get(entry.command) if entry else None
+            if start is not None and isinstance(start.record, StartCommand):
+                self._note_copy(start.record, start)
         for due in self._replay.after(consumed):
             if due.stop is not None:
                 self._follow(due.stop)
@@ -464,7 +465,7 @@ class Leader:
         application = start.application
         entry = self._assignments.entries.get(application)
         stopping = entry is not None and entry.state is ApplicationState.STOPPING
-        if not stopping and self._restand(start, command):
+        if not stopping and self._note_copy(start, command):
             if self._assignments.needing(application) is not None:
                 self._assignments.scale(application, start.replicas)  # as a replay of the log has it
             return True

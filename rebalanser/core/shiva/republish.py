@@ -64,12 +64,12 @@ class Republisher:
         batch, self._under_way = self._under_way, {}
         for application, command in batch.items():
             entry = self._assignments.entries.get(application)
-            standing = at.get(application)
-            if standing is not None:
-                self._retained.copied(application, command, standing.offset)
-            if entry is not None and entry.command == command and standing is not None:
-                self._retained.rewritten(application, entry, standing)
-                self._assignments.restand(application, standing.offset, standing.timestamp_ms)
+            record = at.get(application)
+            if record is not None:
+                self._retained.copied(application, command, record.offset)
+            if entry is not None and entry.command == command and record is not None:
+                self._retained.rewritten(application, entry, record)
+                self._assignments.note_offset(application, record.offset, record.timestamp_ms)
         return len(batch)
 
     def dropped(self, now: float, *, archives_too: bool) -> DropRecords | None:
