@@ -262,7 +262,7 @@ class ResourceFeed:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a feed that was started has ended by itself; whether it has."""
+        """Wait until a feed that was started has ended by itself; True if it has."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)

@@ -557,7 +557,7 @@ class Group:
         run_until_stopped(self)
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait until the node has stopped, for ``timeout_s`` seconds at most; whether it has."""
+        """Wait until the node has stopped, for ``timeout_s`` seconds at most; True if it has."""
         self._refuse_fork()
         check_timeout(timeout_s)
         return self._run is None or self._run.engine.wait_finished(timeout_s)

@@ -1,4 +1,4 @@
-"""The contract of a Shiva cluster: what a person or a program can do with one, whatever log it stands on.
+"""The contract of a Shiva cluster: what a person or a program can do with one, on any log.
 
 A backend registers an ``OpenCluster`` by URL scheme under the entry-point group ``rebalanser.shiva``.
 """
@@ -34,7 +34,7 @@ from rebalanser.shiva.status import LastHeard
 
 ENTRY_POINT_GROUP = "rebalanser.shiva"
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with how many bytes of archives are published so far, and how many there are."""
+"""Called with the published bytes of archives, and all their bytes."""
 OnDocument: TypeAlias = Callable[[AssignmentDocument], None]
 
 
@@ -47,10 +47,10 @@ class TopicNames:
     assignement: str = ""
 
     def __post_init__(self) -> None:
-        """Check the names that are given.
+        """Check the given names.
 
         Raises:
-            InvalidName: one names no topic, or two are the same to Kafka, to which ``.`` and ``_`` are one.
+            InvalidName: one is invalid, or two are the same to Kafka, which takes ``.`` and ``_`` for one.
         """
         given = [check_topic_name(name) for name in (self.command, self.control, self.assignement) if name]
         if len({name.replace(".", "_") for name in given}) < len(given):
@@ -59,10 +59,10 @@ class TopicNames:
             )
 
     def of(self, cluster: str) -> TopicNames:
-        """The names, with ``{cluster}-command`` and so on where none is given.
+        """Return the names, with ``{cluster}-command`` and so on in place of empty ones.
 
         Raises:
-            InvalidName: a name that is given is the default of another topic.
+            InvalidName: a given name is the default of another topic.
         """
         return TopicNames(
             self.command or f"{cluster}-command",
@@ -87,7 +87,7 @@ class Start:
         """Check what it names.
 
         Raises:
-            InvalidName: it names a single replica, or there can be no such number of them.
+            InvalidName: it names a single replica, or the number of replicas is invalid.
         """
         self.application.require_whole()
         if self.replicas is not None:
@@ -118,10 +118,10 @@ class Running(Protocol):
         """Ask for a graceful stop, from any thread; returns at once."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; whether it has.
+        """Wait until it has ended; True if it has.
 
         Raises:
-            RebalanserError: what ended it, if that was not ``stop``.
+            RebalanserError: the error that ended it, unless ``stop`` did.
         """
 
 
@@ -135,7 +135,7 @@ class DocumentWatch(Protocol):
     def wait(self, timeout_s: float) -> bool:
         """Wait for a newer document, at most ``timeout_s`` seconds; True if there is one.
 
-        Brokers that are away are waited for.
+        It retries while brokers are away.
 
         Raises:
             RebalanserError: the documents cannot be followed any more, such as those of a topic made anew.
@@ -164,7 +164,7 @@ class Cluster(ABC):
         progress: Progress = lambda _done, _total: None,
         replicas: int | None = None,
     ) -> CommandId:
-        """Publish an application's archive and a start command; the id of the command (SH-4).
+        """Publish an application's archive and a start command; return the command's id (SH-4).
 
         ``source`` is a folder, or a ZIP file, with a manifest at its root. ``environment`` is added to the
         manifest's, in the archive that is sent. ``replicas`` is the number of replicas (SH-28); None for what
@@ -176,7 +176,7 @@ class Cluster(ABC):
             RequestTooLarge: the archive is beyond the cluster's size budget; nothing was sent (SH-15).
             InvalidSettings: an exclusive application would be stopped between two rounds; nothing was sent.
             RegistryUnavailable: the log could not be written; the start had no effect.
-            OutcomeUnknown: it may have one.
+            OutcomeUnknown: it may have an effect.
         """
         (command,) = self.start_all([Start(application, source, tags, mode, environment, replicas)], progress)
         return command
@@ -185,20 +185,20 @@ class Cluster(ABC):
     def start_all(
         self, starts: Sequence[Start], progress: Progress = lambda _done, _total: None
     ) -> list[CommandId]:
-        """Start many applications as ``start`` does each; the ids of the commands, in the same order.
+        """Start many applications as ``start`` does each; return the ids of the commands, in the same order.
 
         All archives are packed and checked before anything is sent, and are held in memory until then.
 
         Raises:
-            InvalidSettings: an application is there twice; nothing was sent.
+            InvalidSettings: an application is given twice; nothing was sent.
             RegistryUnavailable, OutcomeUnknown: as for ``start``; the message says how many were started.
         """
 
     def stop(self, application: ApplicationId, *, keep_data: bool = False) -> CommandId:
-        """Publish a stop command; its id (SH-5). With ``keep_data`` workers keep its ``SHIVA_DATA``.
+        """Publish a stop command; return its id (SH-5). With ``keep_data`` workers keep ``SHIVA_DATA``.
 
         Raises:
-            UnknownApplication: the last document does not know it, nor is a start of it on its way.
+            UnknownApplication: neither the last document nor a later start command has it.
             RegistryUnavailable: the log could not be written; the stop had no effect.
         """
         return self.stop_all([application], keep_data=keep_data).of(application)
@@ -214,13 +214,13 @@ class Cluster(ABC):
         """
 
     def restart(self, application: ApplicationId) -> CommandId:
-        """Start an application anew, from the archive that is on the log; the id of the command (SH-4).
+        """Start an application anew, from its archive on the log; return the command's id (SH-4).
 
-        Tags and mode stay. Where it has failed is forgotten. Of commands that several clients publish at the
-        same time the last one on the log wins (SH-2).
+        Tags and mode stay, its failures are forgotten. If several clients publish commands at the same time,
+        the last one on the log wins (SH-2).
 
         Raises:
-            UnknownApplication: the last document does not know it, or a stop of it is on its way.
+            UnknownApplication: the last document does not have it, or a later stop command does.
             ApplicationFailed: its start was refused, so that the log does not keep its archive.
             RegistryUnavailable: the log could not be written; the restart had no effect.
         """
@@ -238,24 +238,24 @@ class Cluster(ABC):
 
     @abstractmethod
     def scale(self, application: ApplicationId, replicas: int) -> CommandId:
-        """Run another number of replicas of an application; the id of the command (SH-28).
+        """Run another number of replicas of an application; return the command's id (SH-28).
 
-        More are started from the archive that is on the log, or those with the greatest numbers are stopped.
-        The others are left alone. A later ``start`` has a number of its own, a ``restart`` keeps it.
+        More are started from the archive on the log, or those with the greatest numbers are stopped. The
+        others go on. A later ``start`` has a number of its own, a ``restart`` keeps it.
 
         Raises:
-            UnknownApplication: the last document does not know it, or a stop of it is on its way.
-            InvalidName: there can be no such number.
+            UnknownApplication: the last document does not have it, or a later stop command does.
+            InvalidName: the number is invalid.
             ApplicationFailed: its start was refused, so that the log does not keep its archive.
             RegistryUnavailable: the log could not be written; the command had no effect.
         """
 
     @abstractmethod
     def applications(self, timeout_s: float) -> dict[ApplicationId, ApplicationState]:
-        """Return the applications that there are, those included whose start no leader has read yet (SH-25).
+        """Return all applications, also those whose start no leader has read yet (SH-25).
 
-        One whose last command no leader has read yet is ``waiting`` after a start, ``stopping`` after a stop;
-        all others are as in the last document, those with replicas as their first one.
+        One whose last command no leader has read yet is ``waiting`` after a start, ``stopping`` after a stop.
+        All others are as in the last document; one with replicas is as its first one.
 
         Raises:
             RegistryUnavailable: the topics could not be read to their ends within ``timeout_s``.
@@ -263,7 +263,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def read(self, timeout_s: float) -> AssignmentDocument | None:
-        """The last document on ASSIGNEMENT, which is all that status is made of; None before any (SH-11).
+        """Return the last document on ASSIGNEMENT, from which status is made; None before any (SH-11).
 
         Raises:
             RegistryUnavailable: the topic could not be read to its end within ``timeout_s``.
@@ -271,7 +271,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def heard(self, timeout_s: float) -> LastHeard:
-        """The last ping and the last pong of each worker on CONTROL, with their ages (SH-20).
+        """Return the last ping and the last pong of each worker on CONTROL, with their ages (SH-20).
 
         Raises:
             RegistryUnavailable: the topic could not be read to its end within ``timeout_s``.
@@ -281,7 +281,7 @@ class Cluster(ABC):
     def documents(
         self, timeout_s: float | None = None, repeat_s: float | None = None
     ) -> Iterator[AssignmentDocument]:
-        """The last document and each newer one as it comes, for ``timeout_s`` seconds; None for ever.
+        """Yield the last document and newer ones as they come, for ``timeout_s`` seconds; None for ever.
 
         With ``repeat_s`` the last one is repeated each ``repeat_s`` seconds until a newer one comes.
         """
@@ -301,14 +301,14 @@ class Cluster(ABC):
         timeout_s: float,
         on_document: OnDocument = lambda _document: None,
     ) -> ApplicationEntry | None:
-        """Wait for the effect of a command: until it runs or finished, or, after a stop, is gone (None).
+        """Wait until the application runs or has finished; after a stop, until it is gone (None).
 
-        All of its replicas are waited for, and the entry is that of the first one (SH-28).
+        It waits for all replicas, and returns the entry of the first one (SH-28).
 
         Raises:
-            NotSettled: not within ``timeout_s``; the message says how it stands and why.
+            NotSettled: not within ``timeout_s``; the message says its state and why.
             ApplicationFailed: it failed wherever it could be placed, or was refused; with the reason.
-            Superseded: a later command of another client has taken this one's place.
+            Superseded: a later command of another client has replaced this one.
         """
         return self.wait_all({application: command}, timeout_s, on_document)[application]
 
@@ -325,18 +325,18 @@ class Cluster(ABC):
         start of another connection that no leader has read yet counts as an application that is gone.
 
         Raises:
-            NotSettled: not all within ``timeout_s``; the message says how many, and how one of them stands.
+            NotSettled: not all within ``timeout_s``; the message says how many, and the state of one of them.
             ApplicationFailed: all others have their effect; the message names the first that have not.
         """
 
     @abstractmethod
     def cordon(self, worker: WorkerId, cordon: Cordon | None) -> CommandId:
-        """Cordon or drain a worker, or end both with None; the id of the command (SH-26).
+        """Cordon or drain a worker, or end both with None; return the command's id (SH-26).
 
-        It lasts, whatever becomes of leaders and of the worker.
+        It outlasts leaders and the worker's process.
 
         Raises:
-            UnknownWorker: the last document does not know it.
+            UnknownWorker: the last document does not have it.
             RegistryUnavailable: the log could not be written; the command had no effect.
         """
 
@@ -351,11 +351,10 @@ class Cluster(ABC):
     ) -> None:
         """Wait until a worker is cordoned, or drained and runs nothing any more, or, with None, is neither.
 
-        ``command`` is what ``cordon`` returned: until a leader has read it, an earlier one counts for
-        nothing.
+        ``command`` is what ``cordon`` returned: an earlier state does not count until a leader has read it.
 
         Raises:
-            NotSettled: not within ``timeout_s``; the message says what it still has.
+            NotSettled: not within ``timeout_s``; the message says what it still runs.
         """
 
     @abstractmethod
@@ -365,7 +364,7 @@ class Cluster(ABC):
         """Ask a worker for the last lines of an application's output; default: the one that has it (SH-17).
 
         Raises:
-            UnknownApplication: no worker was given, and the last document does not know the application.
+            UnknownApplication: no worker was given, and the last document does not have the application.
             FixConfiguration: no worker has it and none was given, or the worker keeps no output of it.
             NotSettled: the worker has not answered within ``timeout_s``.
         """
@@ -376,8 +375,8 @@ class Cluster(ABC):
     ) -> Iterator[OutputAnswer]:
         """Ask for an application's last output, and for what it prints from then on (SH-17).
 
-        It goes on until it is closed, on the worker that was asked first, wherever the application runs then.
-        Where that prints more than is sent, the oldest lines are left out and counted.
+        It follows the worker that was asked first until it is closed, even if the application moves. If the
+        application prints more than can be sent, the oldest lines are left out and counted.
 
         Raises:
             UnknownApplication, FixConfiguration: as ``output``.
@@ -388,13 +387,13 @@ class Cluster(ABC):
     def run_leader(
         self, leader: LeaderId, options: LeaderOptions, history: HistorySink | None = None
     ) -> Running:
-        """Take part in leading: at most one of those who do is the active leader (SH-3).
+        """Run a candidate for leading; at most one of all candidates is the active leader (SH-3).
 
         ``history`` takes the records of what it does, and is closed when it ends; see
         ``rebalanser.history.open_sinks``.
 
         Raises:
-            FixConfiguration: the topics or the broker have to be changed by a person.
+            FixConfiguration: a person must change the topics or the broker.
             RegistryUnavailable: the broker did not answer within the time to connect.
         """
 
@@ -407,7 +406,7 @@ class Cluster(ABC):
         ``history`` takes the records of what it does, and is closed when it ends.
 
         Raises:
-            FixConfiguration: the folder, the topics or the broker have to be changed by a person.
+            FixConfiguration: a person must change the folder, the topics or the broker.
             RegistryUnavailable: the broker did not answer within the time to connect.
         """
 

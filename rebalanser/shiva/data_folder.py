@@ -1,4 +1,4 @@
-"""The folder of one worker: who it is, the files of its applications, their locks and their output.
+"""The folder of one worker: its identity, and the files, locks and output of its applications.
 
 ::
 
@@ -43,7 +43,7 @@ from rebalanser.shiva.manifest import Manifest, parse_manifest
 OPEN_TIMEOUT_S: Final = 30.0
 """Maximum seconds to wait for an earlier worker, or for its processes beyond their stop timeouts."""
 KEPT_LOGS: Final = 100
-"""So many stopped applications' output is kept; that of the longest silent goes first."""
+"""Maximum stopped applications whose output is kept; the oldest output goes first."""
 _POLL_S: Final = 0.05
 _log = get_logger("rebalanser.shiva")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -116,7 +116,7 @@ class DataFolder:
 
     @property
     def lock(self) -> int:
-        """The descriptor of the folder's lock: whoever inherits it keeps the folder from being opened.
+        """Descriptor of the folder's lock; a process that inherits it keeps the folder from being opened.
 
         Raises:
             InternalError: the folder was closed.
@@ -132,7 +132,7 @@ class DataFolder:
         sha256: str,
         limits: ArchiveLimits = DEFAULT_LIMITS,
     ) -> Manifest:
-        """Have an application's files in ``files_of``, checked; its manifest. What is there is kept.
+        """Unpack an application's files to ``files_of``, checked, unless they are there; return the manifest.
 
         Raises:
             InvalidArchive: naming the entry that must not be unpacked.
@@ -147,7 +147,7 @@ class DataFolder:
         return self._folder_of(application) / f"files-{_digest(sha256)}"
 
     def stored_manifest(self, application: ApplicationId, sha256: str) -> Manifest | None:
-        """The manifest of files that are here already; None if they are not, or no longer as they were.
+        """Return the manifest of unpacked files; None if they are missing or were changed.
 
         Raises:
             OSError: the disk fails.
@@ -158,7 +158,7 @@ class DataFolder:
         return None
 
     def data_of(self, application: ApplicationId) -> Path:
-        """An application's folder for files of its own, made if it is missing (``SHIVA_DATA``)."""
+        """Return an application's folder for its own files, made if it is missing (``SHIVA_DATA``)."""
         folder = self._folder_of(application)
         data = folder / (f"data-{application.replica}" if application.replica else "data")
         data.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class DataFolder:
         return data
 
     def output_of(self, application: ApplicationId) -> Path:
-        """The file that an application's output is kept in; its folder is made if it is missing."""
+        """Return the file for an application's output; its folder is made if it is missing."""
         file = output_file(self.path, application)
         file.parent.mkdir(parents=True, exist_ok=True)
         return file
@@ -212,7 +212,7 @@ class DataFolder:
         """Remove all files of an application; its output is kept, and its data if ``keep_data`` (SH-5).
 
         Data that is kept stays until a stop does not keep it. With None it stays only if it is kept already.
-        Return whether there was anything.
+        Return True if there was anything.
 
         Raises:
             OSError: they cannot be removed.
@@ -231,11 +231,11 @@ class DataFolder:
         return True
 
     def found(self, applications: Collection[ApplicationId]) -> frozenset[ApplicationId]:
-        """Those of the applications whose folders were here at the opening."""
+        """Return those of the applications whose folders were here at the opening."""
         return frozenset(a for a in applications if folder_name(str(a)) in self._found)
 
     def leftovers(self, applications: Collection[ApplicationId]) -> frozenset[str]:
-        """The folders of all other applications that were here at the opening; see ``drop_leftover``.
+        """Return the folders of all other applications that were here at the opening; see ``drop_leftover``.
 
         A worker that was away does not know those applications any more.
         """
@@ -245,7 +245,7 @@ class DataFolder:
         )
 
     def drop_leftover(self, folder: str) -> None:
-        """Remove a folder that ``leftovers`` has named.
+        """Remove a folder of ``leftovers``.
 
         Raises:
             OSError: it cannot be removed.
@@ -269,7 +269,7 @@ class DataFolder:
         return self.path / "applications" / folder_name(str(application.whole))
 
     def close(self) -> None:
-        """Let the folder go; a shim that has inherited its lock still holds it. Twice does nothing."""
+        """Release the folder; a shim that inherited its lock still holds it. Closing twice does nothing."""
         if self._lock is not None:
             os.close(self._lock)
             os.close(self._worker_lock)
@@ -289,7 +289,7 @@ def _open_lock(file: Path, failing: contextlib.ExitStack) -> int:
 
 
 def _longest_stop_s(path: Path) -> float:
-    """Seconds that what an earlier worker started may take to stop, by the manifests that are stored."""
+    """Return the longest stop timeout of the stored manifests, in seconds."""
     longest_s = 0.0
     for file in path.glob(f"applications/*/files-*/{MANIFEST_NAME}"):
         with contextlib.suppress(OSError, InvalidManifest):
@@ -319,7 +319,7 @@ def _wait_for_lock(lock: int, path: Path, limit_s: Callable[[], float]) -> None:
 
 
 def _tell_wait(path: Path, timeout_s: float) -> None:
-    """Log why nothing happens, and who is waited for."""
+    """Log what the opening waits for, and which processes hold it."""
     holders = ", ".join(map(str, sorted(set(_holders(path, only="lock")) - {os.getpid()})))
     _log.warning(
         f"waiting up to {timeout_s:g} s until the data folder {path} is free",
@@ -356,7 +356,7 @@ def _end_leftovers(locks: Path, timeout_s: float) -> None:
 
 
 def _holders(folder: Path, only: str = "") -> Iterator[int]:
-    """The processes that have a file of this folder open, or this one, as far as this user may know."""
+    """Yield the processes that have a file of the folder open, as far as this user may know."""
     inside = f"{folder.resolve()}/{only}"
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -365,10 +365,10 @@ def _holders(folder: Path, only: str = "") -> Iterator[int]:
 
 
 def _count_further(file: Path) -> tuple[bool, Incarnation]:
-    """Write down one incarnation more; whether the host has not been booted since the last one, and who.
+    """Store the next incarnation; return it, after True unless the host was booted since the last one.
 
-    A lock proves something only to those who share it. In another boot, which may be another host's, and in a
-    copy of the folder a new lineage begins: of the last one nothing is claimed, and a leader waits for it.
+    A lock proves something only on one boot of one host. After a reboot, on another host and in a copy of the
+    folder a new lineage begins: it proves nothing of the last one, which a leader waits for.
 
     Raises:
         UnusableFolder: the file is not as it was written.
@@ -394,7 +394,7 @@ def _count_further(file: Path) -> tuple[bool, Incarnation]:
 
 
 def _write_durably(file: Path, text: str) -> None:
-    """An incarnation that was announced must never come again, not even after a power failure."""
+    """Write and sync a file: an announced incarnation must never come again, even after a power failure."""
     aside = file.with_name(f"{ASIDE_PREFIX}{file.name}")
     with aside.open("w") as opened:
         opened.write(text)

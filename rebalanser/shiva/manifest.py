@@ -231,7 +231,7 @@ class Manifest(StrictModel):
 
 
 def parse_manifest(text: bytes, file: str = MANIFEST_NAME) -> Manifest:
-    """The manifest that ``text`` is; ``file`` is what to call it in messages.
+    """Parse a manifest; messages call it ``file``.
 
     Raises:
         InvalidManifest: with every error, each with its place in the file.
@@ -247,7 +247,7 @@ def parse_manifest(text: bytes, file: str = MANIFEST_NAME) -> Manifest:
 
 
 def problems_in(error: ValidationError) -> str:
-    """Every problem of a JSON file with its place, for people."""
+    """Return every problem of a JSON file with its place, for people."""
     return "; ".join(
         f"{_place(problem['loc'])}{problem['msg'].removeprefix('Value error, ')}"
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
@@ -265,5 +265,5 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def manifest_schema() -> dict[str, Any]:
-    """The JSON schema of ``shiva.json``, for editors and for the documentation."""
+    """Return the JSON schema of ``shiva.json``, for editors and for the documentation."""
     return Manifest.model_json_schema()

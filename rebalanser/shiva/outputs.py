@@ -28,11 +28,10 @@ def tail(
     follow: bool = False,
     wait: Callable[[float], object] = time.sleep,
 ) -> Generator[str, None, None]:
-    """The last lines that an application printed on this host's worker, oldest first, without line ends.
+    """Yield an application's last lines on this host's worker, oldest first, without line ends.
 
-    With ``follow`` it goes on with what is printed then, also across files, and ends only when it is closed;
-    ``wait`` is called with seconds whenever there is nothing new, and may raise to end it. The worker need
-    not run.
+    With ``follow`` it continues with new lines, also across files, until it is closed. ``wait`` is called
+    with seconds whenever there is no new line, and may raise to end it. The worker need not run.
 
     Raises:
         FixConfiguration: the worker of that folder keeps no output of the application.
@@ -48,7 +47,7 @@ def tail(
 def newest_lines(
     data_folder: Path, application: ApplicationId, lines: int, max_bytes: int
 ) -> tuple[list[str], int]:
-    """The last lines as ``tail`` reads them, of ``max_bytes`` at most, and how many did not fit.
+    """Return the last lines as ``tail`` reads them, ``max_bytes`` at most, and the number that did not fit.
 
     Raises:
         FixConfiguration: the worker of that folder keeps no output of the application.
@@ -89,7 +88,7 @@ def _last_lines(file: BinaryIO, count: int) -> list[bytes]:
 
 
 def _older_lines(newest: Path, count: int) -> list[bytes]:
-    """The last lines before those of the newest file."""
+    """Return the last lines before those of the newest file."""
     found: list[bytes] = []
     for path in _kept(newest)[1:]:
         file = _opened(path) if len(found) < count else None
@@ -101,7 +100,7 @@ def _older_lines(newest: Path, count: int) -> list[bytes]:
 
 
 def _kept(newest: Path) -> list[Path]:
-    """The files of output that there are, the newest first."""
+    """Return the files of output, the newest first."""
     older = (newest.with_name(f"{newest.name}.{number}") for number in itertools.count(1))
     return [newest, *itertools.takewhile(Path.exists, older)]
 
@@ -141,7 +140,7 @@ def _opened(path: Path) -> BinaryIO | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines to the end of the file as it is now; one that is still being written is left for later."""
+    """Return the lines up to the present end of the file, but for one that is still being written."""
     while line := file.readline(LONGEST_LINE_BYTES):
         if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:
             file.seek(-len(line), os.SEEK_CUR)

@@ -60,7 +60,7 @@ _log = logging.getLogger("rebalanser.applications")
 
 @dataclass(slots=True)
 class _Running:
-    """One process that was started, until its exit is told."""
+    """One process that was started, until its exit is reported."""
 
     guarded: ShimClient
     number: int
@@ -76,7 +76,7 @@ class _Running:
 
 
 class ApplicationProcesses:
-    """Starts and stops processes of applications and tells what becomes of them. Used from any thread.
+    """Starts and stops processes of applications, and reports what happens to them. For any thread.
 
     ``tell`` is called with each event, from a thread of its own, and must not block. For each ``start``
     there is one ``ProcessExited``, and at most one ``ProcessStarted`` before it. A process with a
@@ -96,7 +96,7 @@ class ApplicationProcesses:
 
     @property
     def running(self) -> Mapping[tuple[ApplicationId, int], int]:
-        """The process ids of what runs now, which are those of the process groups too, by run."""
+        """Process ids of what runs now, by run; they are those of the process groups too."""
         with self._lock:
             return {key: run.pid for key, run in self._running.items() if run.pid is not None}
 
@@ -114,10 +114,10 @@ class ApplicationProcesses:
         """Start an application's command in ``folder``, where its files are.
 
         It waits, at most ``LOCK_TIMEOUT_S``, for an earlier process of the application to end. By
-        ``deadline`` (seconds of ``SystemClock``) it has ended, whatever
-        becomes of this process; None lets it run on. ``environment`` comes on top of the manifest's, and
-        ``replicas`` is the number of the application's replicas, for its environment (SH-28). A start that
-        fails is told as ``ProcessExited`` with its ``error``, and raises nothing.
+        ``deadline`` (seconds of ``SystemClock``) it has ended, whatever happens to this process; None is no
+        deadline. ``environment`` is added to the manifest's, and ``replicas`` is the number of the
+        application's replicas, for its environment (SH-28). A start that fails is reported as
+        ``ProcessExited`` with its ``error``, and raises nothing.
         """
         key = application, run
         try:
@@ -131,9 +131,9 @@ class ApplicationProcesses:
             self._tell(ProcessExited(application, run, None, str(error)))
 
     def stop(self, application: ApplicationId, run: int) -> None:
-        """Send SIGTERM now, and SIGKILL after the manifest's ``stop_timeout_s``; the exit is told.
+        """Send SIGTERM now, and SIGKILL after the manifest's ``stop_timeout_s``; the exit is reported.
 
-        What has exited already, or is being stopped, is left as it is.
+        No-op if it has exited already, or is being stopped.
         """
         with self._lock:
             running = self._running.get((application, run))
@@ -157,7 +157,7 @@ class ApplicationProcesses:
                     running.job = replace(running.job, deadline=max(deadline, running.job.deadline))
 
     def close(self) -> None:
-        """Stop everything and wait until it has ended. Nothing is told any more. Twice does nothing."""
+        """Stop everything, wait until it has ended, and report nothing more. Closing twice does nothing."""
         with self._lock:
             self._closed = True
             guarded, self._shim = self._shim, None
@@ -171,10 +171,10 @@ class ApplicationProcesses:
             guarded.close(timeout_s)
 
     def _opened_shim(self) -> ShimClient:
-        """The shim, started with the first process and again after it was lost.
+        """Return the shim, started with the first process and again after it was lost.
 
         Raises:
-            InvalidState: there is to be none any more.
+            InvalidState: it is closed.
         """
         if self._closed:
             raise InvalidState("the worker is stopping")
@@ -183,7 +183,7 @@ class ApplicationProcesses:
         return self._shim
 
     def _lose(self) -> None:
-        """The shim died and everything with it; that has been told by now."""
+        """Forget the shim, which died with all that it started; their exits have been reported."""
         _log.error(
             "the shim of the applications' processes died; all of them were killed",
             extra={"action": "shim_died"},

@@ -1,7 +1,7 @@
-"""A cluster for people and programs: its last assignment document, and how old what that says is.
+"""State of a cluster, for people and programs.
 
-What runs where is read from the last document alone (SH-11). Who leads now, and whether a worker still lives,
-is read from the last ping and the last pongs. What is too old is never called running (SH-20).
+It says where applications run by the last document alone (SH-11), and which leader and workers are alive by
+the last ping and the last pongs. An application is never called running if that is too old (SH-20).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rebalanser.core.shiva.types import (
 )
 
 UNKNOWN: Final = "unknown"
-"""State of an application that ran when its worker was last heard, too long ago."""
+"""State of an application whose worker was last heard too long ago."""
 STALE_ROUNDS: Final = 2
 STALE_EXTRA_S: Final = 10.0
 """Seconds beyond ``STALE_ROUNDS`` rounds after which a ping or pong is stale: a change of the leader takes
@@ -89,7 +89,7 @@ class ApplicationStatus(BaseModel):
     leaving: str | None
     """The worker that may still run it and is to stop it first."""
     reason: str
-    """Why it is not running, where that is so."""
+    """Reason why it is not running; empty if there is none."""
     mode: Mode
     tags: list[str]
     command: str
