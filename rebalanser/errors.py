@@ -47,7 +47,7 @@ class StopAccess(RebalanserError):
 
 
 class NotOwned(StopAccess):
-    """The resource is not owned by this node now."""
+    """The resource is not owned by this node now; for receivers of your own that check tokens."""
 
 
 class LeaseNotFound(StopAccess):
@@ -55,7 +55,7 @@ class LeaseNotFound(StopAccess):
 
 
 class Fenced(StopAccess):
-    """Somebody newer holds this role or claim: what this process still writes is refused (SH-7, SK-10)."""
+    """A newer process holds this role or claim: writes of this process are refused (SH-7, SK-10)."""
 
 
 class Forked(StopAccess):

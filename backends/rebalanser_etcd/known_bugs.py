@@ -131,14 +131,14 @@ KNOWN_BUGS: Final = (
     KnownBug(
         "shows its status only to administrators",
         {(3, 4): NEVER, (3, 5): 32, (3, 6): 12},
-        "Nothing: a read takes its place. The version isn't known then, which is warned about.",
+        "Nothing: a read takes its place. The version is unknown then, and a warning says so.",
         survived=True,
         since={(3, 4): 42, (3, 5): 28, (3, 6): 9},
     ),
     KnownBug(
         "lets users do or see more than they were granted",
         {(3, 4): 44, (3, 5): 33, (3, 6): 14, (3, 7): 1},
-        "Nothing in a group; a role of few rights is not kept to them.",
+        "Nothing in a group, but a role with few rights may do more.",
         survived=True,
     ),
 )

@@ -328,7 +328,7 @@ class ChangedCounts(BaseModel):
 
 
 class Counts(BaseModel):
-    """Count the tasks in each status (SK-12)."""
+    """Number of tasks in each status (SK-12)."""
 
     queue: str
     counts: dict[Status, int]

@@ -1,8 +1,8 @@
 """The simulator of Skuld: the pure core of tasks over a simulated engine, on virtual time, from one seed.
 
-The core is the product's (``rebalanser.tasks``): the rules, the index of owned partitions and its scripts,
-the requests for claims from an engine's index, batches of writes and their settlement, the decisions of
-workers and servers, their free slots, and retention.
+The core is the product's (``rebalanser.core.tasks``): the rules, the index of owned partitions and its
+scripts, the requests for claims from an engine's index, batches of writes and their settlement, the decisions
+of workers and servers, their free slots, and retention.
 
 Simulated are the engine with the guards of its contract (``engine``) and, as in SQLite, with its own
 index of ready tasks (``indexing``); requests and their faults (``network``); a group that may leave
