@@ -1,6 +1,6 @@
 """Nodes of a group share out resources so that every resource has exactly one owner.
 
-Importing the package loads nothing else: each public name is loaded when it is first used.
+Importing the package loads nothing else: each public name or package is loaded when it is first used.
 """
 
 from importlib import import_module
@@ -52,9 +52,14 @@ _MODULES = {
     "leader": "rebalanser.group",
 }
 
+_PACKAGES = frozenset({"errors", "history", "neli", "shiva", "tasks", "testing"})
+"""Those that need no extra: ``help`` and ``dir`` of the package load them."""
+
 
 def __getattr__(name: str) -> object:
-    """Load a public name on its first use (PEP 562)."""
+    """Load a public name or package on its first use (PEP 562)."""
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     loaded: object = getattr(import_module(_MODULES[name]), name)
@@ -63,4 +68,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

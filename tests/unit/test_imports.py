@@ -76,6 +76,19 @@ def test_every_public_name_is_listed_and_found() -> None:
     assert "rebalanser.feed" in found
 
 
+@pytest.mark.parametrize("package", ["errors", "history", "neli", "shiva", "tasks", "testing"])
+def test_a_public_package_is_found_without_importing_it_first(package: str) -> None:
+    loaded = _loaded_by(
+        f"import rebalanser; assert {package!r} in dir(rebalanser); assert rebalanser.{package}.__doc__"
+    )
+    assert f"rebalanser.{package}" in loaded
+
+
+@pytest.mark.parametrize("package", ["audit", "tasks", "testing"])
+def test_a_package_lists_names_that_it_loads_later(package: str) -> None:
+    _loaded_by(f"import rebalanser.{package} as its; assert set(its.__all__) <= set(dir(its))")
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = rebalanser.nonsense  # type: ignore[attr-defined]
