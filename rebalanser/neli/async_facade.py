@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from rebalanser.core.neli.roles import Role
 from rebalanser.core.neli.settings import NeliSettings
-from rebalanser.neli.facade import Neli
+from rebalanser.neli.facade import Neli, check_takes_role
 from rebalanser.runtime.loop_bridge import AsyncTwin, awaited, forwarded, with_parameters_of
 
 AsyncRoleHandler: TypeAlias = Callable[[Role, int], Awaitable[None] | None]
@@ -44,16 +44,19 @@ class AsyncNeli(AsyncTwin[Neli]):
 
     def on_induced(self, handler: HandlerT) -> HandlerT:
         """Register a handler for the start of a leadership; see ``Neli.on_induced``."""
+        check_takes_role(handler, "on_induced")
         self._sync.on_induced(self._in_loop(handler))
         return handler
 
     def on_lapsed(self, handler: HandlerT) -> HandlerT:
         """Register a handler for an orderly handover; see ``Neli.on_lapsed``."""
+        check_takes_role(handler, "on_lapsed")
         self._sync.on_lapsed(self._in_loop(handler))
         return handler
 
     def on_fenced(self, handler: HandlerT) -> HandlerT:
         """Register a handler for a leadership that ended out of order; see ``Neli.on_fenced``."""
+        check_takes_role(handler, "on_fenced")
         self._sync.on_fenced(self._in_loop(handler))
         return handler
 

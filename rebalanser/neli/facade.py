@@ -14,10 +14,18 @@ from typing import Final, Self, TypeAlias, TypeVar
 from rebalanser.core.neli.messages import CallFenced, CallInduced, CallLapsed, Fact
 from rebalanser.core.neli.roles import Role, Roles, numbered
 from rebalanser.core.neli.settings import GroupProtocol, Mode, NeliSettings, check
-from rebalanser.errors import InvalidHandlers, InvalidSettings, InvalidState, InvalidUrl, NotSettled
+from rebalanser.errors import (
+    InvalidHandlers,
+    InvalidName,
+    InvalidSettings,
+    InvalidState,
+    InvalidUrl,
+    NotSettled,
+)
 from rebalanser.neli.contract import PARTITIONS, Call, Candidacy, Candidate, open_elections
 from rebalanser.neli.facts import FactReporter
 from rebalanser.neli.history import LeadershipHistory
+from rebalanser.registry.keys import check_name
 from rebalanser.registry.urls import KAFKA_VARIABLE
 from rebalanser.runtime.handlers import name_of
 from rebalanser.runtime.participant import run_until_stopped
@@ -35,6 +43,26 @@ _NAMES: Final[dict[_CallKind, str]] = {
     CallLapsed: "on_lapsed",
     CallFenced: "on_fenced",
 }
+
+
+def check_takes_role(handler: object, what: str) -> None:
+    """Check that a handler can be called with a role and a token, where its signature tells.
+
+    Raises:
+        InvalidHandlers: it can't.
+    """
+    if not callable(handler):
+        raise InvalidHandlers(f"{handler!r} is no function")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise InvalidHandlers(
+            f"{what} is called with a role and a fencing token, and {name_of(handler)} can't be: {error}"
+        ) from None
 
 
 class Neli:
@@ -56,7 +84,7 @@ class Neli:
     Raises:
         InvalidSettings: the settings contradict the mode; the message has the numbers (NE-11).
         InvalidUrl: no address is given.
-        InvalidName: ``topic`` names no topic.
+        InvalidName: ``topic`` names no topic, or ``group`` no group.
     """
 
     def __init__(
@@ -77,8 +105,17 @@ class Neli:
         address = kafka if kafka is not None else os.environ.get(KAFKA_VARIABLE)
         if not address:
             raise InvalidUrl(f"no Kafka address: give kafka=HOST:PORT or set {KAFKA_VARIABLE}")
+        if not isinstance(topic, str):
+            raise InvalidName(f"a topic name is text, not {type(topic).__name__}")
+        check_name(group, "consumer group")
+        if isinstance(partitions, bool) or not isinstance(partitions, int):
+            raise InvalidSettings(f"partitions is {partitions!r}: give a whole number")
         if partitions < 1:
             raise InvalidSettings(f"a topic of {partitions} partitions holds no role")
+        if not isinstance(settings, NeliSettings | None):
+            raise InvalidSettings(
+                f"settings must be rebalanser.neli.NeliSettings(…), not {type(settings).__name__}"
+            )
         chosen = _with_mode(settings or NeliSettings(), mode)
         check(chosen)
         self._address = address
@@ -139,6 +176,7 @@ class Neli:
             raise InvalidHandlers(f"{_NAMES[kind]} is registered already")
         if inspect.iscoroutinefunction(handler):
             raise InvalidHandlers(f"{name_of(handler)} is a coroutine function: use AsyncNeli")
+        check_takes_role(handler, _NAMES[kind])
         if self._candidate is not None:
             raise InvalidState("handlers must be registered before the start")
         self._handlers[kind] = handler

@@ -155,6 +155,19 @@ def test_a_topic_that_kafka_would_refuse_is_refused_before_anything_is_sent(stag
 
 
 @pytest.mark.parametrize(
+    ("topic", "group", "words"),
+    [
+        (5, "office", "a topic name is text, not int"),
+        ("roles", 5, "a consumer group name is text, not int"),
+        ("roles", "", "a consumer group name must not be empty"),
+    ],
+)
+def test_names_that_are_none_are_refused(topic: str, group: str, words: str) -> None:
+    with pytest.raises(InvalidName, match=words):
+        Neli(topic, group, ["a"], kafka="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"mode": "quick"}, "'quick' is no mode; known are non-exclusive, exclusive, fast"),
@@ -162,6 +175,10 @@ def test_a_topic_that_kafka_would_refuse_is_refused_before_anything_is_sent(stag
         ({"settings": NeliSettings(deadline_s=9.0)}, "deadline_s 9 must be at most a third"),
         ({"partitions": 0}, "0 partitions"),
         ({"roles": [1.5]}, "1.5 is no role"),
+        ({"partitions": "2"}, "partitions is '2': give a whole number"),
+        ({"settings": {"mode": "fast"}}, r"settings must be rebalanser.neli.NeliSettings\(…\), not dict"),
+        ({"settings": NeliSettings(deadline_s="10")}, "deadline_s is '10', it must be a number"),  # type: ignore[arg-type]
+        ({"settings": NeliSettings(groups=None)}, "groups is None, it must be a number"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_contradict_the_mode_are_refused_before_anything_is_sent(
@@ -249,6 +266,19 @@ def test_handlers_that_can_not_be_called_are_refused(neli: Neli) -> None:
         neli.on_fenced(plain)
     with neli, pytest.raises(InvalidState, match="before the start"):
         neli.on_induced(plain)
+
+
+@pytest.mark.parametrize("kind", [Neli, AsyncNeli])
+def test_a_handler_that_takes_something_else_is_refused_at_once(kind: type[Neli]) -> None:
+    neli = kind("roles", "office", ["a"], kafka="127.0.0.1:1")
+    for register in (neli.on_induced, neli.on_lapsed, neli.on_fenced):
+        with pytest.raises(InvalidHandlers, match=r"^5 is no function$"):
+            register(5)  # type: ignore[type-var]
+        with pytest.raises(
+            InvalidHandlers, match=r"a role and a fencing token, and .*<lambda> can't be: too"
+        ):
+            register(lambda _role: None)  # type: ignore[type-var]
+        register(print)
 
 
 def test_stopping(neli: Neli, stage: Stage) -> None:

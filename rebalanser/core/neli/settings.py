@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from math import isfinite
 
@@ -137,10 +137,19 @@ def check(settings: NeliSettings) -> list[str]:
     Raises:
         InvalidSettings: the mode's promises could not be kept (NE-11).
     """
-    problems = [*_out_of_range(settings)] or [*_contradictions(settings)]
+    problems = [*_not_numbers(settings)] or [*_out_of_range(settings)] or [*_contradictions(settings)]
     if problems:
         raise InvalidSettings(f"NELI {settings.mode}: {'; '.join(problems)}")
     return [*_warnings(settings)]
+
+
+def _not_numbers(settings: NeliSettings) -> Iterator[str]:
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if isinstance(each.default, int | float) and (
+            isinstance(value, bool) or not isinstance(value, int | float)
+        ):
+            yield f"{each.name} is {value!r}, it must be a number"
 
 
 def _out_of_range(settings: NeliSettings) -> Iterator[str]:
