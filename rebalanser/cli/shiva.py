@@ -32,7 +32,7 @@ from rebalanser.core.shiva.types import (
     Cordon,
     Mode,
 )
-from rebalanser.errors import InvalidSettings, UnknownApplication
+from rebalanser.errors import InvalidName, InvalidSettings, UnknownApplication
 from rebalanser.settings import Settings
 from rebalanser.shiva import ClusterStatus, manifest_schema, read_channel_file, status_of, tail
 from rebalanser.shiva.cluster import Cluster, Commanded, Progress
@@ -140,6 +140,7 @@ def start(
     if application is None or source is None:
         raise InvalidSettings("give TENANT/CHANNEL/APP and FOLDER-OR-ZIP, or --channel-file FILE")
     name = ApplicationId.parse(application)
+    name.require_whole()
     environment = _environment(env or ())
     with on.opened(face) as opened:
         with _publishing(face) as progress:
@@ -339,6 +340,7 @@ def scale(
     """Run another number of replicas of an application; those that stay are left alone."""
     face = on.face()
     name = ApplicationId.parse(application)
+    name.require_whole()
     with on.opened(face) as opened:
         command = opened.scale(name, replicas)
         if waiting.wait:
@@ -463,8 +465,9 @@ def _publishing(face: Face) -> Iterator[Progress]:
 def list_(on: ClusterOptions, only: OnlyArgument = None) -> None:
     """List the applications of a cluster, a line each: state, worker, and the reason if it waits."""
     face = on.face()
+    pattern = _pattern(only)
     with on.opened(face) as opened:
-        status = _read_status(face, opened, _pattern(only))
+        status = _read_status(face, opened, pattern)
     applications = {"applications": [each.model_dump(mode="json") for each in status.applications]}
     face.answer(applications, *map(application_line, status.applications))
 
@@ -496,6 +499,9 @@ def status(
 
 
 def _pattern(only: str | None) -> ApplicationPattern:
+    if only is not None and "#" in only:
+        replica = ApplicationId.parse(only)
+        raise InvalidName(f"{replica} is a replica, and is shown with all of them: give {replica.whole}")
     return ApplicationPattern.parse("*" if only is None else only)
 
 

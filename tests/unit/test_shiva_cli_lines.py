@@ -359,11 +359,17 @@ def test_replicas_are_scaled_and_a_single_one_is_not(cluster: mock.Mock) -> None
     }
     assert cluster.wait.call_args.args[1] == "c1"
     assert invoke("scale", "a/b/1", "0").exit_code == 2
-    for verb in ("stop", "restart", "retry"):
-        refused = invoke(verb, "a/b/1#1").exception
+    cluster.scale.reset_mock()
+    for verb, *more in (["stop"], ["restart"], ["retry"], ["scale", "2"], ["start", "no-folder"]):
+        refused = invoke(verb, "a/b/1#1", *more).exception
         assert isinstance(refused, InvalidName)
         assert "is a replica, which can't be started, stopped or restarted alone" in str(refused)
         assert "rebalanser shiva scale a/b/1 N" in str(refused)
+    for verb in ("list", "status"):
+        refused = invoke(verb, "a/b/1#1").exception
+        assert isinstance(refused, InvalidName)
+        assert str(refused) == "a/b/1#1 is a replica, and is shown with all of them: give a/b/1"
+    assert not cluster.scale.called
 
 
 @pytest.mark.rule("SH-27")
