@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from rebalanser.admin import Admin, Changes, Owner
+from rebalanser.errors import InvalidArgument
 from rebalanser.group import check_takes_one
 from rebalanser.redaction import redact
 from rebalanser.registry.urls import url_or_default
@@ -46,6 +48,7 @@ class Owners:
     first, every ``interval_s`` seconds, and when a watch lost some changes.
 
     Raises:
+        InvalidArgument: ``interval_s`` is not above 0.
         FixConfiguration: the name, the URL or the registry has to be changed by a person.
         RetryLater: the registry did not answer in time.
     """
@@ -58,6 +61,9 @@ class Owners:
         settings: Settings | None = None,
         interval_s: float = 5.0,
     ) -> None:
+        is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
+        if not (is_number and 0 < interval_s < inf):
+            raise InvalidArgument(f"interval_s is {interval_s!r}: give seconds above 0")
         self._connect: Callable[[], Admin] = partial(
             Admin, name, url, settings=settings, timeout_s=interval_s
         )

@@ -434,10 +434,12 @@ def open_memory(url: RegistryUrl, timeout_s: float) -> Registry:  # noqa: ARG001
     One whose name begins with ``PASSING`` is kept while it is open.
 
     Raises:
-        InvalidUrl: it has no name.
+        InvalidUrl: it has no name, or an option.
         Forked: it was opened in the parent of this process.
     """
     name = "".join(url.addresses) + url.path
     if not name:
         raise InvalidUrl("memory:// has no name; write for example memory://test")
+    for option in url.options:
+        raise InvalidUrl(f"memory:// has no option {option!r}; it has none")
     return _SHARED.open(name)

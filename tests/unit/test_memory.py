@@ -412,6 +412,11 @@ def test_a_memory_url_needs_a_name() -> None:
         shared("")
 
 
+def test_a_memory_url_has_no_options() -> None:
+    with pytest.raises(InvalidUrl, match=r"^memory:// has no option 'file_mode'; it has none$"):
+        open_memory(parse_url("memory://options?file_mode=0600"), 1.0)
+
+
 def test_the_fake_clock_moves_when_told() -> None:
     clock = FakeClock(start=5.0, wall=100.0)
     clock.advance(2.5)

@@ -14,7 +14,7 @@ from rebalanser import Admin, Group, Owners, Settings
 from rebalanser.admin import MAX_CHANGED_KEYS
 from rebalanser.core.group import Topic, TopicKind
 from rebalanser.core.group.messages import Noticed
-from rebalanser.errors import InvalidHandlers, RegistryUnavailable
+from rebalanser.errors import InvalidArgument, InvalidHandlers, RegistryUnavailable
 from rebalanser.registry import GroupKeys, RegistryCoordinator
 from rebalanser.registry.contract import Outcome
 from rebalanser.registry.urls import DEFAULT_ROOT
@@ -200,6 +200,12 @@ def test_a_hook_that_can_not_be_called_with_a_change_is_refused() -> None:
 
     with pytest.raises(InvalidHandlers, match=r"called with a change, and .*of_nothing can't be"):
         Owners("group", "memory://hooks").on_change(of_nothing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval_s", ["5", 0, -1, float("nan"), float("inf"), True, None])
+def test_an_interval_that_is_none_is_refused_at_once(interval_s: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"^interval_s is {interval_s!r}: give seconds above 0$"):
+        Owners("group", "memory://interval", interval_s=interval_s)
 
 
 def keys_in(results: Collection[Result]) -> int:
