@@ -101,7 +101,9 @@ class AsyncGroup(AsyncTwin[Group]):
 
     on_fact = forwarded(Group.on_fact)
     accept = forwarded(Group.accept)
+    narrate = forwarded(Group.narrate)
     wait_settled = awaited(Group.wait_settled)
+    wait_stopped = awaited(Group.wait_stopped)
 
     def _is_called_by_handler(self) -> bool:
         return super()._is_called_by_handler() or (
@@ -109,7 +111,7 @@ class AsyncGroup(AsyncTwin[Group]):
         )
 
     async def run(self) -> None:
-        self._sync.narrate()
+        self.narrate()
         await super().run()
 
     @property

@@ -39,7 +39,7 @@ class AsyncNeli(AsyncTwin[Neli]):
 
     @property
     def settings(self) -> NeliSettings:
-        """The mode and the durations."""
+        """The mode and the times."""
         return self._sync.settings
 
     def on_induced(self, handler: HandlerT) -> HandlerT:
@@ -67,3 +67,4 @@ class AsyncNeli(AsyncTwin[Neli]):
     why_not = forwarded(Neli.why_not)
     set_roles = forwarded(Neli.set_roles)
     wait_leader = awaited(Neli.wait_leader)
+    wait_stopped = awaited(Neli.wait_stopped)

@@ -42,7 +42,7 @@ from rebalanser.core.tasks.model import Enqueued, LimitRoom, Stored, TaskId
 from rebalanser.errors import InvalidState
 from rebalanser.registry.keys import check_name
 from rebalanser.runtime.loop_bridge import awaited, with_parameters_of
-from rebalanser.runtime.participant import run_in_loop_until_stopped
+from rebalanser.runtime.participant import in_own_thread, run_in_loop_until_stopped
 from rebalanser.tasks import waiting
 from rebalanser.tasks.async_claim import AsyncClaim, LoopCaller, Threads
 from rebalanser.tasks.calls import PlannedCall, call_places, given_calls, sort_by_dependency
@@ -103,15 +103,15 @@ class AsyncTaskFunction(Generic[P, R]):
         return self.body.function(claim, *arguments, **named)
 
     def options(self, **options: Unpack[GivenOptions]) -> AsyncTaskFunction[P, R]:
-        """See ``options``."""
+        """Return it with options for the tasks that it enqueues; as ``TaskFunction.options``."""
         return AsyncTaskFunction(self._queue, self.body, chosen_options(self.name, options))
 
     def call(self, *arguments: P.args, **named: P.kwargs) -> AsyncCall[R]:
-        """See ``call``."""
+        """Return a call that is not enqueued yet; as ``TaskFunction.call``."""
         return AsyncCall(self._queue, self.body, self._options, arguments, named)
 
     async def enqueue(self, *arguments: P.args, **named: P.kwargs) -> Enqueued[R]:
-        """See ``enqueue``; raises what that does.
+        """Enqueue a call with these arguments; return the task's id, as ``TaskFunction.enqueue`` does.
 
         If it is cancelled meanwhile, the task may have been enqueued.
         """
@@ -120,7 +120,7 @@ class AsyncTaskFunction(Generic[P, R]):
     async def enqueue_many(
         self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
     ) -> list[Enqueued[R]]:
-        """See ``enqueue_many``."""
+        """Enqueue many calls in few transactions; as ``TaskFunction.enqueue_many``."""
         return await self._queue.enqueue_calls(self.body, calls, self._options)
 
 
@@ -134,12 +134,12 @@ class AsyncCall(PlannedCall[R]):
         *arguments: Q.args,
         **named: Q.kwargs,
     ) -> AsyncCall[S]:
-        """Return a call of another function; as ``then``."""
+        """Return a call of another function, whose first argument is this result; as ``Call.then``."""
         require_function(function, AsyncTaskFunction)
         return function.call(self.result, *arguments, **named)
 
     async def enqueue(self) -> Enqueued[R]:
-        """Enqueue it and all calls whose results it gets; as ``enqueue``.
+        """Enqueue it and all calls whose results it gets; as ``Call.enqueue``.
 
         If it is cancelled meanwhile, all or none are enqueued: enqueue it again.
         """
@@ -462,6 +462,10 @@ class AsyncQueue(TaskRegistry[AsyncTaskDecorator]):
         if self._queue is not None:
             self._queue.request_stop()
 
+    async def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Wait until a stop is requested; True if so."""
+        return await in_own_thread((await self._opened()).wait_stopped, timeout_s)
+
     async def stop(self, grace_s: float | None = None) -> None:
         """Claim no more, let the bodies that run end within ``grace_s`` seconds (30 where None), and leave.
 
@@ -551,11 +555,11 @@ class AsyncQueues:
         self._stopped = threading.Event()
 
     async def run(self, concurrency: int = 1) -> None:
-        """Work on tasks until a signal or a stop; as ``run``."""
+        """Work on tasks until a signal or a stop; as ``AsyncQueue.run``."""
         await run_in_loop_until_stopped(_RunningAsyncQueues(self, concurrency), self._wait_stopped)
 
     async def start(self, concurrency: int = 1) -> None:
-        """Begin to run tasks, ``concurrency`` in all; as ``start``."""
+        """Begin to run tasks, ``concurrency`` in all; as ``AsyncQueue.start``."""
         shared = SharedConcurrency(concurrency)
         before, self._stopped = self._stopped, shared.stopped
         started: list[AsyncQueue] = []
@@ -569,8 +573,12 @@ class AsyncQueues:
                 await each.stop(0.0)
             raise
 
-    def _wait_stopped(self) -> None:
-        self._stopped.wait()
+    async def wait_stopped(self, timeout_s: float | None = None) -> bool:
+        """Wait until a stop of any of the queues is requested; True if so."""
+        return await in_own_thread(self._wait_stopped, timeout_s)
+
+    def _wait_stopped(self, timeout_s: float | None = None) -> bool:
+        return self._stopped.wait(timeout_s)
 
     def request_stop(self) -> None:
         """Begin to stop, and return at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 import uuid
@@ -27,7 +28,20 @@ from rebalanser.errors import (
     TaskFailed,
     UnknownTask,
 )
-from rebalanser.tasks import AsyncClaim, AsyncQueue, Claim, GiveUp, Middleware, Pauses, Queue, Retry, Status
+from rebalanser.tasks import (
+    AsyncCall,
+    AsyncClaim,
+    AsyncQueue,
+    AsyncQueues,
+    AsyncTaskFunction,
+    Claim,
+    GiveUp,
+    Middleware,
+    Pauses,
+    Queue,
+    Retry,
+    Status,
+)
 from rebalanser.tasks.execution.bodies import Bodies
 from rebalanser.tasks.execution.outcomes import BodyOutcome
 from rebalanser.tasks.execution.worker_claim import WorkerClaim
@@ -557,6 +571,26 @@ def test_what_can_not_be_is_refused(stage: Stage) -> None:
 
     within_patience(main)
     assert repr(queue) == f"AsyncQueue('work', {stage.url!r})"
+
+
+def test_who_waits_for_a_stop_hears_of_a_request(stage: Stage) -> None:
+    async def main() -> None:
+        async with stage.queue() as queue:
+            for each in (queue, AsyncQueues(queue)):
+                await each.start()
+                assert not await each.wait_stopped(BLINK_S)
+                each.request_stop()
+                assert await each.wait_stopped(PATIENCE_S)
+                await each.stop()
+
+    within_patience(main)
+
+
+@pytest.mark.parametrize("twin", [AsyncQueue, AsyncQueues, AsyncTaskFunction, AsyncCall])
+def test_no_help_refers_to_itself(twin: type) -> None:
+    for name, member in vars(twin).items():
+        if not name.startswith("_") and callable(member):
+            assert not re.search(rf"(?i)\b(see|as) ``{name}``", member.__doc__ or ""), name
 
 
 def test_its_function_can_be_called_in_a_test(stage: Stage) -> None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rebalanser import Admin, AsyncAdmin, AsyncGroup, Settings, async_group
+from rebalanser import Admin, AsyncAdmin, AsyncGroup, Group, Settings, async_group
 from rebalanser.core.clock import GrowingDelay
 from rebalanser.core.group import FactKind
 from rebalanser.errors import HandlerFailed, InvalidHandlers, InvalidState, NotSettled
-from rebalanser.neli import AsyncNeli
+from rebalanser.neli import AsyncNeli, Neli
 from rebalanser.runtime import workers
 from rebalanser.runtime.loop_bridge import awaited
 from rebalanser.tasks import AsyncQueue
@@ -690,6 +690,36 @@ def test_the_operators_twin_has_the_same_methods() -> None:
         return {name for name in vars(owner) if not name.startswith("_")}
 
     assert public(AsyncAdmin) == public(Admin) - {"changes"}, "an event of threads"
+
+
+@pytest.mark.parametrize(("twin", "blocking"), [(AsyncGroup, Group), (AsyncNeli, Neli)])
+def test_a_participants_twin_has_the_same_names_with_the_same_parameters(twin: Any, blocking: Any) -> None:
+    def parameters(owner: type, name: str) -> object:
+        method = getattr(owner, name)
+        return list(inspect.signature(method).parameters.values())[1:] if callable(method) else None
+
+    def without_types(given: Any) -> object:
+        return given and [(each.name, each.kind, each.default) for each in given]
+
+    names = {name for name in dir(blocking) if not name.startswith("_")}
+    assert names <= {name for name in dir(twin) if not name.startswith("_")}
+    for name in names:
+        assert without_types(parameters(twin, name)) == without_types(parameters(blocking, name)), name
+
+
+def test_an_asyncio_group_waits_until_it_has_stopped(url: str) -> None:
+    async def main() -> None:
+        group = group_of(url)
+        group.on_start(lambda _owned: None)
+        group.on_stop(lambda _owned: None)
+        assert await group.wait_stopped()
+        await group.start()
+        assert not await group.wait_stopped(0.01)
+        group.request_stop()
+        assert await group.wait_stopped(PATIENCE_S)
+        await group.stop()
+
+    within_patience(main)
 
 
 def test_a_loop_closes_although_workers_run(url: str) -> None:
