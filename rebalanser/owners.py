@@ -61,8 +61,8 @@ class Owners:
         settings: Settings | None = None,
         interval_s: float = 5.0,
     ) -> None:
-        is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
-        if not (is_number and 0 < interval_s < inf):
+        given: object = interval_s
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < inf:
             raise InvalidArgument(f"interval_s is {interval_s!r}: give seconds above 0")
         self._connect: Callable[[], Admin] = partial(
             Admin, name, url, settings=settings, timeout_s=interval_s

@@ -66,9 +66,9 @@ def forwarded(
 def with_parameters_of(
     constructor: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a twin's constructor the parameters of another constructor.
+    """Give the constructor of a twin, or of a subclass, the parameters of another constructor.
 
-    Other arguments are refused at once, in the name of the twin.
+    Other arguments are refused at once, in the name of its own class.
     """
     signature = inspect.signature(constructor)
 
@@ -81,6 +81,8 @@ def with_parameters_of(
                 raise TypeError(f"{own.__qualname__}() {error}") from None
             own(twin, *arguments, **named)
 
+        for name in ("__module__", "__name__", "__qualname__"):
+            setattr(construct, name, getattr(own, name))
         return construct
 
     return give

@@ -20,6 +20,7 @@ from rebalanser.core.tasks.ticking import KEPT_S
 from rebalanser.errors import InvalidArgument, InvalidState, RebalanserError
 from rebalanser.group import Group
 from rebalanser.registry.contract import Settles
+from rebalanser.runtime.loop_bridge import with_parameters_of
 from rebalanser.runtime.participant import run_until_stopped
 from rebalanser.tasks import pauses
 from rebalanser.tasks.context import load_engine
@@ -31,7 +32,7 @@ from rebalanser.tasks.execution.worker import InlineWorker, SharedConcurrency, T
 from rebalanser.tasks.functions import EnqueueOptions, TaskBody, is_count
 from rebalanser.tasks.loops import ErrorPolicy
 from rebalanser.tasks.metrics import Measurement
-from rebalanser.tasks.open_queue import IN_MEMORY, named_in_memory
+from rebalanser.tasks.open_queue import IN_MEMORY, OpenQueue, named_in_memory
 from rebalanser.tasks.operator import Operator
 from rebalanser.tasks.pauses import Pause
 from rebalanser.tasks.periodic import Ticker
@@ -78,6 +79,10 @@ class Queue(Producer, Operator):
         RegistryUnavailable: the engine did not answer within ``timeout_s``, and there is no outbox.
         UnusableFolder: the outbox can't be written.
     """
+
+    @with_parameters_of(OpenQueue.__init__)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
 
     def _begin(self) -> None:
         self._group: Group | None = None

@@ -315,3 +315,10 @@ def test_a_worker_that_leaves_is_in_no_ones_way() -> None:
     assert desk.shared.take(1, 1) == 0, "what it holds counts"
     desk.held[0] = 0
     assert desk.shared.take(1, 1) == 1
+
+
+def test_a_wrong_argument_is_refused_in_the_name_of_the_queue() -> None:
+    with pytest.raises(TypeError, match=r"^Queue.__init__\(\) missing a required argument: 'name'"):
+        Queue()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Queue.__init__\(\) got an unexpected keyword argument 'ttl_s'"):
+        Queue("memory://", ttl_s=30.0)  # type: ignore[call-arg]

@@ -744,6 +744,7 @@ def test_a_loop_closes_although_workers_run(url: str) -> None:
 @pytest.mark.parametrize("twin", [AsyncAdmin, AsyncGroup, AsyncNeli, AsyncQueue])
 def test_an_asyncio_twin_refuses_an_unknown_argument_by_its_own_name(twin: Any) -> None:
     name = f"^{twin.__name__}[.]__init__"
+    assert twin.__init__.__qualname__ == f"{twin.__name__}.__init__"
     with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'lease_ttl'"):
         twin(**dict.fromkeys(inspect.signature(twin).parameters), lease_ttl=30.0)
     with pytest.raises(TypeError, match=rf"{name}\(\) missing a required argument: '\w+'"):
