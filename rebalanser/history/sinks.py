@@ -19,7 +19,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from rebalanser.errors import InvalidSettings
+from rebalanser.errors import InvalidSettings, InvalidUrl
 from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser.history.buffer import TOO_SLOW, RecordBuffer
 from rebalanser.history.files import RotatingFiles
@@ -294,5 +294,7 @@ def open_sinks(
 
 
 def _open_topic(url: str, group: str, label: str) -> HistorySink:
+    if "://" not in url:
+        raise InvalidUrl(f"history_topic is {url!r}: write kafka://HOST:PORT/TOPIC")
     sink: HistorySink = load_opener(parse_url(url).scheme, ENTRY_POINT_GROUP)(url, group, label)
     return sink

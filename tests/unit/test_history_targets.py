@@ -178,3 +178,8 @@ def test_a_mode_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         Settings()
     monkeypatch.setenv("REBALANSER_HISTORY_FILE_MODE", "0640")
     assert Settings().history_file_mode == "0640"
+
+
+def test_a_topic_that_is_no_url_is_refused_as_the_setting_that_it_is() -> None:
+    with pytest.raises(InvalidUrl, match=r"^history_topic is 'records': write kafka://HOST:PORT/TOPIC$"):
+        open_sinks(None, "records", "orders", "w", 1 << 20)
