@@ -90,20 +90,56 @@ class Member:
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     released: frozenset[Resource] = frozenset()
     """Resources that its application has released: no allocation gives it one of them."""
+    capacity: float | None = None
+    """The greatest sum of weights that it may own (RB-37); None for no limit."""
+    tags: frozenset[str] = frozenset()
+    """What it offers to resources that need it (RB-37)."""
+    zone: str = ""
+    """The zone that it is in; the empty zone is one of its own."""
 
 
 @record
 class ResourceSpec:
-    """A resource: its weight, the label of the node that it is pinned to, and its attributes."""
+    """A resource: what an operator has said of it."""
 
     resource: Resource
     weight: float = 1.0
+    """Its part of a node's load, in any unit that all resources of the group share (RB-36)."""
     pin: str | None = None
+    """The label of the only node that may own it (RB-29)."""
     attributes: Mapping[str, str] = field(default_factory=lambda: _NO_ATTRIBUTES)
+    needs: frozenset[str] = frozenset()
+    """The tags that its node must have (RB-37)."""
+    spread: str | None = None
+    """Resources with the same spread are on distinct nodes, or in distinct zones (RB-37)."""
 
 
-SPEC_FIELDS: Final = frozenset({"weight", "pin", "attributes"})
+SPEC_FIELDS: Final = frozenset({"weight", "pin", "attributes", "needs", "spread"})
 """The fields of a ``ResourceSpec`` that an operator may set."""
+
+
+class SpreadOver(StrEnum):
+    """Where two resources with the same ``spread`` may not be together."""
+
+    NODE = "node"
+    ZONE = "zone"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the resources of a group are allocated; it is kept in the registry, the same for every leader."""
+
+    spread_over: SpreadOver = SpreadOver.NODE
+    """What resources with the same ``spread`` are kept apart by (RB-37)."""
+    imbalance_band: float = 0.0
+    """The part by which the largest load per capacity may exceed the lower bound before anything moves to
+    lower it: 0.1 is a tenth (RB-38)."""
+    max_moves: int | None = None
+    """The most resources that one rebalance moves for a better balance; None for no limit (RB-38)."""
+    move_interval_s: float = 0.0
+    """Minimum seconds between two rebalances that only improve the balance (RB-38)."""
+    cooldown_s: float = 0.0
+    """Seconds after a move in which a resource does not move again for a better balance (RB-38)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +235,7 @@ class Group:
     """Stored parts of shares that are not, or no longer, in the allocation."""
     acknowledged: Mapping[NodeId, int]
     fingerprint: Fingerprint
+    policy: Policy = Policy()
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Keys that no Rebalanser wrote, or a newer one, and what is wrong with each: they are left alone."""
 
