@@ -46,6 +46,7 @@ from rebalanser.core.group.types import (
     Leadership,
     Member,
     NodeId,
+    Policy,
     ResourceSpec,
     Topic,
     record,
@@ -182,6 +183,23 @@ class Coordinator(ABC):
     @abstractmethod
     def set_drained(self, label: str, drained: bool) -> None:
         """Drain the nodes with a label, or end that (RB-30). Idempotent."""
+
+    @abstractmethod
+    def policy(self) -> Policy:
+        """Read the policy of the group; the default one if none was set.
+
+        Raises:
+            UnusableStore: a newer version wrote it, or no Rebalanser did.
+            RetryLater: the store could not be read now.
+        """
+
+    @abstractmethod
+    def set_policy(self, policy: Policy, fields: frozenset[str]) -> None:
+        """Change these ``fields`` of the group's policy; the others stay. Idempotent (RB-38).
+
+        Raises:
+            UnusableStore: the stored policy is one that ``policy()`` can't read; nothing was changed.
+        """
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> None:  # noqa: B027 - optional
         """Keep a node's latest error for ``for_s`` seconds, or forget it; see ``GroupView``.

@@ -13,7 +13,8 @@ group's.
 ``releases/NODE``               put whenever the node removes barriers, to wake up those that wait for
                                 them; under its lease
 ``acks/NODE``                   the version that the node has completed; under its lease
-``resources/RESOURCE``          a resource with its weight, pin and attributes
+``resources/RESOURCE``          a resource with its weight, pin, attributes, needs and spread
+``policy``                      how resources are allocated; absent if as by default
 ``drains/LABEL``                a drained node
 ``troubles/LABEL``              the latest error of the application; under a lease of its own
 ``operator``                    put with every request of an operator: its revision orders them (RB-44),
@@ -47,7 +48,7 @@ _FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
 _FOLDERS = frozenset(
     {"nodes", "releases", "acks", "resources", "drains", "troubles", "changes", "shares", "barriers"}
 )
-_PARTS = _FOLDERS | {"term", "header", "operator"}
+_PARTS = _FOLDERS | {"term", "header", "operator", "policy"}
 _is_path = re.compile(r"[A-Za-z0-9_.~/-]+").fullmatch
 
 
@@ -127,6 +128,7 @@ class GroupKeys:
         self.removals = f"{prefix}releases/"
         self.acks = f"{prefix}acks/"
         self.resources = f"{prefix}resources/"
+        self.policy = f"{prefix}policy"
         self.drains = f"{prefix}drains/"
         self.troubles = f"{prefix}troubles/"
         self.operator = f"{prefix}operator"

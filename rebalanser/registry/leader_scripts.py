@@ -30,6 +30,7 @@ from rebalanser.core.group.types import (
     Member,
     NodeId,
     Plan,
+    Policy,
     Resource,
     ResourceSpec,
     Share,
@@ -77,6 +78,9 @@ NameT = TypeVar("NameT")
 
 class LeaderScripts(Scripts):
     """Scripts of the commands that a node performs for its group."""
+
+    policy = Policy()
+    """The last policy that could be read. It is used while the stored one can't be."""
 
     def _campaign(self, command: Campaign) -> CommandScript:
         """Increment the term if no live node leads; after a lost answer read who won (RB-5)."""
@@ -137,6 +141,7 @@ class LeaderScripts(Scripts):
             Range(keys.shares),
             Range(keys.acks),
             Get(keys.operator),
+            Get(keys.policy),
         )
 
     def _group_in(self, outcome: contract.Outcome) -> Group:
@@ -159,6 +164,7 @@ class LeaderScripts(Scripts):
                 changes=values.load_changes(one_entry(outcome.results[6])),
                 acknowledgements=fingerprint_of(acks),
             ),
+            policy=self._policy_in(one_entry(outcome.results[7]), unreadable),
             unreadable=unreadable,
         )
 
@@ -174,6 +180,13 @@ class LeaderScripts(Scripts):
     def _member(self, entry: KeyValue) -> tuple[NodeId, Member]:
         node = self.keys.name(entry.key, self.keys.nodes)
         return node, values.load_member(node, entry)
+
+    def _policy_in(self, entry: KeyValue | None, unreadable: dict[str, str]) -> Policy:
+        try:
+            self.policy = values.load_policy(entry)
+        except UnusableStore as error:
+            unreadable[self.keys.policy] = str(error)
+        return self.policy
 
     def _drain(self, entry: KeyValue) -> tuple[str, None]:
         return self.keys.name(entry.key, self.keys.drains), None
@@ -215,12 +228,13 @@ class LeaderScripts(Scripts):
     def _read_changes(self, command: ReadGroup, update: _Update) -> Script[Outcome | None]:
         """Read in rounds until nothing is missing. Return None if reading all is better.
 
-        The record of each operator request names the resources and drains that changed. Every round reads all
-        members that were put since the group is known, whatever watches reported. So no member is missing,
-        and if there are as many keys as the leader holds, none is gone either. Watches report which are gone:
-        otherwise all members are read. The shares are the leader's own. What watches reported is read in the
-        first round, which is usually the only one.
+        The record of each operator request names what changed of the resources, the drains and the policy.
+        Every round reads all members that were put since the group is known, whatever watches reported. So no
+        member is missing, and if there are as many keys as the leader holds, none is gone either. Watches
+        report which are gone: otherwise all members are read. The shares are the leader's own. What watches
+        reported is read in the first round, which is usually the only one.
         """
+        policy = update.policy
         for _ in range(MAX_ROUNDS):
             if update.takes_longer:
                 return None
@@ -233,7 +247,7 @@ class LeaderScripts(Scripts):
                 self._take_entries(update, found)
             self._take_head(update, found)
             if update.complete:
-                changed = frozenset(update.resources)
+                changed = frozenset(update.resources) if update.policy == policy else None
                 return GroupRead(update.group(outcome.revision), update.read, changed)
         return None
 
@@ -277,7 +291,7 @@ class LeaderScripts(Scripts):
         return Range(self.keys.acks, modified_after=0 if unreadable else update.acknowledged_until)
 
     def _take_entries(self, update: _Update, found: Mapping[Operation, Result]) -> None:
-        """Apply the keys of members, resources and drains that were read one by one."""
+        """Apply the keys of members, resources, drains and the policy that were read one by one."""
         keys = self.keys
         for read, result in found.items():
             if not isinstance(read, Get) or read.key in (keys.header, keys.operator):
@@ -289,7 +303,9 @@ class LeaderScripts(Scripts):
                     self._take_member(update, key, entries)
                 continue
             update.unreadable.pop(key, None)
-            if key.startswith(keys.resources):
+            if key == keys.policy:
+                update.policy = self._policy_in(entry, update.unreadable)
+            elif key.startswith(keys.resources):
                 name = self._name(key, keys.resources)
                 update.resources[name] = self._resources_in(entries, update.unreadable).get(name)
             elif key.startswith(keys.drains):
@@ -451,6 +467,7 @@ class _Update:
         """Resources that changed; None for one that is gone."""
         self.drains: dict[str, str | None] = {}
         """Labels whose drain changed; None for one that is not drained any more."""
+        self.policy = known.policy
         self.unreadable = dict(known.unreadable)
         self.acknowledged = known.acknowledged
         self.acknowledgements = known.fingerprint.acknowledgements
@@ -507,6 +524,7 @@ class _Update:
             drained=frozenset(_merged(dict.fromkeys(self.known.drained, ""), self.drains)),
             acknowledged=acknowledged,
             fingerprint=Fingerprint(self.stats, self.requests, self.acknowledgements),
+            policy=self.policy,
             unreadable=self.unreadable,
         )
 

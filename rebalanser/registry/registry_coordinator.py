@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from rebalanser.core.group.messages import Command, Outcome
-from rebalanser.core.group.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
+from rebalanser.core.group.types import SPEC_FIELDS, NodeId, Policy, ResourceSpec, Topic
 from rebalanser.errors import (
     InternalError,
     InvalidName,
@@ -137,7 +137,9 @@ class RegistryCoordinator(Coordinator):
     def _too_large(self, request: Request, error: RequestTooLarge) -> RebalanserError:
         """Adopt a lower limit of the registry. A request within the former limit may be tried again."""
         capabilities = self._registry.capabilities
+        policy = self._translation.policy
         self._translation = Translation(self._translation.keys, capabilities)
+        self._translation.policy = policy
         transaction = request.proof if isinstance(request, KeepAlive) else request
         if not isinstance(transaction, Transaction) or transaction.length <= capabilities.max_operations:
             return error
@@ -217,6 +219,14 @@ class RegistryCoordinator(Coordinator):
     def set_drained(self, label: str, drained: bool) -> None:
         """Drain the nodes with a label, or end that (RB-30)."""
         self._drive(self._translation.set_drained(label, drained))
+
+    def policy(self) -> Policy:
+        """Read the policy of the group, by its key alone."""
+        return self._drive(self._translation.stored_policy())
+
+    def set_policy(self, policy: Policy, fields: frozenset[str]) -> None:
+        """Change these fields of the group's policy (RB-38)."""
+        self._drive(self._translation.set_policy(policy, fields))
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> None:
         """Keep a node's latest error for ``for_s`` seconds, or forget it."""

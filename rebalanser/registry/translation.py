@@ -31,6 +31,7 @@ from rebalanser.core.group.types import (
     SPEC_FIELDS,
     Member,
     NodeId,
+    Policy,
     Resource,
     ResourceSpec,
     Topic,
@@ -142,16 +143,17 @@ class Translation(MemberScripts, LeaderScripts):
         reads = (*self._group_reads(), Range(keys.barriers), Get(keys.term), Range(keys.troubles))
         answer = yield Transaction(then=reads)
         outcome = outcome_of(answer)
-        term = one_entry(outcome.results[8])
+        barriers, term, troubles = outcome.results[len(self._group_reads()) :]
+        leadership = one_entry(term)
         unreadable: dict[str, str] = {}
-        holdings = readable(all_entries(outcome.results[7]), self._holding, unreadable)
-        troubles = readable(all_entries(outcome.results[9]), self._trouble, unreadable)
+        holdings = readable(all_entries(barriers), self._holding, unreadable)
+        errors = readable(all_entries(troubles), self._trouble, unreadable)
         group = self._group_in(outcome)
         return GroupView(
             group=replace(group, unreadable={**group.unreadable, **unreadable}),
-            leadership=values.load_leadership(term) if term else None,
+            leadership=values.load_leadership(leadership) if leadership else None,
             holdings=tuple(holdings.values()),
-            troubles=troubles,
+            troubles=errors,
         )
 
     def _trouble(self, entry: KeyValue) -> tuple[str, str]:
@@ -225,6 +227,11 @@ class Translation(MemberScripts, LeaderScripts):
         entry = one_entry(outcome.results[0])
         return None if entry is None else values.load_resource(name, entry)
 
+    def stored_policy(self) -> Script[Policy]:
+        """Read the policy; the default one if none was set."""
+        outcome = outcome_of((yield Transaction(then=(Get(self.keys.policy),))))
+        return values.load_policy(one_entry(outcome.results[0]))
+
     def leases(self, nodes: Sequence[NodeId]) -> Script[Mapping[NodeId, int]]:
         """Return the leases of the live ones of these nodes."""
         found: dict[NodeId, int] = {}
@@ -284,6 +291,19 @@ class Translation(MemberScripts, LeaderScripts):
             return [Put(key, b"")] if drained else [Delete(key)]
 
         yield from self._change(self.keys.drains, [key], mark, _all, lambda _: None)
+
+    def set_policy(self, policy: Policy, fields: frozenset[str]) -> Script[None]:
+        """Change these fields of the policy."""
+        key = self.keys.policy
+
+        def changed(found: Found) -> list[Put] | list[Delete]:
+            known = values.load_policy(found.get(key))
+            new = replace(known, **{name: getattr(policy, name) for name in fields})
+            if new == known:
+                return []
+            return [Delete(key)] if new == Policy() else [Put(key, values.dump_policy(new))]
+
+        yield from self._change(key, [key], changed, _all, lambda _: None)
 
     def note_trouble(self, label: str, error: str | None, for_s: float) -> Script[None]:
         """Put the latest error of a node under a lease of its own, which is not renewed; or delete it."""
@@ -378,7 +398,8 @@ class Translation(MemberScripts, LeaderScripts):
                 return (Target(self.keys.barriers, prefix=True),)
             case TopicKind.GROUP:
                 prefixes = (self.keys.nodes, self.keys.resources, self.keys.drains)
-                return tuple(Target(prefix, prefix=True) for prefix in prefixes)
+                targets = (Target(prefix, prefix=True) for prefix in prefixes)
+                return (*targets, Target(self.keys.policy))
 
     def notices(self, topic: Topic, events: Sequence[WatchEvent]) -> list[Noticed]:
         """Return the notices of a topic's events: of the latest one, or of each acknowledgement."""

@@ -6,16 +6,34 @@ import json
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from types import TracebackType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from rebalanser.core.group.types import Header, Leadership, Member, Mode, ResourceSpec, Share, Trouble
+from rebalanser.core.group.types import (
+    POLICY_FIELDS,
+    Header,
+    Leadership,
+    Member,
+    Mode,
+    Policy,
+    ResourceSpec,
+    Share,
+    SpreadOver,
+    Trouble,
+)
 from rebalanser.errors import UnusableStore
 from rebalanser.registry.contract import KeyValue
 
 SCHEMA_VERSION = 1
+CAPACITY_SCHEMA: Final = 2
+"""Schema of a member with a capacity. A leader that knows only schema 1 sets such a member aside, reports its
+key and gives it nothing, so that it can't be given more than its capacity."""
+NEWER_PIN: Final = "a node of a newer Rebalanser\n"
+"""The pin of a resource with needs or a spread, as leaders read it that do not know these. No node can have
+this label, so such a leader leaves the resource unowned instead of placing it against its needs (RB-37)."""
 MAX_CHANGE_KEYS = 1_000
 """Maximum number of changed keys that a request names; if it changes more, leaders read the whole group."""
 
@@ -26,14 +44,22 @@ COMPRESSION_LEVEL = 4
 class _Value(BaseModel):
     """Base of the schemas; unknown fields are ignored."""
 
+    newest: ClassVar[int] = SCHEMA_VERSION
+    """The newest schema that is known."""
+
     version_of_schema: int = Field(SCHEMA_VERSION, alias="schema")
 
 
 ValueT = TypeVar("ValueT", bound=_Value)
 Weight = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
+"""A weight or a capacity."""
+NotNegative = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+MoveCount = Annotated[int, Field(strict=True, ge=0)]
 
 
 class _Member(_Value):
+    newest = CAPACITY_SCHEMA
+
     label: str
     mode: Mode
     may_lead: bool
@@ -42,6 +68,9 @@ class _Member(_Value):
     attributes: dict[str, str]
     refused: frozenset[str] = frozenset()
     """The resources that the node has released."""
+    capacity: Weight | None = None
+    tags: frozenset[str] = frozenset()
+    zone: str = ""
 
 
 class _Leadership(_Value):
@@ -54,6 +83,18 @@ class _Resource(_Value):
     weight: Weight = 1.0
     pin: str | None = None
     attributes: dict[str, str] = {}
+    needs: frozenset[str] = frozenset()
+    spread: str | None = None
+    pinned: str | None = None
+    """The pin, if ``pin`` is ``NEWER_PIN``."""
+
+
+class _Policy(_Value):
+    spread_over: SpreadOver = SpreadOver.NODE
+    imbalance_band: NotNegative = 0.0
+    max_moves: MoveCount | None = None
+    move_interval_s: NotNegative = 0.0
+    cooldown_s: NotNegative = 0.0
 
 
 class _Header(_Value):
@@ -70,6 +111,9 @@ _encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=
 
 def _dump(value: Mapping[str, Any]) -> bytes:
     return _encoded(value).encode()
+
+
+_NEWER_PIN_IN_JSON: Final = b'"pin":' + _encoded(NEWER_PIN).encode()
 
 
 class _Reading:
@@ -110,24 +154,24 @@ def _load(entry: KeyValue, kind: type[ValueT]) -> ValueT:
         value = kind.model_validate_json(entry.value, strict=True)
     except ValidationError:
         with suppress(ValidationError):
-            _check_schema(entry, _Value.model_validate_json(entry.value, strict=True))
+            _check_schema(entry, _Value.model_validate_json(entry.value, strict=True), kind)
         raise
-    _check_schema(entry, value)
+    _check_schema(entry, value, kind)
     return value
 
 
-def _check_schema(entry: KeyValue, value: _Value) -> None:
-    if value.version_of_schema > SCHEMA_VERSION:
+def _check_schema(entry: KeyValue, value: _Value, kind: type[_Value]) -> None:
+    if value.version_of_schema > kind.newest:
         raise UnusableStore(
             f"{entry.key!r} was written by a newer Rebalanser (schema {value.version_of_schema}, "
-            f"this one knows {SCHEMA_VERSION}): upgrade this node"
+            f"this one knows {kind.newest}): upgrade this node"
         )
 
 
 def dump_member(member: Member) -> bytes:
     """Return the value of a member key."""
-    value = {
-        "schema": SCHEMA_VERSION,
+    value: dict[str, Any] = {
+        "schema": SCHEMA_VERSION if member.capacity is None else CAPACITY_SCHEMA,
         "label": member.label,
         "mode": member.mode.value,
         "may_lead": member.may_lead,
@@ -137,6 +181,12 @@ def dump_member(member: Member) -> bytes:
     }
     if member.released:
         value["refused"] = sorted(member.released)
+    if member.capacity is not None:
+        value["capacity"] = member.capacity
+    if member.tags:
+        value["tags"] = sorted(member.tags)
+    if member.zone:
+        value["zone"] = member.zone
     return _dump(value)
 
 
@@ -153,6 +203,9 @@ def load_member(node: str, entry: KeyValue) -> Member:
             pid=value.pid,
             attributes=value.attributes,
             released=value.refused,
+            capacity=value.capacity,
+            tags=value.tags,
+            zone=value.zone,
         )
 
 
@@ -183,9 +236,22 @@ def dump_resource(spec: ResourceSpec) -> bytes:
         value["weight"] = spec.weight
     if spec.pin is not None:
         value["pin"] = spec.pin
+    if spec.needs:
+        value["needs"] = sorted(spec.needs)
+    if spec.spread is not None:
+        value["spread"] = spec.spread
+    if value.keys() & {"needs", "spread"}:
+        if spec.pin not in {None, NEWER_PIN}:
+            value["pinned"] = spec.pin
+        value["pin"] = NEWER_PIN
     if spec.attributes:
         value["attributes"] = dict(spec.attributes)
     return _dump(value) if value else b""
+
+
+def is_constrained(value: bytes) -> bool:
+    """Return True if the value of a resource's key has needs or a spread."""
+    return _NEWER_PIN_IN_JSON in value
 
 
 def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
@@ -194,12 +260,34 @@ def load_resource(resource: str, entry: KeyValue) -> ResourceSpec:
         return ResourceSpec(resource)
     with _Reading(entry.key):
         value = _load(entry, _Resource)
+        is_constrained = value.needs or value.spread is not None
         return ResourceSpec(
             resource,
             weight=value.weight,
-            pin=value.pin,
+            pin=value.pinned if is_constrained and value.pin == NEWER_PIN else value.pin,
             attributes=value.attributes,
+            needs=value.needs,
+            spread=value.spread,
         )
+
+
+def dump_policy(policy: Policy) -> bytes:
+    """Return the value of the policy's key."""
+    changed = asdict(policy).items() - asdict(Policy()).items()
+    return _dump({"schema": SCHEMA_VERSION, **dict(changed)})
+
+
+def load_policy(entry: KeyValue | None) -> Policy:
+    """Parse the policy's key; the default policy if it is absent.
+
+    Raises:
+        UnusableStore: a newer Rebalanser wrote it, or none did.
+    """
+    if entry is None:
+        return Policy()
+    with _Reading(entry.key):
+        value = _load(entry, _Policy)
+        return Policy(**{name: getattr(value, name) for name in POLICY_FIELDS})
 
 
 def dump_header(version: int, term: int, aborted: Iterable[int]) -> bytes:

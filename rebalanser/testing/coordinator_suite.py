@@ -65,6 +65,7 @@ from rebalanser.core.group.messages import (
     ShareRead,
 )
 from rebalanser.core.group.types import (
+    POLICY_FIELDS,
     SPEC_FIELDS,
     Group,
     Header,
@@ -73,15 +74,18 @@ from rebalanser.core.group.types import (
     Mode,
     NodeId,
     Plan,
+    Policy,
     Resource,
     ResourceSpec,
     Session,
     Share,
+    SpreadOver,
     Token,
     Topic,
     TopicKind,
     Trouble,
 )
+from rebalanser.errors import UnusableStore
 from rebalanser.registry import contract
 from rebalanser.registry.contract import (
     Capabilities,
@@ -181,6 +185,7 @@ FOREIGN = (
     ("drains/%ff", b""),
     ("barriers/foo", b"x"),
     ("barriers/a/b/0", b"x"),
+    ("policy", b'{"schema":999}'),
 )
 """Keys of a group, without its prefix, and values that no Rebalanser writes there."""
 
@@ -199,7 +204,10 @@ def plant_foreign_keys(connect: Callable[[], Registry], keys: GroupKeys) -> Call
 
     def is_left_alone() -> bool:
         found = ask(*map(Get, planted)).results
-        return list(found) == [KeyValue(key, value, put_at, put_at) for key, value in planted.items()]
+        expected = [(key, value, put_at) for key, value in planted.items()]
+        return expected == [
+            (entry.key, entry.value, entry.mod_revision) for entry in found if isinstance(entry, KeyValue)
+        ]
 
     return is_left_alone
 
@@ -265,6 +273,10 @@ def perform(coordinator: Coordinator, command: Command, expected: type[OutcomeT]
     outcome = coordinator.perform(command)
     assert isinstance(outcome, expected), f"{command!r} was answered with {outcome!r}"
     return outcome
+
+
+POLICY = Policy(SpreadOver.ZONE, 0.25, 3, 5.0, 60.0)
+"""A policy of which every field differs from the default."""
 
 
 def no_progress(_done: int) -> None:
@@ -425,6 +437,21 @@ class CoordinatorConformance:
         assert session.node == "n-0"
         seen = connect().read().group.members["n-0"]
         assert seen == member
+
+    def test_a_member_says_what_it_offers(self, coordinator: Coordinator, connect: Connect) -> None:
+        """Holds: "A node's description of itself, stored when it joins", with capacity, tags and zone."""
+        some = (
+            Member("n-0", "label", capacity=2.5),
+            Member("n-1", "label", tags=frozenset({"gpu", "a b"})),
+            Member("n-2", "label", zone="eu-1"),
+        )
+        members = {member.node: member for member in some}
+        for member in members.values():
+            session = perform(coordinator, Join(member, LONG_TTL_S), Joined).session
+        assert connect().read().group.members == members
+        releasing = replace(members["n-2"], released=frozenset({"r"}))
+        perform(coordinator, RecordReleases(session, releasing, session.created), ReleasesRecorded)
+        assert connect().read().group.members["n-2"] == releasing
 
     def test_a_record_names_what_its_node_has_released(
         self, coordinator: Coordinator, connect: Connect
@@ -755,11 +782,13 @@ class CoordinatorConformance:
         leadership = elect(coordinator, session)
         coordinator.put_resources([ResourceSpec("r", 2.0, "node", {"k": "v"})], no_progress)
         coordinator.set_drained("other", drained=True)
+        coordinator.set_policy(POLICY, POLICY_FIELDS)
         publish(coordinator, session, leadership, {session.node: ["r"]})
         group = perform(coordinator, ReadGroup(session, leadership), GroupRead).group
         assert group == coordinator.read().group
         assert group.resources == {"r": ResourceSpec("r", 2.0, "node", {"k": "v"})}
         assert group.drained == {"other"}
+        assert group.policy == POLICY
 
     @pytest.mark.parametrize("told", [True, False])
     def test_a_leader_reads_what_changed_since_it_read_the_group(
@@ -790,16 +819,21 @@ class CoordinatorConformance:
         other.set_drained("x", drained=False)
         other.set_drained("y", drained=True)
         assert changed(5).resources == {r: ResourceSpec(r, pin="here" if r == "b" else None) for r in "abd"}
+        for number, policy in enumerate((POLICY, replace(POLICY, max_moves=None), Policy())):
+            other.set_policy(policy, POLICY_FIELDS)
+            assert changed(6).policy == policy, number
+        other.put_resources([ResourceSpec("b", needs=frozenset({"gpu"}), spread="db")], no_progress)
+        assert changed(6).resources["b"] == ResourceSpec("b", needs=frozenset({"gpu"}), spread="db")
         perform(other, Leave(leaves), Left)
         joins = join(coordinator)
-        assert changed(7).members.keys() == {session.node, joins.node}
+        assert changed(8).members.keys() == {session.node, joins.node}
         acknowledge(coordinator, session, 1)
-        assert changed(7).acknowledged[session.node] == 1
+        assert changed(8).acknowledged[session.node] == 1
         record_releases(coordinator, joins, ["a"])
         record_releases(coordinator, session, ["b"])
-        assert [changed(8).members[each.node].released for each in (joins, session)] == [{"a"}, {"b"}]
+        assert [changed(9).members[each.node].released for each in (joins, session)] == [{"a"}, {"b"}]
         publish(coordinator, session, leadership, {session.node: ["a"], joins.node: ["b", "d"]})
-        assert changed(7).shares[joins.node].resources == {"b", "d"}
+        assert changed(9).shares[joins.node].resources == {"b", "d"}
 
     def test_acknowledgements_are_seen(self, coordinator: Coordinator, connect: Connect) -> None:
         """Holds: "Tell the group that this node has completed its share of this version (RB-19)"."""
@@ -1035,7 +1069,7 @@ class CoordinatorConformance:
         assert alive.removals[first.node] in {0, *range(removed.revision + 1, alive.revision + 1)}
 
     def test_the_fingerprint_tells_every_change_of_the_group(self, coordinator: Coordinator) -> None:
-        """Holds: "Tells whether members, resources or drains changed"."""
+        """Holds: "Tells whether members, resources, drains or the policy changed"."""
         session = join(coordinator)
         beat = Heartbeat(session, read_fingerprint=True)
         guest: list[Session] = []
@@ -1046,6 +1080,9 @@ class CoordinatorConformance:
             lambda: coordinator.remove_resources(["a"], no_progress),
             lambda: coordinator.set_drained("node", drained=True),
             lambda: coordinator.set_drained("node", drained=False),
+            lambda: coordinator.set_policy(POLICY, POLICY_FIELDS),
+            lambda: coordinator.set_policy(Policy(), frozenset({"max_moves"})),
+            lambda: coordinator.set_policy(Policy(), POLICY_FIELDS),
             lambda: guest.append(join(coordinator)),
             lambda: record_releases(coordinator, guest[0], ["a"]),
             lambda: perform(coordinator, Leave(guest[0]), Left),
@@ -1125,7 +1162,7 @@ class CoordinatorConformance:
     def test_notices_of_every_change_of_the_group(
         self, coordinator: Coordinator, connect: Connect, notices: NoticeRecorder
     ) -> None:
-        """Holds: "reports changes", be it a member, a resource or a drain."""
+        """Holds: "reports changes", be it a member, a resource, a drain or the policy."""
         session = join(coordinator)
         revision = coordinator.read().group.revision
         coordinator.watch(session.node, {Topic(TopicKind.GROUP): revision + 1}, notices)
@@ -1138,6 +1175,8 @@ class CoordinatorConformance:
             lambda: other.remove_resources(["a"], no_progress),
             lambda: other.set_drained("node", drained=True),
             lambda: other.set_drained("node", drained=False),
+            lambda: other.set_policy(POLICY, POLICY_FIELDS),
+            lambda: other.set_policy(Policy(), POLICY_FIELDS),
             lambda: record_releases(other, guest[0], ["a"]),
             lambda: perform(other, Leave(guest[0]), Left),
         ]
@@ -1267,14 +1306,22 @@ class CoordinatorConformance:
         plain, heavy = ResourceSpec("plain"), ResourceSpec("heavy", 3.5, "worker 1", {"k": "v"})
         assert coordinator.put_resources([plain, heavy], no_progress) == 2
         assert connect().read().group.resources == {"plain": plain, "heavy": heavy}
+        needy = ResourceSpec("heavy", 3.5, "worker 1", {}, frozenset({"gpu", "a b"}), "db")
+        assert coordinator.put_resources([needy], no_progress) == 0
+        assert coordinator.weigh_resources({"heavy": 4.0}, no_progress) == 1
+        assert connect().read().group.resources["heavy"] == replace(needy, weight=4.0)
+        assert coordinator.resource("heavy") == replace(needy, weight=4.0)
         lighter = ResourceSpec("heavy", 1.5)
         assert coordinator.put_resources([lighter, ResourceSpec("new")], no_progress) == 1
         assert connect().read().group.resources["heavy"] == lighter
 
-    @pytest.mark.parametrize("fields", [frozenset(), frozenset({"weight"}), frozenset({"pin", "attributes"})])
+    @pytest.mark.parametrize(
+        "fields",
+        [frozenset(), *(frozenset({name}) for name in sorted(SPEC_FIELDS)), frozenset({"pin", "attributes"})],
+    )
     def test_only_the_given_fields_change(self, coordinator: Coordinator, fields: frozenset[str]) -> None:
         """Holds: "Of existing resources only the ``fields`` change"."""
-        known = ResourceSpec("known", 3.5, "worker 1", {"k": "v"})
+        known = ResourceSpec("known", 3.5, "worker 1", {"k": "v"}, frozenset({"gpu"}), "db")
         other = ResourceSpec("known", 2.0, None, {"other": "value"})
         coordinator.put_resources([known], no_progress)
         assert coordinator.put_resources([other, ResourceSpec("new", 2.0)], no_progress, fields) == 1
@@ -1365,6 +1412,20 @@ class CoordinatorConformance:
             assert (after.fingerprint == before.fingerprint) == (after.drained == before.drained)
             assert coordinator.exists()
 
+    def test_the_policy_is_set_field_by_field(self, coordinator: Coordinator, connect: Connect) -> None:
+        """Holds: "Change these ``fields`` of the group's policy; the others stay. Idempotent (RB-38)"."""
+        assert coordinator.policy() == coordinator.read().group.policy == Policy()
+        set_so_far = Policy()
+        for name in sorted(POLICY_FIELDS):
+            set_so_far = replace(set_so_far, **{name: getattr(POLICY, name)})
+            coordinator.set_policy(POLICY, frozenset({name}))
+            fingerprint = coordinator.read().group.fingerprint
+            coordinator.set_policy(POLICY, frozenset({name}))
+            coordinator.set_policy(Policy(), frozenset())
+            assert coordinator.read().group.fingerprint == fingerprint
+            assert coordinator.policy() == connect().read().group.policy == set_so_far
+        assert set_so_far == POLICY
+
     # -- names, groups, connections
 
     def test_names_are_kept_as_they_are(self, coordinator: Coordinator) -> None:
@@ -1436,6 +1497,9 @@ class CoordinatorConformance:
         if not harness.can_hold_foreign:
             pytest.skip("the harness says that nobody else can write into its store")
         first = join(coordinator)
+        leadership = elect(coordinator, first)
+        coordinator.set_policy(POLICY, POLICY_FIELDS)
+        known = perform(coordinator, ReadGroup(first, leadership), GroupRead).group
         is_left_alone = harness.plant_foreign()
         assert coordinator.exists() == coordinator.read().exists
         second = join(coordinator)
@@ -1443,8 +1507,17 @@ class CoordinatorConformance:
         seen = coordinator.read().group
         assert seen.unreadable
         assert all(seen.unreadable.values())
+        for change in (coordinator.policy, lambda: coordinator.set_policy(Policy(), POLICY_FIELDS)):
+            with pytest.raises(UnusableStore, match=r"policy.*schema 999"):
+                change()
+        for command in (
+            ReadGroup(first, leadership),
+            ReadGroup(first, leadership, known, keys=frozenset(seen.unreadable)),
+        ):
+            led = perform(coordinator, command, GroupRead).group
+            assert led.policy == POLICY, "a leader keeps the last policy that it could read"
+            assert any(key.endswith("/policy") for key in led.unreadable)
         assert (set(seen.members), set(seen.resources)) == ({first.node, second.node}, {"a", "b"})
-        leadership = elect(coordinator, first)
         for shares in ({first.node: ["a", "b"], second.node: []}, {first.node: ["a"], second.node: ["b"]}):
             header = publish(coordinator, first, leadership, shares)
             added = add(coordinator, first, shares[first.node])

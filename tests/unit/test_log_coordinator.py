@@ -348,7 +348,7 @@ def test_revisions_are_moved_on_though_the_first_attempt_was_lost(
 
 def test_a_newer_format_ends_the_connection_with_what_to_do(connect: Connect, shared: SharedLog) -> None:
     coordinator, _ = connect()
-    shared.append(b"RG\x02" + encode(Request("r", ReadAll()))[3:])
+    shared.append(b"RG\x03" + encode(Request("r", ReadAll()))[3:])
     with pytest.raises(UnusableStore, match="upgrade this node"):
         coordinator.read()
     with pytest.raises(UnusableStore, match="upgrade this node"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import get_args
 
@@ -41,6 +41,7 @@ from rebalanser.core.group.types import (
     Leadership,
     Member,
     Plan,
+    Policy,
     ResourceSpec,
     Session,
 )
@@ -67,6 +68,7 @@ from rebalanser_kafka.group.records import (
     RemoveResources,
     Request,
     SetDrained,
+    SetPolicy,
     UnreadableValue,
     WeighResources,
     Wish,
@@ -197,6 +199,7 @@ class Chance:
         version = header.version + 1
         wishes: list[Wish] = [
             Join(Member(f"n{self.random.randint(0, 5)}", "label"), self.random.choice([1.0, 5.0])),
+            Join(Member(f"n{self.random.randint(0, 5)}", "label", capacity=2.0, zone="z"), 5.0),
             Heartbeat(session, leader=leadership.leader, read_fingerprint=True, blockers=frozenset({"n1"})),
             ReadShare(session),
             ReadBarriers(session, self.some()),
@@ -243,6 +246,8 @@ class Chance:
             RemoveResources((spec.resource,)),
             WeighResources(dict.fromkeys(self.some(), 2.0)),
             SetDrained("label", self.random.random() < 0.5),
+            PutResources((replace(spec, needs=self.some(), spread="s"),), frozenset({"needs"})),
+            SetPolicy(Policy(max_moves=self.random.randint(0, 2)), frozenset({"max_moves"})),
             ReadAll(),
             Fed((self.random.randint(0, 3), self.random.randint(0, 9)), self.some()),
             Rebase(self.log.follower.replica.latest + self.random.choice([-5, 5])),
@@ -422,6 +427,7 @@ RemoveBarriers session barriers
 RemoveResources resources
 Resign session leadership error
 SetDrained label drained
+SetPolicy policy said
 Snapshot as_of needs_from state
 WeighResources weights
 """
@@ -449,9 +455,54 @@ def test_what_nobody_can_read_is_set_aside(value: bytes) -> None:
 
 def test_a_request_of_a_newer_format_is_never_skipped() -> None:
     log = Log()
-    newer = b"RG\x02" + encode(Request("r", ReadAll()))[3:]
+    newer = b"RG\x03" + encode(Request("r", ReadAll()))[3:]
     with pytest.raises(UnusableStore, match="upgrade this node"):
         log.append(newer)
+
+
+def test_a_request_has_the_bytes_that_it_had_if_it_says_nothing_new() -> None:
+    assert encode(Request("r", PutResources((ResourceSpec("a", 2.0, "w"),), frozenset({"pin"})))) == (
+        b'RG\x01j{"id":"r","born_ms":0,"epoch":null,"kind":"PutResources","body":{"specs":[{"resource":"a",'
+        b'"weight":2.0,"pin":"w","attributes":{}}],"said":["pin"]}}'
+    )
+    assert encode(Request("r", Join(Member("n", "label"), 5.0))) == (
+        b'RG\x01j{"id":"r","born_ms":0,"epoch":null,"kind":"Join","body":{"member":{"node":"n","label":"label",'
+        b'"mode":"cooperative","may_lead":true,"host":"","pid":0,"attributes":{},"released":[]},'
+        b'"lease_ttl_s":5.0}}'
+    )
+
+
+GPU = frozenset({"gpu"})
+
+
+@pytest.mark.rule("RB-46")
+@pytest.mark.parametrize(
+    "wish",
+    [
+        PutResources((ResourceSpec("a", needs=GPU),), frozenset({"needs"})),
+        PutResources((ResourceSpec("a", spread="db"),), frozenset({"spread"})),
+        PutResources((ResourceSpec("a"),), frozenset({"needs"})),
+        Join(Member("n", "n", capacity=1.0), 5.0),
+        Join(Member("n", "n", tags=GPU), 5.0),
+        RecordReleases(Session("n", 1, 1), Member("n", "n", zone="eu-1"), 1),
+        SetPolicy(Policy(), frozenset()),
+    ],
+)
+def test_replicas_stop_at_a_request_that_they_would_carry_out_otherwise(wish: Wish) -> None:
+    value = encode(Request("r", wish))
+    assert value[2] == 2
+    assert decode(value).wish == wish
+
+
+@pytest.mark.rule("RB-46")
+def test_replicas_stop_at_a_snapshot_with_needs_until_there_are_none() -> None:
+    log = Log()
+    log.ask(PutResources((ResourceSpec("a"), ResourceSpec("b")), frozenset()))
+    assert encode(Request("s", log.follower.snapshot()))[2] == 1
+    log.ask(PutResources((ResourceSpec("a", needs=GPU),), frozenset({"needs"})))
+    assert encode(Request("s", log.follower.snapshot()))[2] == 2
+    log.ask(PutResources((ResourceSpec("a"),), frozenset({"needs"})))
+    assert encode(Request("s", log.follower.snapshot()))[2] == 1
 
 
 def test_a_log_without_its_beginning_waits_for_a_snapshot() -> None:

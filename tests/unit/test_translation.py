@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -554,6 +555,48 @@ def test_a_record_of_a_node_that_never_heard_of_releases_names_none() -> None:
     old = b'{"schema":1,"label":"n","mode":"cooperative","may_lead":true,"host":"h","pid":1,"attributes":{}}'
     assert values.load_member("n-0", KeyValue("k", old, 1, 1)) == Member("n-0", "n", host="h", pid=1)
     assert b"refused" not in values.dump_member(Member("n-0", "n")), "nor is there more to read for it"
+
+
+def test_records_have_the_bytes_that_they_had_if_they_say_nothing_new() -> None:
+    member = Member("n-0", "n", host="h", pid=1, attributes={"k": "v"})
+    assert values.dump_member(member) == (
+        b'{"attributes":{"k":"v"},"host":"h","label":"n","may_lead":true,"mode":"cooperative","pid":1,"schema":1}'
+    )
+    spec = ResourceSpec("a", 2.0, "n", {"k": "v"})
+    assert values.dump_resource(spec) == b'{"attributes":{"k":"v"},"pin":"n","weight":2.0}'
+    assert values.dump_resource(ResourceSpec("a")) == b""
+
+
+GPU = frozenset({"gpu"})
+
+
+@pytest.mark.rule("RB-46")
+@pytest.mark.parametrize("new", [{"needs": GPU}, {"spread": "db"}, {"needs": GPU, "spread": "db"}])
+@pytest.mark.parametrize("pin", [None, "n"])
+def test_a_leader_that_knows_no_needs_leaves_such_a_resource_unowned(
+    new: dict[str, Any], pin: str | None
+) -> None:
+    spec = ResourceSpec("a", 2.0, pin, {"k": "v"}, **new)
+    value = values.dump_resource(spec)
+    assert values.load_resource("a", KeyValue("k", value, 1, 1)) == spec
+    assert values.is_constrained(value)
+    known = {
+        name: each for name, each in json.loads(value).items() if name in {"weight", "pin", "attributes"}
+    }
+    seen = values.load_resource("a", KeyValue("k", json.dumps(known).encode(), 1, 1))
+    assert seen == ResourceSpec("a", 2.0, seen.pin, {"k": "v"})
+    with pytest.raises(InvalidName, match="unprintable"):
+        check_name(seen.pin or "", "node")
+    mended = values.dump_resource(replace(seen, **new))
+    assert values.load_resource("a", KeyValue("k", mended, 1, 1)) == replace(spec, pin=None)
+
+
+@pytest.mark.rule("RB-46")
+def test_a_leader_that_knows_no_capacity_sets_such_a_member_aside() -> None:
+    member = Member("n-0", "n", capacity=2.0, tags=GPU, zone="eu-1")
+    assert json.loads(values.dump_member(member))["schema"] == 2
+    assert json.loads(values.dump_member(replace(member, capacity=None)))["schema"] == 1
+    assert values.load_member("n-0", KeyValue("k", values.dump_member(member), 1, 1)) == member
 
 
 @pytest.mark.rule("RB-45")

@@ -30,7 +30,7 @@ from rebalanser.core.group.messages import (
     ReadGroup,
     RemoveBarriers,
 )
-from rebalanser.core.group.types import SPEC_FIELDS, NodeId, ResourceSpec, Topic
+from rebalanser.core.group.types import SPEC_FIELDS, NodeId, Policy, ResourceSpec, Topic
 from rebalanser.errors import (
     InternalError,
     OutcomeUnknown,
@@ -72,6 +72,7 @@ from rebalanser_kafka.group.records import (
     RemoveResources,
     Request,
     SetDrained,
+    SetPolicy,
     WeighResources,
     Wish,
     encode,
@@ -310,6 +311,19 @@ class LogCoordinator(Coordinator):
     def set_drained(self, label: str, drained: bool) -> None:
         """Mark a node as drained, or not (RB-30)."""
         self._operate(SetDrained(label, drained))
+
+    def policy(self) -> Policy:
+        """Read the policy of the group, with all of it."""
+        view = self.read()
+        with self._lock:
+            key = self._follower.replica.keys.policy
+        if key in view.group.unreadable:
+            raise UnusableStore(view.group.unreadable[key])
+        return view.group.policy
+
+    def set_policy(self, policy: Policy, fields: frozenset[str]) -> None:
+        """Change these fields of the group's policy (RB-38)."""
+        self._operate(SetPolicy(policy, fields))
 
     def _change(self, parts: Sequence[Wish], total: int, progress: Progress) -> int:
         progress(0)

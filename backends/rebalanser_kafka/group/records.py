@@ -1,9 +1,13 @@
 """Records of a group's log: requests, each executed at its offset, and snapshots of their results.
 
-A record's value begins with two letters for its format; then comes JSON, compressed if it is long. A value in
+A record's value begins with two letters and its format; then comes JSON, compressed if it is long. A value in
 a newer format is never skipped: this reader's replica would differ from all others from there on. No
 Rebalanser wrote a value that is unreadable for another reason: all replicas fail to read it, and set it
 aside.
+
+A record has the least format that tells all of it. Format 2 has what replicas that know only format 1 would
+ignore: capacity, tags and zone of a member, needs and spread of a resource, also in a snapshot, and the
+policy. So such replicas stop at it instead of placing resources against their needs (RB-37).
 """
 
 from __future__ import annotations
@@ -18,10 +22,10 @@ from typing import Any, Final, TypeAlias, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from rebalanser.core.group.messages import Command
-from rebalanser.core.group.types import SPEC_FIELDS, ResourceSpec
+from rebalanser.core.group.types import SPEC_FIELDS, Policy, ResourceSpec
 from rebalanser.errors import InvalidName, RequestTooLarge, UnusableStore
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _MAGIC: Final = b"RG"
 _PLAIN: Final = b"j"
 _COMPRESSED: Final = b"z"
@@ -58,6 +62,14 @@ class SetDrained:
 
     label: str
     drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """An operator changes the fields ``said`` of the group's policy (RB-38)."""
+
+    policy: Policy
+    said: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,16 @@ class Snapshot:
 
 
 Change: TypeAlias = (
-    PutResources | WeighResources | RemoveResources | SetDrained | ReadAll | Expire | Fed | Rebase | Snapshot
+    PutResources
+    | WeighResources
+    | RemoveResources
+    | SetDrained
+    | SetPolicy
+    | ReadAll
+    | Expire
+    | Fed
+    | Rebase
+    | Snapshot
 )
 Wish: TypeAlias = Command | Change
 """A request of a record."""
@@ -150,6 +171,7 @@ def encode(request: Request) -> bytes:
     kind = type(request.wish).__name__
     # A default of the protocol's types is a read-only mapping, of which pydantic would warn.
     body = _KINDS[kind].dump_python(request.wish, warnings=False)
+    head = _MAGIC + bytes([_least_format(request.wish, body)])
     whole = {"id": request.id, "born_ms": request.born_ms, "epoch": request.epoch, "kind": kind, "body": body}
     try:
         text = json.dumps(
@@ -159,10 +181,35 @@ def encode(request: Request) -> bytes:
         raise InvalidName(f"what cannot be written as JSON in UTF-8 cannot be stored: {error}") from error
     if len(text) > MAX_REQUEST_BYTES:
         raise RequestTooLarge(f"a request of {len(text)} bytes; the limit is {MAX_REQUEST_BYTES}")
-    head = _MAGIC + bytes([FORMAT])
     if len(text) <= _COMPRESS_OVER_BYTES:
         return head + _PLAIN + text
     return head + _COMPRESSED + zlib.compress(text)
+
+
+_NEW_IN_2: Final[Mapping[str, object]] = MappingProxyType(
+    {"capacity": None, "tags": frozenset(), "zone": "", "needs": frozenset(), "spread": None}
+)
+"""Fields of members and resources that format 1 does not have, with their defaults."""
+
+
+def _least_format(wish: Wish, body: dict[str, Any]) -> int:
+    """Return the least format that tells all of a request; drop from it what is as by default and new."""
+    described = [*body.get("specs", ()), *([body["member"]] if "member" in body else ())]
+    for each in described:
+        for name, default in _NEW_IN_2.items():
+            if name in each and each[name] == default:
+                del each[name]
+    is_new = any(_NEW_IN_2.keys() & each.keys() for each in described)
+    match wish:
+        case PutResources(said=said):
+            is_new = is_new or not said.isdisjoint(_NEW_IN_2)
+        case Snapshot(state=state):
+            is_new = state.get("format", 1) > 1
+        case SetPolicy():
+            is_new = True
+        case _:
+            pass
+    return FORMAT if is_new else 1
 
 
 def _as_json(value: object) -> object:

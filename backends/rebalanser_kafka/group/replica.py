@@ -57,6 +57,7 @@ from rebalanser.registry.script import Answer, Script, failure
 from rebalanser.registry.store import KeyValueStore, Lease
 from rebalanser.registry.translation import Translation
 from rebalanser_kafka.group.records import (
+    FORMAT,
     Expire,
     Fed,
     PutResources,
@@ -64,6 +65,7 @@ from rebalanser_kafka.group.records import (
     Rebase,
     RemoveResources,
     SetDrained,
+    SetPolicy,
     Snapshot,
     WeighResources,
     Wish,
@@ -230,6 +232,8 @@ class Replica:
                 return self._change_resources(wish)
             case SetDrained(label=label, drained=drained):
                 return self._drive(self.translation.set_drained(label, drained))
+            case SetPolicy(policy=policy, said=said):
+                return self._drive(self.translation.set_policy(policy, said))
             case ReadAll():
                 return None if sent_at is None else self._drive(self.translation.read())
             case Expire(lease=lease, renewal=renewal):
@@ -346,7 +350,10 @@ class Replica:
 
     def dump(self) -> Mapping[str, Any]:
         """Return the whole state, for a snapshot."""
+        resources = self._store.items(self.keys.resources)
+        is_new = any(values.is_constrained(entry.value) for entry in resources)
         return {
+            **({"format": FORMAT} if is_new else {}),
             "birth_ms": self._birth_ms,
             "base": self._base,
             "revision": self._store.revision,

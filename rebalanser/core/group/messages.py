@@ -362,7 +362,7 @@ class GroupRead:
     group: Group
     read: Mapping[str, int] | None = None
     changed: frozenset[Resource] | None = None
-    """The resources that may differ from those of the known group; None if any may."""
+    """The resources that may differ from those of the known group; None if any may, or the policy does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias, TypeVar, dataclass_transform
@@ -142,6 +142,10 @@ class Policy:
     """Seconds after a move in which a resource does not move again for a better balance (RB-38)."""
 
 
+POLICY_FIELDS: Final = frozenset(each.name for each in fields(Policy))
+"""The fields of a ``Policy``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """One incarnation's membership: its id, its lease, and the revision that created its node key (RB-4)."""
@@ -210,10 +214,10 @@ class SharePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Tells whether members, resources or drains changed.
+    """Tells whether members, resources, drains or the policy changed.
 
-    Of members the count and the newest revision; of resources and drains how many requests of operators have
-    changed any. ``acknowledgements`` tells of those as of members; they are no reason to rebalance.
+    Of members the count and the newest revision; of the others how many requests of operators have changed
+    any. ``acknowledgements`` tells of those as of members; they are no reason to rebalance.
     """
 
     members: tuple[int, int] = (0, 0)
