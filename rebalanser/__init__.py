@@ -30,8 +30,10 @@ __all__ = [
     "OnOverrun",
     "Owned",
     "Owners",
+    "Policy",
     "ResourceFeed",
     "Settings",
+    "SpreadOver",
     "leader",
 ]
 
@@ -47,8 +49,10 @@ _MODULES = {
     "OnOverrun": "rebalanser.core.group",
     "Owned": "rebalanser.runtime.owned",
     "Owners": "rebalanser.owners",
+    "Policy": "rebalanser.core.group",
     "ResourceFeed": "rebalanser.feed",
     "Settings": "rebalanser.settings",
+    "SpreadOver": "rebalanser.core.group",
     "leader": "rebalanser.group",
 }
 

@@ -7,24 +7,34 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from pydantic import StrictStr, TypeAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
-from rebalanser.core.group import ResourceSpec, Topic, TopicKind
+from rebalanser.core.group import Policy, ResourceSpec, SpreadOver, Topic, TopicKind
 from rebalanser.core.group.messages import Noticed
-from rebalanser.errors import InvalidName, InvalidState, NotSettled, RetryLater, UnknownGroup
+from rebalanser.core.group.types import SPEC_FIELDS
+from rebalanser.errors import (
+    InvalidArgument,
+    InvalidName,
+    InvalidState,
+    NotSettled,
+    RebalanserError,
+    RetryLater,
+    UnknownGroup,
+)
 from rebalanser.group import open_coordinator
 from rebalanser.redaction import redact
 from rebalanser.registry import Coordinator
 from rebalanser.registry.coordinator import HoldingsRead
-from rebalanser.registry.keys import check_attribute, check_name
+from rebalanser.registry.keys import check_attribute, check_name, check_tags
 from rebalanser.registry.urls import url_or_default
-from rebalanser.registry.values import Weight
+from rebalanser.registry.values import MoveCount, NotNegative, Weight
 from rebalanser.runtime.clock import SystemClock
 from rebalanser.settings import Settings, check_argument, check_timeout
 
@@ -55,6 +65,16 @@ def _no_progress(done: int, total: int) -> None:
 _WEIGHT: Final = TypeAdapter[float](Weight)
 _WEIGHTS: Final = TypeAdapter[Mapping[str, float]](Mapping[str, Weight])
 _ATTRIBUTES: Final = TypeAdapter[Mapping[str, str]](Mapping[str, StrictStr])
+_TAGS: Final = TypeAdapter[list[str]](list[StrictStr])
+_POLICY: Final[Mapping[str, TypeAdapter[Any]]] = MappingProxyType(
+    {
+        "spread_over": TypeAdapter(SpreadOver),
+        "imbalance_band": TypeAdapter(NotNegative),
+        "max_moves": TypeAdapter(MoveCount | None),
+        "move_interval_s": TypeAdapter(NotNegative),
+        "cooldown_s": TypeAdapter(NotNegative),
+    }
+)
 
 
 def _named(resources: Iterable[Any]) -> list[str]:
@@ -64,6 +84,34 @@ def _named(resources: Iterable[Any]) -> list[str]:
         is_list = isinstance(each, Iterable) and not isinstance(each, (str, bytes))
         names.extend(each if is_list else [each])
     return names
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a resource, if it can be stored.
+
+    Raises:
+        InvalidArgument: a value is of a wrong type or out of range, or there is no such thing to say.
+        InvalidName: a pin, a spread, a tag or an attribute can't be stored.
+    """
+    for name in given.keys() - SPEC_FIELDS:
+        near = "".join(f"; is {each} meant?" for each in get_close_matches(str(name), SPEC_FIELDS, 1))
+        raise InvalidArgument(f"{name}: no resource has such a field{near}")
+    said = dict(given)
+    if "weight" in said:
+        check_argument(_WEIGHT, said["weight"], "weight")
+    if "needs" in said:
+        needs = _named([said["needs"]])
+        check_argument(_TAGS, needs, "needs")
+        said["needs"] = check_tags(needs)
+    for name, what in (("spread", "spread"), ("pin", "node")):
+        if said.get(name) is not None:
+            check_name(said[name], what)
+    if "attributes" in said:
+        check_argument(_ATTRIBUTES, said["attributes"], "attributes")
+        for name, value in said["attributes"].items():
+            check_attribute(name, value, "resource")
+        said["attributes"] = dict(said["attributes"])
+    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +277,23 @@ class Admin:
         self,
         *resources: str | Iterable[str],
         weight: float | Unchanged = UNCHANGED,
+        needs: Iterable[str] | Unchanged = UNCHANGED,
+        spread: str | Unchanged | None = UNCHANGED,
         pin: str | Unchanged | None = UNCHANGED,
         attributes: Mapping[str, str] | Unchanged = UNCHANGED,
         progress: Progress = _no_progress,
     ) -> int:
         """Add resources, or change what is said of those that are there; how many are new (RB-29).
 
-        ``weight`` says how much of a node a resource takes (1 unless given); it is kept and shown, and groups
-        do not place by it yet. ``pin`` names the node (by its
-        label) that alone may own it, None lets every node own it again. What is not given stays as it is;
-        ``attributes`` are replaced as a whole. All names are checked before anything is written.
+        What is not given stays as it is. All names are checked before anything is written.
+
+        - ``weight``: its part of a node's load, 1 unless given, in any unit that the whole group shares.
+        - ``needs``: the tags that its node must have (``Settings(tags=…)``); a text is one tag. They are
+          replaced as a whole.
+        - ``spread``: resources with the same word are on distinct nodes, or in distinct zones
+          (``configure(spread_over=…)``); None for none.
+        - ``pin``: the label of the only node that may own it; None lets every node own it again.
+        - ``attributes``: what its owner reads of it. They are replaced as a whole.
 
         Raises:
             InvalidName: a name can't be stored, or is given twice; nothing was changed.
@@ -247,24 +302,47 @@ class Admin:
         """
         names = _named(resources)
         self._check(names)
-        said: dict[str, Any] = {}
-        if weight is not UNCHANGED:
-            check_argument(_WEIGHT, weight, "weight")
-            said["weight"] = weight
-        if pin is not UNCHANGED:
-            if pin is not None:
-                check_name(pin, "node")
-            said["pin"] = pin
-        if attributes is not UNCHANGED:
-            check_argument(_ATTRIBUTES, attributes, "attributes")
-            for name, value in attributes.items():
-                check_attribute(name, value, "resource")
-            said["attributes"] = dict(attributes)
-        if not names:
+        given = {"weight": weight, "needs": needs, "spread": spread, "pin": pin, "attributes": attributes}
+        said = _checked({name: value for name, value in given.items() if value is not UNCHANGED})
+        return self._put([ResourceSpec(name, **said) for name in names], frozenset(said), progress)
+
+    def add_each(
+        self, resources: Mapping[str, Mapping[str, Any]], *, progress: Progress = _no_progress
+    ) -> int:
+        """Add resources of which different things are said; how many are new (RB-29).
+
+        ``resources`` has for each name what ``add`` takes: ``{"db-1": {"weight": 2, "needs": ["ssd"]}}``.
+        Everything is checked before anything is written.
+
+        Raises:
+            InvalidName: a name can't be stored; nothing was changed.
+            InvalidArgument: something else is said than ``add`` takes; nothing was changed.
+            RetryLater: the registry was away; what was written stays, and adding again completes it.
+        """
+        self._check(list(resources))
+        by_fields: dict[frozenset[str], list[ResourceSpec]] = {}
+        for name, given in resources.items():
+            try:
+                said = _checked(given)
+            except RebalanserError as error:
+                raise type(error)(f"resource {name!r}: {error}; nothing was changed") from None
+            by_fields.setdefault(frozenset(said), []).append(ResourceSpec(name, **said))
+        added = done = 0
+        for fields, specs in by_fields.items():
+            before = done
+
+            def shown(done: int, _of: int, before: int = before) -> None:
+                progress(before + done, len(resources))
+
+            added += self._put(specs, fields, shown)
+            done += len(specs)
+        return added
+
+    def _put(self, specs: list[ResourceSpec], fields: frozenset[str], progress: Progress) -> int:
+        if not specs:
             return 0
-        specs = [ResourceSpec(name, **said) for name in names]
         return self._insist(
-            lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(names)), frozenset(said))
+            lambda: self._coordinator.put_resources(specs, lambda n: progress(n, len(specs)), fields)
         )
 
     def weigh(self, weights: Mapping[str, float], *, progress: Progress = _no_progress) -> int:
@@ -338,6 +416,54 @@ class Admin:
         check_name(node, "node")
         self._refuse_unknown()
         self._insist(lambda: self._coordinator.set_drained(node, drained=drained))
+
+    def policy(self) -> Policy:
+        """The group's policy; the default one if ``configure`` was never called (RB-38).
+
+        Raises:
+            UnusableStore: a newer version of Rebalanser wrote it.
+        """
+        return self._insist(self._coordinator.policy)
+
+    def configure(
+        self,
+        *,
+        spread_over: SpreadOver | Literal["node", "zone"] | Unchanged = UNCHANGED,
+        imbalance_band: float | Unchanged = UNCHANGED,
+        max_moves: int | Unchanged | None = UNCHANGED,
+        move_interval_s: float | Unchanged = UNCHANGED,
+        cooldown_s: float | Unchanged = UNCHANGED,
+    ) -> None:
+        """Change the group's policy, by which every leader allocates (RB-38).
+
+        What is not given stays as it is.
+
+        - ``spread_over``: what resources with the same ``spread`` are kept apart by, ``node`` or ``zone``.
+        - ``imbalance_band``: the part by which the largest load may exceed the lower bound before anything
+          moves to lower it; 0.1 is a tenth.
+        - ``max_moves``: the most resources that one rebalance moves for a better balance; None for no limit.
+        - ``move_interval_s``: minimum seconds between two rebalances that only improve the balance.
+        - ``cooldown_s``: seconds after a move in which a resource does not move again for a better balance.
+
+        Raises:
+            InvalidArgument: a value is out of range; nothing was changed.
+            UnknownGroup: there is no such group.
+            UnusableStore: a newer version of Rebalanser wrote the policy; nothing was changed.
+        """
+        given: dict[str, Any] = {
+            "spread_over": spread_over,
+            "imbalance_band": imbalance_band,
+            "max_moves": max_moves,
+            "move_interval_s": move_interval_s,
+            "cooldown_s": cooldown_s,
+        }
+        changes = {name: value for name, value in given.items() if value is not UNCHANGED}
+        for name, value in changes.items():
+            check_argument(_POLICY[name], value, name)
+        if "spread_over" in changes:
+            changes["spread_over"] = SpreadOver(changes["spread_over"])
+        self._refuse_unknown()
+        self._insist(lambda: self._coordinator.set_policy(Policy(**changes), frozenset(changes)))
 
     def state(self) -> GroupState:
         """The group at one revision: nodes, resources, owners, and whether it is balanced (RB-19)."""

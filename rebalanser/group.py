@@ -428,6 +428,9 @@ class Group:
             host=socket.gethostname(),
             pid=os.getpid(),
             attributes=self.settings.attributes,
+            capacity=self.settings.capacity,
+            tags=self.settings.tags,
+            zone=self.settings.zone,
         )
 
     def _wait_joined(self, run: _Run) -> None:

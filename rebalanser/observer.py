@@ -64,9 +64,7 @@ class Observer:
         self._queue: queue.Queue[Report | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._dropped = 0
         self._in_order = threading.Lock()
-        self._writer = (
-            None if self._journal is None else _HistoryWriter(group, self._journal, settings.fenced)
-        )
+        self._writer = None if self._journal is None else _HistoryWriter(group, self._journal, settings)
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-facts-{group}", daemon=True)
         self._thread.start()
 
@@ -186,10 +184,16 @@ class TroubleNotes:
 class _HistoryWriter:
     """Writes reports into a history from a thread of its own; what it has no room for is missing there."""
 
-    def __init__(self, group: str, journal: Journal, fenced: bool) -> None:
+    def __init__(self, group: str, journal: Journal, settings: Settings) -> None:
         self._group = group
         self._journal = journal
-        self._fenced = fenced
+        self._fenced = settings.fenced
+        offers: dict[str, float | str | None] = {
+            "capacity": settings.capacity,
+            "tags": ",".join(sorted(settings.tags)),
+            "zone": settings.zone,
+        }
+        self._offers = {name: value for name, value in offers.items() if value}
         self._written = 0
         self._waiting: queue.Queue[tuple[Moment, Report] | None] = queue.Queue(maxsize=QUEUE_SIZE)
         self._thread = threading.Thread(target=self._run, name=f"rebalanser-records-{group}", daemon=True)
@@ -226,7 +230,7 @@ class _HistoryWriter:
 
         for fact in report.facts():
             self._written += 1
-            yield event_of(fact, fenced=self._fenced)
+            yield event_of(fact, fenced=self._fenced, offers=self._offers)
 
 
 def _open_journal(group: str, label: str, process: str, settings: Settings, clock: Clock) -> Journal | None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from rebalanser.core.group import Mode, NodeOptions, OnOverrun, Timings
-from rebalanser.errors import InvalidArgument, InvalidSettings
+from rebalanser.errors import InvalidArgument, InvalidName, InvalidSettings
 from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser.redaction import redact
-from rebalanser.registry.keys import check_attribute
+from rebalanser.registry.keys import check_attribute, check_name, check_tags
 
 DEFAULT_LEASE_TTL_S = 10.0
 _TOLERANCE_S = 1e-9
@@ -55,6 +55,9 @@ class Values(TypedDict, total=False):
     may_lead: bool
     on_overrun: OnOverrun | Literal["report", "kill"]
     attributes: Mapping[str, str]
+    capacity: float | None
+    tags: Iterable[str]
+    zone: str
     history_dir: Path | str | None
     history_max_bytes: int
     history_file_mode: str
@@ -72,6 +75,23 @@ def _checked_mode(given: Any) -> str:
             why = f"{given} is no mode of a file: write it as text, '0{given:03o}'"
         raise PydanticCustomError("file_mode", "{why}", {"why": why}) from None
     return str(given)
+
+
+def _checked_tags(given: Any) -> Any:
+    """The tags as a set. A text has them between commas, as in the environment."""
+    if isinstance(given, str):
+        given = [tag.strip() for tag in given.split(",")] if given.strip() else []
+    try:
+        return check_tags(given) if isinstance(given, Iterable) else given
+    except InvalidName as error:
+        raise PydanticCustomError("tag", "{why}", {"why": str(error)}) from None
+
+
+def _checked_zone(given: str) -> str:
+    try:
+        return given and check_name(given, "zone")
+    except InvalidName as error:
+        raise PydanticCustomError("zone", "{why}", {"why": str(error)}) from None
 
 
 class Settings(BaseSettings):
@@ -122,8 +142,16 @@ class Settings(BaseSettings):
     on_overrun: OnOverrun = OnOverrun.REPORT
     """``report`` a handler that overruns, or ``kill`` the process before its lease can end (RB-34)."""
     attributes: dict[str, str] = Field(default_factory=dict)
-    """Attributes of the node that its state shows, such as a zone. In the environment it is
-    a JSON object: ``REBALANSER_ATTRIBUTES='{"zone": "eu-1"}'``."""
+    """Attributes of the node that its state shows, such as an address. In the environment it is
+    a JSON object: ``REBALANSER_ATTRIBUTES='{"version": "1.4"}'``."""
+    capacity: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The greatest sum of weights of resources that the node owns; without limit where unset (RB-37)."""
+    tags: Annotated[frozenset[str], NoDecode, BeforeValidator(_checked_tags)] = frozenset()
+    """What the node offers to resources that need it, such as ``gpu`` (RB-37). In the environment they are
+    separated by commas: ``REBALANSER_TAGS=gpu,ssd``."""
+    zone: Annotated[str, AfterValidator(_checked_zone)] = ""
+    """The zone that the node is in, such as a data centre, for resources that are spread over zones
+    (RB-37)."""
     history_dir: Path | None = None
     """The folder to which the node appends what it did, as JSON lines; none where unset."""
     history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024
@@ -150,7 +178,7 @@ class Settings(BaseSettings):
         except SettingsError as error:
             raise InvalidSettings(
                 f"the environment can't be read: {error} ({error.__cause__}); "
-                """REBALANSER_ATTRIBUTES is a JSON object, such as '{"zone": "eu-1"}'"""
+                """REBALANSER_ATTRIBUTES is a JSON object, such as '{"version": "1.4"}'"""
             ) from error
 
     @classmethod

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import cache, partial
+from math import fsum, inf
+from typing import TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.core.allocation import allocate
-from rebalanser.core.group import Group, Member, Mode, ResourceSpec, intended, releasers
-from rebalanser.core.group.types import NodeId
+from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, releasers
+from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.registry import GroupView, Holding
+from rebalanser.registry.values import NEWER_PIN
+
+_Fitting: TypeAlias = Callable[[str | None, frozenset[str]], float | None]
 
 
 class NodeState(BaseModel):
@@ -30,6 +36,12 @@ class NodeState(BaseModel):
     leader: bool
     drained: bool
     attributes: dict[str, str]
+    capacity: float | None = Field(default=None, description="the most load that it may own; null for any")
+    tags: tuple[str, ...] = Field(default=(), description="what it offers to resources that need it")
+    zone: str = Field(default="", description="the zone that it is in")
+    load: float = Field(
+        default=0.0, description="the sum of the weights of the resources that the allocation gives the node"
+    )
     released: tuple[str, ...] = Field(
         default=(), description="the resources that it gave up (`owned.release()`) and does not want back now"
     )
@@ -52,6 +64,10 @@ class ResourceState(BaseModel):
     weight: float
     pin: str | None
     attributes: dict[str, str]
+    needs: tuple[str, ...] = Field(default=(), description="the tags that its node must have")
+    spread: str | None = Field(
+        default=None, description="resources with the same one are on distinct nodes, or in distinct zones"
+    )
     removed: bool
 
 
@@ -83,6 +99,7 @@ class GroupState(BaseModel):
     owned: int = Field(description="how many of the resources a live node owns")
     unowned: int = Field(description="how many of them nobody owns; the reason stands at each")
     drained: tuple[str, ...] = Field(description="the labels that are drained, of live nodes and of others")
+    policy: Policy = Field(default=Policy(), description="how resources are allocated: `Admin.configure`")
     nodes: tuple[NodeState, ...]
     resources: tuple[ResourceState, ...]
 
@@ -118,7 +135,10 @@ def describe(name: str, view: GroupView) -> GroupState:
     completed = {
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
-    released = releasers(group)
+    specs, released = group.resources, releasers(group)
+    all_completed = header is not None and all(completed.values())
+    is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group)
+    fitting = cache(partial(_fitting, group))
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -131,8 +151,12 @@ def describe(name: str, view: GroupView) -> GroupState:
             leader=node == leader,
             drained=member.label in group.drained,
             attributes=dict(member.attributes),
+            capacity=member.capacity,
+            tags=tuple(sorted(member.tags)),
+            zone=member.zone,
+            load=fsum(specs[r].weight for r in _share_of(group, node) if r in specs),
             released=tuple(sorted(member.released)),
-            assigned=len(group.shares[node].resources) if node in group.shares else 0,
+            assigned=len(_share_of(group, node)),
             held=barriers[node],
             completed=completed[node],
         )
@@ -147,12 +171,12 @@ def describe(name: str, view: GroupView) -> GroupState:
             assigned.get(resource),
             held.get(resource),
             released.get(resource, frozenset()),
+            fitting,
+            is_balanced,
         )
         for resource in sorted(group.resources.keys() | held.keys())
     )
     unowned = sum(resource.reason is not None for resource in resources)
-    all_completed = header is not None and all(completed.values())
-    is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group)
     return GroupState(
         group=name,
         revision=group.revision,
@@ -167,6 +191,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         owned=len(group.resources) - unowned,
         unowned=unowned,
         drained=tuple(sorted(group.drained)),
+        policy=group.policy,
         nodes=nodes,
         resources=resources,
         exists=view.exists,
@@ -204,6 +229,8 @@ def _resource(
     assigned_to: str | None,
     holding: Holding | None,
     released_by: AbstractSet[NodeId],
+    fitting: _Fitting,
+    is_balanced: bool,
 ) -> ResourceState:
     group = view.group
     removed = resource not in group.resources
@@ -217,10 +244,12 @@ def _resource(
         token=holding.token if holding else None,
         reason=None
         if removed or holder
-        else _why_unowned(spec, view, labels, leader, assigned_to, released_by),
+        else _why_unowned(spec, view, labels, leader, assigned_to, released_by, fitting, is_balanced),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
+        needs=tuple(sorted(spec.needs)),
+        spread=spec.spread,
         removed=removed,
     )
 
@@ -232,21 +261,64 @@ def _why_unowned(
     leader: str | None,
     assigned_to: str | None,
     released_by: AbstractSet[NodeId],
+    fitting: _Fitting,
+    is_balanced: bool,
 ) -> str:
-    group, pin = view.group, spec.pin
+    group = view.group
     if not labels:
         return "no node takes part" + _lately(view.troubles)
+    obstacle = _pin_obstacle(spec.pin, group, labels) or _obstacle(spec, group, released_by, fitting)
+    if obstacle is not None:
+        return obstacle
+    if assigned_to is not None and assigned_to in group.members:
+        return f"{group.members[assigned_to].label} has yet to take it"
+    if is_balanced:
+        others = "" if spec.spread is None else f", or owns another resource of the spread {spec.spread}"
+        return f"every node that could own it is full or has released it{others}"
+    return "the next allocation is to place it" if leader else "the group has no leader"
+
+
+def _pin_obstacle(pin: str | None, group: Group, labels: AbstractSet[str]) -> str | None:
+    if pin == NEWER_PIN:
+        return "an older Rebalanser changed it, and dropped its needs and its spread: add it again with them"
     if pin is not None and pin not in labels:
         return f"pinned to {pin}, which is not there"
     if pin is not None and pin in group.drained:
         return f"pinned to {pin}, which is drained"
-    if labels <= group.drained:
-        return "every node is drained"
+    return "every node is drained" if labels <= group.drained else None
+
+
+def _obstacle(
+    spec: ResourceSpec, group: Group, released_by: AbstractSet[NodeId], fitting: _Fitting
+) -> str | None:
+    """Why no node may own a resource whose pin, if any, is there."""
     if released_by and _open_to(spec, group) <= released_by:
-        return f"pinned to {pin}, which has released it" if pin is not None else "every node has released it"
-    if assigned_to is not None and assigned_to in group.members:
-        return f"{group.members[assigned_to].label} has yet to take it"
-    return "the next allocation is to place it" if leader else "the group has no leader"
+        return "every node has released it" if spec.pin is None else _pinned(spec, "has released it")
+    largest = fitting(spec.pin, spec.needs)
+    if largest is None:
+        tags = ("tag " if len(spec.needs) == 1 else "tags ") + ", ".join(sorted(spec.needs))
+        return f"no node has the {tags}" if spec.pin is None else _pinned(spec, f"does not have the {tags}")
+    if largest < spec.weight:
+        return f"its weight {spec.weight:g} is over the capacity of every node that could own it"
+    return None
+
+
+def _pinned(spec: ResourceSpec, obstacle: str) -> str:
+    return f"pinned to {spec.pin}, which {obstacle}"
+
+
+def _fitting(group: Group, pin: str | None, needs: frozenset[str]) -> float | None:
+    """The largest capacity of the nodes that have these tags and are not drained; None if there are none."""
+    members = (
+        member
+        for member in group.members.values()
+        if member.label not in group.drained and pin in {None, member.label} and needs <= member.tags
+    )
+    return max((inf if member.capacity is None else member.capacity for member in members), default=None)
+
+
+def _share_of(group: Group, node: NodeId) -> AbstractSet[Resource]:
+    return group.shares[node].resources if node in group.shares else frozenset()
 
 
 def _open_to(spec: ResourceSpec, group: Group) -> set[NodeId]:

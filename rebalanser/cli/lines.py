@@ -48,7 +48,20 @@ def owned(state: GroupState) -> str:
 def node_line(node: NodeState) -> str:
     """Return a node in one line."""
     role = "leader, " if node.leader else ""
-    return f"{node.label}: {role}{condition_of(node)}, holds {node.held} of {node.assigned} assigned"
+    parts = [f"holds {node.held} of {node.assigned} assigned", *offers(node)]
+    return f"{node.label}: {role}{condition_of(node)}, {', '.join(parts)}"
+
+
+def offers(node: NodeState) -> list[str]:
+    """Return a node's load if it is not just the number of resources, its capacity, tags and zone."""
+    parts: list[str] = []
+    if node.capacity is not None:
+        parts.append(f"load {node.load:g} of {node.capacity:g}")
+    elif node.load != node.assigned:
+        parts.append(f"load {node.load:g}")
+    parts += [f"tags {', '.join(node.tags)}"] if node.tags else []
+    parts += [f"zone {node.zone}"] if node.zone else []
+    return parts
 
 
 def resource_line(resource: ResourceState) -> str:
@@ -59,6 +72,8 @@ def resource_line(resource: ResourceState) -> str:
         parts.append(f"weight {resource.weight:g}")
     if resource.pin is not None:
         parts.append(f"pinned to {resource.pin}")
+    parts += [f"needs {', '.join(resource.needs)}"] if resource.needs else []
+    parts += [f"spread {resource.spread}"] if resource.spread is not None else []
     parts += [f"{name}={printable(value)}" for name, value in resource.attributes.items()]
     return f"{resource.resource}: {', '.join(parts)}"
 

@@ -22,6 +22,7 @@ from rebalanser.cli.lines import (
     first_nodes,
     first_waits,
     more_nodes,
+    offers,
     owned,
     resource_line,
 )
@@ -189,7 +190,9 @@ def _table(heartbeats: bool = False) -> Table:
 def _node_cells(node: NodeState) -> tuple[Text, Text, Text]:
     return (
         Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
-        Text(condition_of(node), style=HELD if node.completed else COMING),
+        Text(condition_of(node), style=HELD if node.completed else COMING).append(
+            "".join(f", {each}" for each in offers(node)), style="dim"
+        ),
         Text(f"{node.held}/{node.assigned}"),
     )
 

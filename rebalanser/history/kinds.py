@@ -89,7 +89,9 @@ _GAP_NOTE: Final = KindNote(
 _GROUP: Final[Mapping[str, KindNote]] = MappingProxyType(
     {
         GroupKind.JOINING: KindNote("the node asks for a lease and registers"),
-        GroupKind.JOINED: KindNote("the node is registered; `revision` created its node key"),
+        GroupKind.JOINED: KindNote(
+            "the node is registered; `revision` created its node key", ("capacity", "tags", "zone")
+        ),
         GroupKind.JOIN_FAILED: KindNote(
             "the registration failed; it is retried unless `fatal`", ("error", "fatal")
         ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -196,17 +197,20 @@ def _value(value: Value) -> Value:
     return _text(redact(str(value))[:MAX_TEXT])
 
 
-def event_of(fact: Fact, *, fenced: bool | None = None) -> Event:
+def event_of(
+    fact: Fact, *, fenced: bool | None = None, offers: Mapping[str, Value] = MappingProxyType({})
+) -> Event:
     """The fact as an ``Event`` for a ``Journal``.
 
-    ``fenced`` is what the application declares about the receivers of its writes; only records that begin
-    access have it.
+    ``fenced`` is the application's statement on the receivers of its writes; it is written where access
+    begins. ``offers`` are the node's capacity, tags and zone; they are written where it joins.
     """
-    return Event(
+    event = Event(
         **fields_for(Event, fact),
         incarnation=incarnation_of(fact.node),
         fenced=fenced if fact.kind is FactKind.START_ENTERED else None,
     )
+    return replace(event, detail={**fact.detail, **offers}) if fact.kind is FactKind.JOINED else event
 
 
 def incarnation_of(node: str) -> int:

@@ -33,6 +33,7 @@ A resource has slot 0 only, so far; several owners of one resource would take a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from urllib.parse import quote, unquote
 
@@ -68,6 +69,20 @@ def check_name(name: str, what: str) -> str:
     if size > MAX_NAME_BYTES:
         raise InvalidName(f"{what} name {name[:40]!r}… has {size} bytes; the limit is {MAX_NAME_BYTES}")
     return name
+
+
+def check_tags(tags: Iterable[str]) -> frozenset[str]:
+    """Return the tags as a set if they can be stored; a text is one tag.
+
+    Raises:
+        InvalidName: one can't be stored, or is given twice.
+    """
+    checked: set[str] = set()
+    for tag in [tags] if isinstance(tags, str) else tags:
+        if check_name(tag, "tag") in checked:
+            raise InvalidName(f"tag {tag!r} is given twice")
+        checked.add(tag)
+    return frozenset(checked)
 
 
 def check_attribute(name: str, value: str, what: str) -> None:

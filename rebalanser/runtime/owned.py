@@ -161,10 +161,7 @@ class Owned:
 
     @property
     def weight(self) -> float:
-        """The weight given to ``Admin.add``; groups do not place by it yet.
-
-        It is read like ``attributes``.
-        """
+        """The weight given to ``Admin.add``, 1 by default; it is read like ``attributes``."""
         return self._said.weight
 
     @property

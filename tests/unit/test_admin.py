@@ -7,11 +7,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rebalanser import Admin, Group, Settings
+from rebalanser import Admin, Group, Policy, Settings, SpreadOver, state
+from rebalanser.core.group import Fingerprint, Header, Member, ResourceSpec, Share
+from rebalanser.core.group import Group as CoreGroup
 from rebalanser.errors import (
     InvalidArgument,
     InvalidName,
@@ -21,9 +24,11 @@ from rebalanser.errors import (
     RegistryUnavailable,
     UnknownGroup,
 )
-from rebalanser.registry import open_registry
+from rebalanser.history import Record, read_records
+from rebalanser.registry import GroupView, open_registry
 from rebalanser.registry.contract import Put, Reply, Request, Transaction
 from rebalanser.registry.registry_coordinator import groups_in
+from rebalanser.registry.values import NEWER_PIN
 from rebalanser.testing import MemoryRegistry
 from rebalanser.testing.waiting import PATIENCE_S, wait_until
 
@@ -139,6 +144,93 @@ def test_says_things_of_resources(admin: Admin) -> None:
     (resource,) = admin.resources()
     assert (resource.weight, resource.pin, resource.attributes) == (2.5, "worker 1", {"zone": "z1"})
     assert (resource.owner, resource.token, resource.removed) == (None, None, False)
+    assert (resource.needs, resource.spread) == ((), None)
+    admin.add("a", needs={"ssd", "gpu"}, spread="db")
+    admin.add("b", needs="gpu")
+    resource, other = admin.resources()
+    assert (resource.weight, resource.pin, resource.attributes) == (2.5, "worker 1", {"zone": "z1"})
+    assert (resource.needs, resource.spread, other.needs) == (("gpu", "ssd"), "db", ("gpu",))
+    admin.add("a", needs=(), spread=None)
+    assert (admin.resources()[0].needs, admin.resources()[0].spread) == ((), None)
+
+
+@pytest.mark.rule("RB-29")
+def test_says_another_thing_of_each_resource(admin: Admin) -> None:
+    admin.add("a", weight=2.0, pin="n")
+    seen: list[tuple[int, int]] = []
+    each = {
+        "a": {"weight": 3},
+        "b": {"needs": ["gpu"]},
+        "c": {"weight": 4, "attributes": {"k": "v"}},
+        "d": {},
+    }
+    assert admin.add_each(each, progress=lambda done, total: seen.append((done, total))) == 3
+    resources = {each.resource: each for each in admin.resources()}
+    assert [resources[name].weight for name in "abcd"] == [3.0, 1.0, 4.0, 1.0]
+    assert (resources["a"].pin, resources["b"].needs, resources["c"].attributes) == (
+        "n",
+        ("gpu",),
+        {"k": "v"},
+    )
+    assert seen[-1] == (4, 4)
+    assert seen == sorted(seen)
+    assert admin.add_each({}) == 0
+
+
+@pytest.mark.rule("RB-29")
+@pytest.mark.parametrize(
+    ("each", "kind", "message"),
+    [
+        (
+            {"b": {"wieght": 2}},
+            InvalidArgument,
+            "resource 'b': wieght: no resource has such a field; is weight meant",
+        ),
+        ({"b": {"weight": float("nan")}}, InvalidArgument, "resource 'b': weight: .*; nothing was changed"),
+        ({"b": {"needs": ["", "x"]}}, InvalidName, "resource 'b': a tag name must not be empty; nothing was"),
+        ({"": {}}, InvalidName, "a resource name must not be empty"),
+    ],
+)
+def test_one_bad_resource_of_many_changes_nothing(
+    admin: Admin, each: dict[str, dict[str, Any]], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        admin.add_each({"a": {"weight": 2.0}, **each})
+    assert names(admin) == []
+
+
+def test_configures_the_policy_field_by_field(shop: Shop) -> None:
+    admin = shop.admin
+    with pytest.raises(UnknownGroup):
+        admin.configure(max_moves=3)
+    admin.add("a")
+    assert admin.policy() == Policy()
+    admin.configure(spread_over="zone", imbalance_band=0.1)
+    admin.configure(max_moves=3, move_interval_s=5, cooldown_s=60.0)
+    assert admin.policy() == Policy(SpreadOver.ZONE, 0.1, 3, 5.0, 60.0)
+    assert admin.state().policy == admin.policy()
+    admin.configure(max_moves=None, spread_over=SpreadOver.NODE)
+    admin.configure()
+    assert admin.policy() == Policy(imbalance_band=0.1, move_interval_s=5.0, cooldown_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spread_over": "rack"}, "spread_over: Input should be 'node' or 'zone'"),
+        ({"imbalance_band": -0.1}, "imbalance_band: Input should be greater than or equal to 0"),
+        ({"imbalance_band": float("nan")}, "imbalance_band: Input should be a finite number"),
+        ({"max_moves": -1}, "max_moves: Input should be greater than or equal to 0"),
+        ({"max_moves": 1.5}, "max_moves: Input should be a valid integer"),
+        ({"move_interval_s": float("inf")}, "move_interval_s: Input should be a finite number"),
+        ({"cooldown_s": "1"}, "cooldown_s: Input should be a valid number"),
+    ],
+)
+def test_a_policy_out_of_range_changes_nothing(admin: Admin, change: dict[str, Any], message: str) -> None:
+    admin.add("a")
+    with pytest.raises(InvalidArgument, match=message):
+        admin.configure(**{"move_interval_s": 9.0, **change})
+    assert admin.policy() == Policy()
 
 
 @pytest.mark.rule("RB-29")
@@ -183,6 +275,9 @@ def test_a_resource_given_twice_changes_nothing(admin: Admin, change: str) -> No
     ("said", "message"),
     [
         ({"pin": ""}, "a node name must not be empty"),
+        ({"needs": ["gpu", "gpu"]}, "tag 'gpu' is given twice"),
+        ({"needs": [""]}, "a tag name must not be empty"),
+        ({"spread": ""}, "a spread name must not be empty"),
         ({"attributes": {"": "x"}}, "a resource attribute name must not be empty"),
         ({"attributes": {"zone": "x" * 4097}}, "'zone' has a value of 4097 bytes; the limit is 4096"),
     ],
@@ -201,6 +296,7 @@ def test_what_can_not_be_said_changes_nothing(admin: Admin, said: dict[str, Any]
         (lambda admin: admin.add("a", weight=float("inf")), "weight: Input should be a finite number"),
         (lambda admin: admin.add("a", weight="2"), r"weight: Input should be a valid number \(got '2'\)"),
         (lambda admin: admin.add("a", weight=True), r"weight: Input should be a valid number \(got True\)"),
+        (lambda admin: admin.add("a", needs=5), r"needs.0: Input should be a valid string \(got 5\)"),
         (
             lambda admin: admin.add("a", attributes={"n": 1}),
             r"attributes.n: Input should be a valid string \(got 1\)",
@@ -391,3 +487,71 @@ def test_a_closed_connection_is_refused(admin: Admin) -> None:
 def test_a_group_that_can_not_be_named_is_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="group name"):
         Admin(name, "memory://x")
+
+
+@pytest.mark.rule("RB-29")
+def test_a_node_shows_what_it_offers_and_its_load(shop: Shop, tmp_path: Path) -> None:
+    shop.admin.add("a", weight=2.5)
+    shop.admin.add("b")
+    offers = {"capacity": 8.0, "tags": frozenset({"ssd", "gpu"}), "zone": "eu-1", "history_dir": tmp_path}
+    group = shop.node("n", **offers)
+    (node,) = shop.admin.wait_balanced(PATIENCE_S).nodes
+    assert (node.capacity, node.tags, node.zone, node.load) == (8.0, ("gpu", "ssd"), "eu-1", 3.5)
+    group.stop()
+    records = [each for each in read_records(tmp_path) if isinstance(each, Record)]
+    (joined,) = [record for record in records if record.kind == "joined"]
+    assert joined.detail == {"capacity": 8.0, "tags": "gpu,ssd", "zone": "eu-1"}
+
+
+ROOMY, SMALL = Member("1", "roomy", tags=frozenset({"gpu"})), Member("2", "small", capacity=1.0)
+
+
+@pytest.mark.rule("RB-2")
+@pytest.mark.parametrize(
+    ("spec", "members", "reason"),
+    [
+        (ResourceSpec("r", needs=frozenset({"gpu"})), [SMALL], "no node has the tag gpu"),
+        (ResourceSpec("r", needs=frozenset({"gpu", "ssd"})), [ROOMY], "no node has the tags gpu, ssd"),
+        (
+            ResourceSpec("r", pin="small", needs=frozenset({"gpu"})),
+            [ROOMY, SMALL],
+            "pinned to small, which does not have the tag gpu",
+        ),
+        (
+            ResourceSpec("r", weight=1.5),
+            [SMALL],
+            "its weight 1.5 is over the capacity of every node that could own it",
+        ),
+        (ResourceSpec("r"), [SMALL], "every node that could own it is full or has released it"),
+        (
+            ResourceSpec("r", spread="db"),
+            [ROOMY],
+            (
+                "every node that could own it is full or has released it, "
+                "or owns another resource of the spread db"
+            ),
+        ),
+        (
+            ResourceSpec("r", pin=NEWER_PIN),
+            [ROOMY],
+            "an older Rebalanser changed it, and dropped its needs and its spread: add it again with them",
+        ),
+    ],
+)
+def test_an_unowned_resource_has_its_reason(
+    spec: ResourceSpec, members: list[Member], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_is_stable", lambda _group: True)
+    group = CoreGroup(
+        revision=1,
+        members={member.node: member for member in members},
+        resources={"r": spec},
+        drained=frozenset(),
+        header=Header(1, 1, 1),
+        shares={member.node: Share(1, frozenset()) for member in members},
+        obsolete_parts=frozenset(),
+        acknowledged=dict.fromkeys([member.node for member in members], 1),
+        fingerprint=Fingerprint(),
+    )
+    (resource,) = state.describe("group", GroupView(group, None, ())).resources
+    assert resource.reason == reason

@@ -43,6 +43,7 @@ def node(label: str, *, leader: bool = False, drained: bool = False, completed: 
         leader=leader,
         drained=drained,
         attributes={},
+        load=1.0,
         assigned=1,
         held=1,
         completed=completed,

@@ -10,6 +10,7 @@ import pytest
 from rebalanser.history import Author, Event, Journal, MemorySink, Protocol, Record, author_here
 from rebalanser.history import journal as module
 from rebalanser.observer import _HistoryWriter
+from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
 AUTHOR = Author(Protocol.NELI, "roles", "p-1", "worker", "alpha", "boot")
@@ -156,7 +157,7 @@ def test_an_author_here_says_which_host_and_boot_this_is() -> None:
 @pytest.mark.parametrize("taken", [3, 0])
 def test_a_history_is_written_to_its_end_for_as_long_as_it_goes_on(taken: int) -> None:
     """A thread that writes one record between two looks is waited for; one that writes nothing is not."""
-    writer = _HistoryWriter("g", journal(MemorySink()), fenced=False)
+    writer = _HistoryWriter("g", journal(MemorySink()), Settings())
 
     class Slow:
         joined = 0

@@ -104,6 +104,46 @@ def test_attributes_that_can_not_be_stored_are_refused() -> None:
         Settings(attributes={"zone": "x" * 5000})
 
 
+def test_what_a_node_offers_is_kept_for_its_record() -> None:
+    settings = Settings(capacity=8, tags=["gpu", "a b"], zone="eu-1")
+    assert (settings.capacity, settings.tags, settings.zone) == (8.0, {"gpu", "a b"}, "eu-1")
+    assert (Settings().capacity, Settings().tags, Settings().zone) == (None, frozenset(), "")
+    assert Settings(tags="gpu, ssd").tags == {"gpu", "ssd"}
+
+
+def test_the_environment_has_tags_between_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBALANSER_TAGS", "gpu,ssd")
+    monkeypatch.setenv("REBALANSER_CAPACITY", "2.5")
+    monkeypatch.setenv("REBALANSER_ZONE", "eu-1")
+    assert (Settings().capacity, Settings().tags, Settings().zone) == (2.5, {"gpu", "ssd"}, "eu-1")
+    monkeypatch.setenv("REBALANSER_TAGS", "")
+    assert Settings().tags == frozenset()
+    monkeypatch.setenv("REBALANSER_TAGS", "gpu,,ssd")
+    with pytest.raises(InvalidSettings, match=r"a tag name must not be empty .*REBALANSER_TAGS"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"capacity": 0}, r"capacity: Input should be greater than 0 \(got 0\)"),
+        ({"capacity": -1}, "capacity: Input should be greater than 0"),
+        ({"capacity": float("nan")}, "capacity: Input should be a finite number"),
+        ({"capacity": float("inf")}, "capacity: Input should be a finite number"),
+        ({"tags": ["gpu", "gpu"]}, "tags: tag 'gpu' is given twice"),
+        ({"tags": [""]}, "tags: a tag name must not be empty"),
+        ({"tags": ["a\nb"]}, "tags: tag name 'a\\\\nb' has an unprintable character"),
+        ({"tags": [1]}, "tags: a tag name is text, not int"),
+        ({"tags": 1}, "tags: Input should be a valid"),
+        ({"zone": "x" * 513}, "zone: zone name .* has 513 bytes; the limit is 512"),
+        ({"zone": None}, "zone: Input should be a valid string"),
+    ],
+)
+def test_what_a_node_can_not_offer_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        Settings(**values)
+
+
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REBALANSER_LEASE_TTL_S", "4")
     monkeypatch.setenv("REBALANSER_MODE", "eager")
