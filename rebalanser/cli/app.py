@@ -41,6 +41,7 @@ class _Command(NamedTuple):
 
 _COMMANDS: Final = {
     "groups": _Command("groups", "groups", "List the groups in the registry."),
+    "group": _Command("groups", "group_app", "Set and show the policy of a group."),
     "resources": _Command("groups", "resources_app", "Add, remove and list the resources of a group."),
     "status": _Command(
         "groups",

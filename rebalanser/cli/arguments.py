@@ -1,21 +1,24 @@
-"""Arguments as values: names of resources, attributes, times and durations."""
+"""Arguments as values: names of resources and what is said of them, attributes, times and durations."""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import typer
 
-from rebalanser.errors import InvalidName
+from rebalanser.errors import InvalidArgument, InvalidName
 from rebalanser.registry.keys import check_attribute, check_name
 
 STANDARD_INPUT = Path("-")
+CSV_COLUMNS: Final = ("name", "weight", "needs", "spread", "pin")
 
 
 def read_names(given: Sequence[str], file: Path | None) -> list[str]:
@@ -29,12 +32,14 @@ def read_names(given: Sequence[str], file: Path | None) -> list[str]:
     places: dict[str, str] = {}
     for place, name in _placed(given, file):
         _check(name, place)
-        if name in places:
-            raise InvalidName(
-                f"{place}: {name!r} is given twice, first as {places[name]}; nothing was changed"
-            )
-        places[name] = place
+        _note_place(name, place, places)
     return list(places)
+
+
+def _note_place(name: str, place: str, places: dict[str, str]) -> None:
+    if name in places:
+        raise InvalidName(f"{place}: {name!r} is given twice, first as {places[name]}; nothing was changed")
+    places[name] = place
 
 
 def _check(name: str, place: str) -> None:
@@ -65,6 +70,96 @@ def _lines(lines: BinaryIO) -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError as error:
             raise InvalidName(f"line {number}: it is not UTF-8 text; nothing was changed") from error
         yield f"line {number}", name
+
+
+def read_described(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what a file says of resources, by name, as ``Admin.add_each`` takes it.
+
+    A ``.csv`` file has a line of ``CSV_COLUMNS`` first; an empty cell says nothing, and needs are separated
+    by semicolons. A ``.jsonl`` file has an object on each line, with ``name`` and what ``Admin.add`` takes.
+
+    Raises:
+        InvalidArgument: a line can't be read; the message says which.
+        InvalidName: a name can't be stored or is given twice.
+    """
+    readers = {".csv": _csv_rows, ".jsonl": _json_rows}
+    if (reader := readers.get(file.suffix)) is None:
+        raise typer.BadParameter(f"{file} ends neither in .csv nor in .jsonl", param_hint="'--from'")
+    said: dict[str, dict[str, Any]] = {}
+    places: dict[str, str] = {}
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            for place, row in reader(lines):
+                name = row.pop("name", None)
+                if name is None:
+                    raise InvalidArgument(f"{place}: it has no name; nothing was changed")
+                _check(name, place)
+                _note_place(name, place, places)
+                said[name] = row
+    except OSError as error:
+        raise typer.BadParameter(f"{file} can't be read: {error.strerror}", param_hint="'--from'") from error
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{file} is not UTF-8 text; nothing was changed") from error
+    return said
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = csv.reader(lines, strict=True)
+    try:
+        columns = next(rows, [])
+        for column in columns:
+            if column not in CSV_COLUMNS or columns.count(column) > 1:
+                raise InvalidArgument(
+                    f"line 1: {column!r} is not a column, or is given twice; "
+                    f"the columns are {', '.join(CSV_COLUMNS)}"
+                )
+        for cells in rows:
+            place = f"line {rows.line_num}"
+            if cells and len(cells) != len(columns):
+                raise InvalidArgument(
+                    f"{place}: {len(cells)} cells for {len(columns)} columns; nothing was changed"
+                )
+            row: dict[str, Any] = {name: cell for name, cell in zip(columns, cells, strict=False) if cell}
+            if "needs" in row:
+                row["needs"] = [tag.strip() for tag in row["needs"].split(";")]
+            if "weight" in row:
+                row["weight"] = _number(row["weight"], place)
+            if cells:
+                yield place, row
+    except csv.Error as error:
+        raise InvalidArgument(f"line {rows.line_num}: {error}; nothing was changed") from error
+
+
+def _number(text: str, place: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"{place}: weight: {text!r} is not a number; nothing was changed") from None
+
+
+def _json_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"line {number}: it is not JSON ({error}); nothing was changed") from None
+        if not isinstance(row, dict):
+            raise InvalidArgument(f"line {number}: it is not a JSON object; nothing was changed")
+        yield f"line {number}", row
+
+
+def read_conditions(given: Sequence[str]) -> dict[str, str]:
+    """Parse the conditions of ``--where KEY=VALUE``."""
+    conditions: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals) or name in conditions:
+            reason = "is given twice" if name in conditions else "is not KEY=VALUE"
+            raise typer.BadParameter(f"{text!r} {reason}", param_hint="'--where'")
+        conditions[name] = value
+    return conditions
 
 
 def read_attributes(given: Sequence[str]) -> dict[str, str]:

@@ -1,15 +1,15 @@
-"""The commands on groups: ``rebalanser groups``, ``status``, ``resources`` and ``node``."""
+"""The commands on groups: ``rebalanser groups``, ``status``, ``group``, ``resources`` and ``node``."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from rebalanser.admin import UNCHANGED
-from rebalanser.cli.arguments import read_attributes, read_names
+from rebalanser.cli.arguments import read_attributes, read_conditions, read_described, read_names
 from rebalanser.cli.commands import Commands
 from rebalanser.cli.lines import absent_drains, first_nodes, node_line, plain, resource_line
 from rebalanser.cli.options import (
@@ -20,6 +20,9 @@ from rebalanser.cli.options import (
     complete_resource,
 )
 from rebalanser.cli.output import Face, counted
+from rebalanser.core.group import Policy, SpreadOver
+from rebalanser.errors import InvalidArgument
+from rebalanser.state import GroupState, NodeState
 
 
 def groups(on: RegistryOptions) -> None:
@@ -58,6 +61,99 @@ def status(
         raise typer.Exit(1)
 
 
+group_app = Commands("Set and show the policy of a group.")
+
+
+@group_app.command("set")
+def set_policy(
+    on: RegistryOptions,
+    group: GroupArgument,
+    spread_over: Annotated[
+        SpreadOver | None,
+        typer.Option(
+            help="Keep resources with the same spread on distinct nodes, or in distinct zones.",
+            show_default=False,
+        ),
+    ] = None,
+    imbalance_band: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PART",
+            help="Move nothing for a better balance while the largest load is over the lower bound by at "
+            "most this part; 0.1 is a tenth.",
+            show_default=False,
+        ),
+    ] = None,
+    max_moves: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The most resources that one rebalance moves for a better balance.",
+            show_default=False,
+        ),
+    ] = None,
+    any_moves: Annotated[bool, typer.Option("--any-moves", help="No limit to these moves.")] = False,
+    move_interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Minimum time between two rebalances that only improve the balance.",
+            show_default=False,
+        ),
+    ] = None,
+    cooldown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time after a move in which a resource does not move again for a better balance.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Change the policy of a group. Options that are not given change nothing."""
+    if any_moves and max_moves is not None:
+        raise typer.BadParameter("--max-moves and --any-moves exclude each other")
+    given = {
+        "spread_over": spread_over,
+        "imbalance_band": imbalance_band,
+        "max_moves": max_moves,
+        "move_interval_s": move_interval,
+        "cooldown_s": cooldown,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if any_moves:
+        changes["max_moves"] = None
+    if not changes:
+        raise typer.BadParameter("nothing to change; give an option")
+    face = on.face()
+    with face.admin_of_known(group) as admin:
+        admin.configure(**changes)
+        policy = admin.policy()
+    _show_policy(face, group, policy)
+
+
+@group_app.command("show")
+def show_policy(on: RegistryOptions, group: GroupArgument) -> None:
+    """Show the policy of a group."""
+    face = on.face()
+    with face.admin_of_known(group) as admin:
+        if not admin.exists():
+            face.known(admin.state())
+        policy = admin.policy()
+    _show_policy(face, group, policy)
+
+
+def _show_policy(face: Face, group: str, policy: Policy) -> None:
+    moves = "any number of" if policy.max_moves is None else f"at most {policy.max_moves:,}"
+    face.answer(
+        {"group": group, "policy": asdict(policy)},
+        f"{group}: resources with the same spread are on distinct {policy.spread_over}s",
+        f"  imbalance band {policy.imbalance_band:g}, {moves} moves for a better balance in one rebalance",
+        f"  at least {policy.move_interval_s:g} s between such rebalances, "
+        f"and {policy.cooldown_s:g} s between such moves of one resource",
+    )
+
+
 resources_app = Commands("Add, remove and list the resources of a group.")
 
 NamesArgument = Annotated[
@@ -84,20 +180,57 @@ FileOption = Annotated[
 ]
 
 
+def _set_or_cleared(name: str, value: object, clear: str, cleared: object) -> dict[str, Any]:
+    """Return what two options say of a field: one sets it, the other clears it; empty if neither is given."""
+    if value is not None and cleared is not None:
+        raise typer.BadParameter(f"--{name} and {clear} exclude each other")
+    if cleared is not None:
+        return {name: cleared if cleared is not True else None}
+    return {} if value is None else {name: value}
+
+
 @resources_app.command()
 def add(
     on: RegistryOptions,
     group: GroupArgument,
     names: NamesArgument = None,
     file: FileOption = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="A file of resources and what is said of each: .csv with the columns name, weight, needs, "
+            "spread and pin, or .jsonl. The options apply where it says nothing.",
+            show_default=False,
+        ),
+    ] = None,
     weight: Annotated[
         float | None,
         typer.Option(
             metavar="NUMBER",
-            help="The weight of each, 1 by default. Groups do not place by it yet.",
+            help="The weight of each, its part of a node's load; 1 by default.",
             show_default=False,
         ),
     ] = None,
+    needs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TAG",
+            help="A tag that their node must have; repeatable. The given tags replace all earlier ones.",
+            show_default=False,
+        ),
+    ] = None,
+    no_needs: Annotated[bool, typer.Option("--no-needs", help="Need no tags any more.")] = False,
+    spread: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="Keep them, and all others with the same word, on distinct nodes or in distinct zones.",
+            show_default=False,
+        ),
+    ] = None,
+    no_spread: Annotated[bool, typer.Option("--no-spread", help="Keep them apart no more.")] = False,
     pin: Annotated[
         str | None,
         typer.Option(
@@ -118,19 +251,23 @@ def add(
     ] = None,
 ) -> None:
     """Add resources, or change existing ones. Options that are not given change nothing."""
-    if unpin and pin is not None:
-        raise typer.BadParameter("--pin and --unpin exclude each other")
-    resources = read_names(names or (), file)
-    attributes = UNCHANGED if attribute is None else read_attributes(attribute)
+    said: dict[str, Any] = {
+        **({} if weight is None else {"weight": weight}),
+        **_set_or_cleared("needs", needs, "--no-needs", [] if no_needs else None),
+        **_set_or_cleared("spread", spread, "--no-spread", no_spread or None),
+        **_set_or_cleared("pin", pin, "--unpin", unpin or None),
+        **({} if attribute is None else {"attributes": read_attributes(attribute)}),
+    }
+    if source is not None and (names or file is not None):
+        raise typer.BadParameter("--from excludes names and --file")
+    rows = {} if source is None else {name: {**said, **row} for name, row in read_described(source).items()}
+    resources = read_names(names or (), file) if source is None else list(rows)
     face = on.face()
     with face.admin(group) as admin, face.progress("adding", len(resources)) as progress:
-        added = admin.add(
-            resources,
-            weight=UNCHANGED if weight is None else weight,
-            pin=UNCHANGED if pin is None and not unpin else pin,
-            attributes=attributes,
-            progress=progress,
-        )
+        if source is None:
+            added = admin.add(resources, **said, progress=progress)
+        else:
+            added = admin.add_each(rows, progress=progress)
     already = len(resources) - added
     face.answer(
         {"group": group, "given": len(resources), "added": added},
@@ -211,9 +348,18 @@ def list_resources(
 node_app = Commands("List, drain and undrain nodes.")
 
 NodeArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="NODE", help="The node's label.", show_default=False, autocompletion=complete_node
+        metavar="[NODE]", help="The node's label.", show_default=False, autocompletion=complete_node
+    ),
+]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="KEY=VALUE",
+        help="Instead of NODE: all live nodes with this label, zone or attribute; repeatable, all must hold.",
+        show_default=False,
     ),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the group is balanced again.")]
@@ -283,40 +429,87 @@ def list_nodes(
 def drain(
     on: RegistryOptions,
     group: GroupArgument,
-    node: NodeArgument,
+    node: NodeArgument = None,
+    where: WhereOption = None,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
 ) -> None:
-    """Move all resources away from a node, and keep it empty until it is undrained."""
-    _set_drained(on.face(), group, node, drained=True, wait_s=timeout if wait else None)
+    """Move all resources away from a node, and keep it empty until it is undrained.
+
+    Nodes with one label are drained together, also those that come later.
+    """
+    _set_drained(on.face(), group, node, where, drained=True, wait_s=timeout if wait else None)
 
 
 @node_app.command()
 def undrain(
     on: RegistryOptions,
     group: GroupArgument,
-    node: NodeArgument,
+    node: NodeArgument = None,
+    where: WhereOption = None,
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
 ) -> None:
     """Let a node own resources again."""
-    _set_drained(on.face(), group, node, drained=False, wait_s=timeout if wait else None)
+    _set_drained(on.face(), group, node, where, drained=False, wait_s=timeout if wait else None)
 
 
-def _set_drained(face: Face, group: str, node: str, *, drained: bool, wait_s: float | None) -> None:
+def _set_drained(
+    face: Face, group: str, node: str | None, where: list[str] | None, *, drained: bool, wait_s: float | None
+) -> None:
+    conditions = read_conditions(where or ())
+    if (node is None) == (not conditions):
+        raise typer.BadParameter("name a NODE, or describe nodes with --where")
     with face.admin_of_known(group) as admin:
-        if drained:
-            admin.drain(node)
-        else:
-            admin.undrain(node)
+        labels = [node] if node is not None else _labels_where(face.known(admin.state()), conditions)
+        for label in labels:
+            if drained:
+                admin.drain(label)
+            else:
+                admin.undrain(label)
         state = admin.state() if wait_s is None else admin.wait_balanced(wait_s)
-    here = [each for each in state.nodes if each.label == node]
+    here = [each for each in state.nodes if each.label in labels]
     held = sum(each.held for each in here)
     word = "drained" if drained else "undrained"
-    resources = f"it holds {counted(held, 'resource')} now" if here else "no live node has that label now"
+    if node is not None:
+        resources = f"it holds {counted(held, 'resource')} now" if here else "no live node has that label now"
+        subject = f"{node} is"
+    else:
+        resources = f"they hold {counted(held, 'resource')} now"
+        subject = f"{counted(len(labels), 'label')} ({', '.join(labels)}) are"
     if wait_s is not None and state.unowned:
         resources += f"; resources of the group without an owner: {state.unowned:,}, see rebalanser status"
+    named = {"node": node} if node is not None else {"nodes": labels}
     face.answer(
-        {"group": group, "node": node, "drained": drained, "live": bool(here), "held": held},
-        f"{node} is {word}; {resources}",
+        {"group": group, **named, "drained": drained, "live": bool(here), "held": held},
+        f"{subject} {word}; {resources}",
+    )
+
+
+def _labels_where(state: GroupState, conditions: dict[str, str]) -> list[str]:
+    """Return the labels of the live nodes that meet all conditions, at least one.
+
+    Raises:
+        InvalidArgument: none does, or a node that does not has the label of one that does.
+    """
+    meeting = [node for node in state.nodes if _meets(node, conditions)]
+    described = ", ".join(f"{name}={value}" for name, value in conditions.items())
+    if not meeting:
+        raise InvalidArgument(f"no live node of {state.group} has {described}; nothing was changed")
+    labels = {node.label for node in meeting}
+    for node in state.nodes:
+        if node.label in labels and not _meets(node, conditions):
+            raise InvalidArgument(
+                f"of the nodes with the label {node.label} not all have {described}, and a label is drained "
+                "as a whole; nothing was changed"
+            )
+    return sorted(labels)
+
+
+def _meets(node: NodeState, conditions: dict[str, str]) -> bool:
+    """Return True if each condition is the node's label, its zone, or one of its attributes."""
+    known = {"label": {node.label}, "zone": {node.zone}}
+    return all(
+        value in known.get(name, set()) or node.attributes.get(name) == value
+        for name, value in conditions.items()
     )

@@ -120,6 +120,137 @@ def test_resources_are_weighed_pinned_and_described_at_any_time(cli: Cli) -> Non
 
 
 @pytest.mark.rule("RB-29")
+def test_needs_and_spreads_are_set_and_cleared(cli: Cli) -> None:
+    cli("resources", "add", "orders", "a", "--needs", "ssd", "--needs", "gpu", "--spread", "db")
+    assert cli("resources", "list", "orders").out == "a: no owner, needs gpu, ssd, spread db\n"
+    cli("resources", "add", "orders", "a", "--no-needs", "--weight", "2")
+    assert cli("resources", "list", "orders").out == "a: no owner, weight 2, spread db\n"
+    cli("resources", "add", "orders", "a", "--no-spread")
+    assert cli("resources", "list", "orders").out == "a: no owner, weight 2\n"
+
+
+CSV = 'name,weight,needs,spread,pin\na,2.5,gpu; ssd,db,\n"b,c",,,,w1\n\nd,,,,\n'
+JSONL = (
+    '{"name": "a", "weight": 2.5, "needs": ["gpu", "ssd"], "spread": "db"}\n\n'
+    '{"name": "b,c", "pin": "w1"}\n{"name": "d"}\n'
+)
+
+
+@pytest.mark.rule("RB-29")
+@pytest.mark.parametrize(("name", "content"), [("r.csv", "\ufeff" + CSV), ("r.jsonl", JSONL)])
+def test_what_is_said_of_each_resource_comes_from_a_file(
+    cli: Cli, tmp_path: Path, name: str, content: str
+) -> None:
+    cli("resources", "add", "orders", "a", "--pin", "stays")
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    answer = cli("resources", "add", "orders", "--from", str(file), "--weight", "3")
+    assert answer.out == "added 2 resources; 1 was there already\n"
+    assert cli("resources", "list", "orders").out == (
+        "a: no owner, weight 2.5, pinned to stays, needs gpu, ssd, spread db\n"
+        "b,c: no owner, weight 3, pinned to w1\nd: no owner, weight 3\n"
+    )
+
+
+@pytest.mark.rule("RB-29")
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("r.csv", b"name,wieght\na,2\n", "line 1: 'wieght' is not a column"),
+        ("r.csv", b"name,name\na,2\n", "line 1: 'name' is not a column, or is given twice"),
+        ("r.csv", b"weight\n2\n", "line 2: it has no name"),
+        ("r.csv", b"name,weight\na,2\nb\n", "line 3: 1 cells for 2 columns"),
+        ("r.csv", b"name,weight\na,heavy\n", "line 2: weight: 'heavy' is not a number"),
+        ("r.csv", b"name,weight\nb,1\na,inf\n", "resource 'a': weight: Input should be a finite number"),
+        ("r.csv", b"name,weight\nb,1\na,-1\n", "resource 'a': weight: Input should be greater than 0"),
+        ("r.csv", b"name,needs\na,x;;y\n", "resource 'a': a tag name must not be empty"),
+        ("r.csv", b"name\na\na\n", "line 3: 'a' is given twice, first as line 2"),
+        ("r.csv", b'name\n"a\n', "unexpected end of data"),
+        ("r.csv", b"name\n\xff\n", "is not UTF-8 text"),
+        ("r.jsonl", b'{"name": "a"}\nb\n', "line 2: it is not JSON"),
+        ("r.jsonl", b'["a"]\n', "line 1: it is not a JSON object"),
+        ("r.jsonl", b'{"name": 5}\n', "line 1: a resource name is text, not int"),
+        ("r.jsonl", b'{"name": "a", "weihgt": 1}\n', "'a': weihgt: no resource has such a field; is weight"),
+        (
+            "r.jsonl",
+            b'{"name": "a", "weight": "1"}\n',
+            "resource 'a': weight: Input should be a valid number",
+        ),
+    ],
+)
+def test_one_bad_line_of_a_file_changes_nothing(
+    cli: Cli, tmp_path: Path, name: str, content: bytes, fragment: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    refused(cli("resources", "add", "orders", "--from", str(file)), 3, fragment)
+    assert cli("resources", "list", "orders").out == ""
+
+
+def test_the_policy_of_a_group_is_set_and_shown(cli: Cli) -> None:
+    refused(cli("group", "show", "orders"), 3, "no such group: 'orders'")
+    refused(cli("group", "set", "orders", "--max-moves", "3"), 3, "no such group: 'orders'")
+    cli("resources", "add", "orders", "a")
+    assert cli("group", "show", "orders").out == (
+        "orders: resources with the same spread are on distinct nodes\n"
+        "  imbalance band 0, any number of moves for a better balance in one rebalance\n"
+        "  at least 0 s between such rebalances, and 0 s between such moves of one resource\n"
+    )
+    answer = cli("group", "set", "orders", "--spread-over", "zone", "--max-moves", "3", "--cooldown", "60")
+    assert answer.out == (
+        "orders: resources with the same spread are on distinct zones\n"
+        "  imbalance band 0, at most 3 moves for a better balance in one rebalance\n"
+        "  at least 0 s between such rebalances, and 60 s between such moves of one resource\n"
+    )
+    policy = {
+        "spread_over": "zone",
+        "imbalance_band": 0.1,
+        "max_moves": None,
+        "move_interval_s": 5.0,
+        "cooldown_s": 60.0,
+    }
+    changes = ("--any-moves", "--imbalance-band", "0.1", "--move-interval", "5", "--json")
+    assert cli("group", "set", "orders", *changes).document == {"group": "orders", "policy": policy}
+    assert cli("group", "show", "orders", "--json").document == {"group": "orders", "policy": policy}
+    refused(cli("group", "set", "orders", "--imbalance-band", "nan"), 3, "imbalance_band: ", "finite")
+    assert cli("status", "orders", "--json").document["policy"] == policy
+
+
+@pytest.mark.rule("RB-30")
+def test_nodes_are_drained_by_what_they_are(cli: Cli) -> None:
+    cli("resources", "add", "orders", "a")
+    url = os.environ["REBALANSER_REGISTRY"]
+    members = [
+        Member("1", "w1", zone="eu-1", attributes={"version": "1.4"}),
+        Member("2", "w2", zone="eu-1", attributes={"version": "1.5"}),
+        Member("3", "w3", zone="eu-2", attributes={"version": "1.4"}, capacity=2.0, tags=frozenset({"gpu"})),
+    ]
+    with closing(open_coordinator("orders", url, Settings(), SystemClock())) as coordinator:
+        for member in members:
+            assert isinstance(coordinator.perform(Join(member, 60.0)), Joined)
+        listed = cli("node", "list", "orders").out.splitlines()
+        assert listed[2] == "w3: rebalancing, holds 0 of 0 assigned, load 0 of 2, tags gpu, zone eu-2"
+        answer = cli("node", "drain", "orders", "--where", "zone=eu-1")
+        assert answer.out == "2 labels (w1, w2) are drained; they hold 0 resources now\n"
+        cli("node", "undrain", "orders", "--where", "zone=eu-1")
+        both = ("--where", "zone=eu-1", "--where", "version=1.4")
+        assert cli("node", "drain", "orders", *both, "--json").document == {
+            "group": "orders",
+            "nodes": ["w1"],
+            "drained": True,
+            "live": True,
+            "held": 0,
+        }
+        assert cli("status", "orders", "--json").document["drained"] == ["w1"]
+        nobody = cli("node", "drain", "orders", "--where", "label=w9")
+        refused(nobody, 3, "no live node of orders has label=w9; nothing was changed")
+        coordinator.perform(Join(Member("4", "w2", zone="eu-2"), 60.0))
+        mixed = cli("node", "drain", "orders", "--where", "zone=eu-1")
+        refused(mixed, 3, "the label w2 not all have zone=eu-1", "nothing was changed")
+        assert cli("status", "orders", "--json").document["drained"] == ["w1"]
+
+
+@pytest.mark.rule("RB-29")
 def test_names_come_from_a_file_and_from_standard_input(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +317,21 @@ def test_a_bad_line_is_named(cli: Cli, tmp_path: Path, content: bytes, fragment:
         (("resources", "add", "orders"), 2, "no resources: give names"),
         (("resources", "add", "orders", "--file", "/nowhere/names"), 2, "No such file"),
         (("node", "drain", "orders", "\n"), 3, "unprintable"),
-        (("node", "drain", "orders"), 2, "Missing argument 'NODE'"),
+        (("node", "drain", "orders"), 2, "name a NODE, or describe nodes with --where"),
+        (("node", "drain", "orders", "n", "--where", "zone=z"), 2, "name a NODE, or describe nodes with"),
+        (("node", "drain", "orders", "--where", "zone"), 2, "'zone' is not KEY=VALUE"),
+        (("node", "drain", "orders", "--where", "a=1", "--where", "a=2"), 2, "'a=2' is given twice"),
+        (("resources", "add", "orders", "a", "--needs", ""), 3, "a tag name must not be empty"),
+        (("resources", "add", "orders", "a", "--needs", "x", "--needs", "x"), 3, "tag 'x' is given twice"),
+        (("resources", "add", "orders", "a", "--needs", "x", "--no-needs"), 2, "exclude each other"),
+        (("resources", "add", "orders", "a", "--spread", "x", "--no-spread"), 2, "exclude each other"),
+        (("resources", "add", "orders", "a", "--from", "x.csv"), 2, "--from excludes names and --file"),
+        (("resources", "add", "orders", "--from", "x.csv"), 2, "x.csv can't be read: No such file"),
+        (("resources", "add", "orders", "--from", "x.txt"), 2, "x.txt ends neither in .csv nor in .jsonl"),
+        (("group", "set", "orders"), 2, "nothing to change; give an option"),
+        (("group", "set", "orders", "--max-moves", "1", "--any-moves"), 2, "exclude each other"),
+        (("group", "set", "orders", "--max-moves", "x"), 2, "max-moves"),
+        (("group", "set", "orders", "--spread-over", "rack"), 2, "'node', 'zone'"),
         (("status",), 2, "Missing argument 'GROUP'"),
         (("status", "orders", "--jsn"), 2, "--jsn"),
         (("status", "orders", "payments"), 2, "payments"),
