@@ -174,7 +174,7 @@ FOREIGN = (
     ("shares/n-0/1/x", b""),
     ("shares/n-0/1/2/3", b""),
     ("nodes/foo", b"[1]"),
-    ("nodes/newer", b'{"schema":2,"label":"b"}'),
+    ("nodes/newer", b'{"schema":999,"label":"b"}'),
     ("nodes/a/b", b"{}"),
     ("nodes/%ff", b"{}"),
     ("acks/foo", b"x"),
