@@ -38,6 +38,8 @@ MOST_ROWS: Final = 200
 MOST_CELLS: Final = 1_000
 """Maximum number of resources laid out beside one node, more than fit on any terminal."""
 
+OFFERS_WIDTH: Final = 30
+"""Maximum columns of what a node offers; the lines of ``node list`` have all of it."""
 FRAME_LINES: Final = 6
 """Lines of the table beside its rows: the head with its three rules, the legend, and the position."""
 MOST_BELOW: Final = 4
@@ -63,12 +65,14 @@ def render(state: GroupState, most_nodes: int | None = None) -> RenderableType:
     nodes = first_nodes(state, most_nodes)
     if len(nodes) < len(state.nodes):
         below.insert(0, Text(more_nodes(state, nodes), style="dim"))
-    table = _table()
+    offering = any(map(offers, state.nodes))
+    table = _table(offering)
     room = min(len(nodes) * MOST_LINES, max(len(nodes), MOST_ROWS))
     concerned = concerned_by(state)
     for node in nodes:
         resources = concerned[node.node]
-        table.add_row(*_node_cells(node), _cells(node, resources, len(resources), max(1, room // len(nodes))))
+        cells = _cells(node, resources, len(resources), max(1, room // len(nodes)))
+        table.add_row(*_node_cells(node, offering), cells)
     return Group(_title(state), table, _legend(), *below)
 
 
@@ -96,11 +100,12 @@ def _nodes_page(view: View, picture: Picture, height: int) -> list[RenderableTyp
     room = max(1, height - FRAME_LINES - len(below))
     top, rows = view.window(room)
     nodes = [row for row in rows if isinstance(row, NodeState)]
-    table = _table(heartbeats=True)
+    offering = any(map(offers, picture.state.nodes))
+    table = _table(offering, heartbeats=True)
     for node in nodes:
         resources = list(view.matching(node))
         cells = _cells(node, resources, len(view.concerned(node)), max(1, room // len(nodes)))
-        table.add_row(*_node_cells(node), _heartbeat(view.heartbeats, node), cells)
+        table.add_row(*_node_cells(node, offering), _heartbeat(view.heartbeats, node), cells)
     return [table, _legend(), *below, _position(view, top, len(rows))]
 
 
@@ -176,24 +181,25 @@ def _title(state: GroupState) -> Text:
     return title
 
 
-def _table(heartbeats: bool = False) -> Table:
+def _table(offering: bool, heartbeats: bool = False) -> Table:
     table = Table(box=ROUNDED, expand=heartbeats)  # its width stays the same from key to key
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("holds", justify="right", no_wrap=True)
+    if offering:
+        table.add_column("offers", no_wrap=True, overflow="ellipsis", max_width=OFFERS_WIDTH)
     if heartbeats:
         table.add_column("heartbeat", justify="right", no_wrap=True)
     table.add_column("resources", ratio=1)
     return table
 
 
-def _node_cells(node: NodeState) -> tuple[Text, Text, Text]:
+def _node_cells(node: NodeState, offering: bool) -> tuple[Text, ...]:
     return (
         Text(f"{'★' if node.leader else ' '} {node.label}", style="bold" if node.leader else ""),
-        Text(condition_of(node), style=HELD if node.completed else COMING).append(
-            "".join(f", {each}" for each in offers(node)), style="dim"
-        ),
+        Text(condition_of(node), style=HELD if node.completed else COMING),
         Text(f"{node.held}/{node.assigned}"),
+        *([Text(", ".join(offers(node)))] if offering else []),
     )
 
 

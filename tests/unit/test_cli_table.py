@@ -165,6 +165,14 @@ def test_why_a_leader_resigned_comes_first() -> None:
     assert r"resigned: \x1b[2J" in shown(troubled)
 
 
+def test_what_nodes_offer_has_a_column_if_any_offers_anything() -> None:
+    assert "offers" not in shown(MOVING)
+    offering = node("one").model_copy(update={"capacity": 8.0, "load": 2.5, "tags": ("gpu",), "zone": "eu-1"})
+    text = shown(MOVING.model_copy(update={"nodes": (offering, NODES[1])}))
+    assert "offers" in text
+    assert "load 2.5 of 8, tags gpu, zone…" in text
+
+
 def test_a_balanced_group_waits_for_nothing() -> None:
     balanced = state(resource("kept", "one", "one"), nodes=NODES[:1], balanced=True, drained=())
     assert plain(balanced) == [
