@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebalanser.core.allocation import allocate, balanced
-from rebalanser.core.group import Group, Header, Member, Plan, ResourceSpec, Session
+from rebalanser.core.group import Group, Header, Member, Plan, Policy, ResourceSpec, Session
 from rebalanser.core.group.leading import RESIGN_AFTER, Leading, intended
 from rebalanser.core.group.messages import (
     Acknowledge,
@@ -597,6 +597,22 @@ def test_a_leader_that_knows_no_capacity_sets_such_a_member_aside() -> None:
     assert json.loads(values.dump_member(member))["schema"] == 2
     assert json.loads(values.dump_member(replace(member, capacity=None)))["schema"] == 1
     assert values.load_member("n-0", KeyValue("k", values.dump_member(member), 1, 1)) == member
+
+
+@pytest.mark.rule("RB-45")
+def test_after_a_change_of_the_policy_any_resource_may_move() -> None:
+    wire = Wire()
+    session = wire.join()
+    wire.add(["a", "b"])
+    leadership = wire.perform(Campaign(session), Elected).leadership
+    known = wire.perform(ReadGroup(session, leadership), GroupRead).group
+    wire.add(["c"])
+    read = wire.perform(ReadGroup(session, leadership, known), GroupRead)
+    assert read.changed == {"c"}
+    wire.drive(wire.translation.set_policy(Policy(max_moves=1), frozenset({"max_moves"})))
+    read = wire.perform(ReadGroup(session, leadership, read.group), GroupRead)
+    assert (read.changed, read.group.policy) == (None, Policy(max_moves=1))
+    assert read.read is not None, "that is no reason to read the whole group"
 
 
 @pytest.mark.rule("RB-45")
