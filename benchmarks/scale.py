@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rebalanser
-from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.allocation import solve
 from rebalanser.core.group import (
     Answered,
     CallStart,
@@ -105,9 +105,8 @@ class Swarm:
             Node(
                 Member(f"{label}-{uuid4().hex[:8]}", label),
                 settings.timings,
-                allocate,
+                solve,
                 settings.node_options,
-                effort,
             )
             for label in labels
         ]

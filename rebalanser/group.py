@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from rebalanser import errors, forks
-from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.allocation import solve
 from rebalanser.core.group import Fact, Member, Membership, Node, OnOverrun, ResourceSpec, Role
 from rebalanser.errors import (
     FixConfiguration,
@@ -357,9 +357,7 @@ class Group:
             tenure = AccessDeadline(clock)
             engine = NodeRunner(
                 name=self.name,
-                node=Node(
-                    self._member(stem), self.settings.timings, allocate, self.settings.node_options, effort
-                ),
+                node=Node(self._member(stem), self.settings.timings, solve, self.settings.node_options),
                 coordinator=coordinator,
                 handlers=handlers,
                 clock=clock,

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.core.allocation import allocate
+from rebalanser.core.allocation import solve
 from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, releasers
 from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.registry import GroupView, Holding
@@ -216,7 +216,7 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
 
 def _is_stable(group: Group) -> bool:
     """Return True if a leader that read the group now would leave the allocation as it is."""
-    targets = intended(group, allocate)
+    targets = intended(group, solve)
     shares = group.shares
     return all(node in shares and shares[node].resources == target for node, target in targets.items())
 

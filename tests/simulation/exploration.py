@@ -57,7 +57,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rebalanser.core.allocation import allocate
+from rebalanser.core.allocation import solve
 from rebalanser.core.group.inflight import Inflight
 from rebalanser.core.group.leading import Leading
 from rebalanser.core.group.messages import (
@@ -717,7 +717,7 @@ class Model:
 
     def make_node(self, host: Host) -> Node:
         """The core of a new process."""
-        return Node(Member(node=host.stem, label=host.label), TIMINGS, allocate)
+        return Node(Member(node=host.stem, label=host.label), TIMINGS, solve)
 
     def known(self, host: Host) -> Host:
         """The one host object of this form."""

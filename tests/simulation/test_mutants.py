@@ -407,13 +407,18 @@ MUTANTS = (
     Mutant(
         "one owner of all",
         "every node holds its fair share",
-        _edit(leading_module, "_shared_out", "_active(group).keys()", "sorted(_active(group))[:1]"),
+        _edit(leading_module, "_problem", "nodes=active,", "nodes=dict(sorted(active.items())[:1]),"),
         frozenset({"RB-2"}),
     ),
     Mutant(
         "resource without owner",
         "every resource has an owner",
-        _edit(leading_module, "_shared_out", "group.resources", "sorted(group.resources)[1:]"),
+        _edit(
+            leading_module,
+            "_problem",
+            "resources=group.resources,",
+            "resources=dict(sorted(group.resources.items())[1:]),",
+        ),
         frozenset({"RB-2"}),
     ),
     Mutant(
@@ -791,7 +796,7 @@ MUTANTS = (
     Mutant(
         "allocation from scratch",
         "an allocation moves as few resources as balance allows",
-        _edit(leading_module, "_shared_out", "_previous(group)", "{}"),
+        _edit(leading_module, "_problem", "previous=_previous(group),", "previous={},"),
         frozenset({"RB-10"}),
     ),
     Mutant(

@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import allocate, balanced, effort, minimum_moves, moves
+from rebalanser.core.allocation import Problem, balanced, minimum_moves, moves, solve
 from rebalanser.core.allocation.flow import Network
-from rebalanser.core.group import Effort
+from rebalanser.core.allocation.placement import measured as effort
+from rebalanser.core.group import Effort, Member
+from rebalanser.core.group.types import Policy
+from support.allocation_problems import allocate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -426,10 +429,22 @@ def test_the_work_for_one_change_does_not_grow_with_the_resources(change: str) -
     unsettled = {"added": frozenset({"new"}), "removed": frozenset(names[:1])}.get(change, frozenset())
     refused = {names[7]: frozenset({nodes[7]})} if change == "released" else {}
     resources = Resources(there)
+    members = {node: Member(node, node) for node in nodes}
     Looked.looks = 0
-    allocation = allocate(nodes, resources, previous, pinned, refused, unsettled)
-    assert sum(map(len, allocation.values())) == len(there)
-    effort(allocation, resources, previous, pinned, refused, unsettled)
+    allocation = solve(
+        Problem(
+            members,
+            resources,  # type: ignore[arg-type]
+            previous,
+            Policy(),
+            pinned,
+            refused,
+            special=frozenset(),
+            unsettled=unsettled,
+        )
+    )
+    assert sum(map(len, allocation.shares.values())) == len(there)
+    assert allocation.effort is not None
     assert Looked.looks < 10_000
 
 

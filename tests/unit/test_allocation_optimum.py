@@ -17,7 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import allocate, balanced, effort, minimum_moves, moves
+from rebalanser.core.allocation import balanced, minimum_moves, moves
+from rebalanser.core.allocation.placement import measured as effort
+from support.allocation_problems import allocate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

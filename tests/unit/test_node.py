@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.allocation import solve
 from rebalanser.core.group import (
     Accept,
     Answered,
@@ -124,7 +124,7 @@ class Driven:
         timings: Timings = TIMINGS,
     ) -> None:
         member = Member("n", label="n", mode=mode, may_lead=may_lead)
-        self.node = Node(member, timings, allocate, options or NodeOptions(), effort)
+        self.node = Node(member, timings, solve, options or NodeOptions())
         self.now = 0.0
         self.effects: list[Effect] = []
         self.under_way: list[Command] = []
@@ -1536,7 +1536,7 @@ def test_brief_losses_cause_retries_only() -> None:
 def refused_until_isolated(stem: str) -> list[float]:
     """When a node sends heartbeats that are refused at once, until it has to stop."""
     driven = Driven()
-    driven.node = Node(Member(stem, label=stem), TIMINGS, allocate, NodeOptions(), effort)
+    driven.node = Node(Member(stem, label=stem), TIMINGS, solve, NodeOptions())
     driven.own("a")
     sent_at: list[float] = []
     driven.pass_to(1.0)
@@ -1799,7 +1799,7 @@ def test_a_leader_gives_no_node_what_it_has_released(case: str) -> None:
     }
     resources = {name: ResourceSpec(name, pin=pins.get(name)) for name in ("r0", "r1")}
     read = replace(group(2, 50), members=members, resources=resources)
-    given = {node: set(share) for node, share in intended(read, allocate).items()}
+    given = {node: set(share) for node, share in intended(read, solve).items()}
     if "pin" in case:
         assert "r0" not in given["m-0"] | given["n-0"]
     else:

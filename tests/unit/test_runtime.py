@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser import Settings
-from rebalanser.core.allocation import allocate
+from rebalanser.core.allocation import Allocation, Problem, solve
 from rebalanser.core.group import (
     Accept,
     Answered,
@@ -154,7 +154,7 @@ class Running:
         self.adopting_s = 0.0
         self.engine = NodeRunner(
             name="group",
-            node=Node(Member("stem", "label"), settings.timings, self._allocate, settings.node_options),
+            node=Node(Member("stem", "label"), settings.timings, self._solve, settings.node_options),
             coordinator=self.coordinator,
             handlers=self.handlers,
             clock=self.clock,
@@ -164,18 +164,10 @@ class Running:
         )
         self.engine.start()
 
-    def _allocate(
-        self,
-        nodes: Collection[str],
-        resources: Collection[str],
-        previous: Mapping[str, Collection[str]],
-        pinned: Mapping[str, str],
-        refused: Mapping[str, frozenset[str]],
-        unsettled: frozenset[str] | None,
-    ) -> dict[str, frozenset[str]]:
+    def _solve(self, problem: Problem) -> Allocation:
         self.story.add("planning")
         self.may_plan.wait(PATIENCE_S)
-        return allocate(nodes, resources, previous, pinned, refused, unsettled)
+        return solve(problem)
 
     def _observe(self, report: Report) -> None:
         for fact in report.facts():

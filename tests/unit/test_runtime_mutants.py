@@ -22,6 +22,8 @@ import pytest
 from rebalanser import group as group_module
 from rebalanser import settings as settings_module
 from rebalanser.admin import Admin
+from rebalanser.core.allocation import bounds
+from rebalanser.core.allocation.constrained import _Search
 from rebalanser.core.group import leading as leading_module
 from rebalanser.core.group.leading import Leading
 from rebalanser.core.group.messages import Noticed
@@ -54,7 +56,7 @@ from rebalanser_sqlite import SqliteRegistry, leases
 from rebalanser_sqlite.store import Store
 from rebalanser_sqlite.tasks.claims import Claims
 from rebalanser_sqlite.tasks.writer import Writing
-from simulation.kernel.mutants import Caught, Mutant, Switch, edited, instead, switched
+from simulation.kernel.mutants import Caught, Mutant, Switch, always, edited, instead, switched
 
 pytestmark = [pytest.mark.full_size, pytest.mark.xdist_group("runtime mutants")]
 
@@ -82,6 +84,7 @@ async def _in_default_executor(function: Callable[..., Any], *arguments: Any) ->
 LATE_SHARES = (
     "unit/test_translation.py::test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_come"
 )
+CONSTRAINTS = "unit/test_allocation_constraints.py"
 PAUSES = "conformance/test_task_pauses.py"
 QUEUES = "conformance/test_task_queues.py"
 STORIES = "simulation/test_tasks_scenarios.py"
@@ -295,9 +298,105 @@ MUTANTS = (
     _mutant(
         "unsettled forever",
         "what no node may own is looked at with each plan",
-        _edit(Leading, "make_plan", "PlanBasis(unplaced, pins)", "PlanBasis(frozenset(), pins)"),
+        _edit(
+            Leading,
+            "make_plan",
+            "PlanBasis(unplaced, pins, special)",
+            "PlanBasis(frozenset(), pins, special)",
+        ),
         "unit/test_translation.py::test_a_plan_looks_only_at_resources_that_changed_since_the_last",
         "RB-45",
+    ),
+    _mutant(
+        "weights ignored",
+        "load is shared out by weight",
+        _edit(
+            _Search,
+            "_read_resources",
+            "min(spec.weight, MAX_WEIGHT)",
+            "1.0",
+        ),
+        f"{CONSTRAINTS}::test_load_is_shared_out_by_weight",
+        "RB-36",
+    ),
+    _mutant(
+        "capacities alike",
+        "a larger node gets more load",
+        _edit(_Search, "_read_nodes", "[capacities.amounts[node] for node", "[MILLION for node"),
+        f"{CONSTRAINTS}::test_a_node_with_twice_the_capacity_gets_twice_the_load",
+        "RB-36",
+    ),
+    _mutant(
+        "moves one by one",
+        "the fullest node gives load by way of another one where it can't directly",
+        (Switch(_Search, "_pair", always(None)),),
+        f"{CONSTRAINTS}::test_one_resource_is_exchanged_or_handed_on_where_no_single_move_helps",
+        "RB-36",
+    ),
+    _mutant(
+        "bound of all nodes",
+        "the lower bound knows what only some nodes may own",
+        _edit(
+            bounds, "_weights_of_sets", "open_nodes(spec.needs, weight)", "open_nodes(frozenset(), weight)"
+        ),
+        f"{CONSTRAINTS}::test_the_bound_knows_what_only_some_nodes_may_own",
+        "RB-36",
+    ),
+    _mutant(
+        "needs ignored",
+        "a resource is only on nodes with the tags that it needs",
+        _edit(_Search, "_class", "needs <= self._tags[i]", "True"),
+        f"{CONSTRAINTS}::test_a_resource_is_only_where_its_needs_are_met",
+        "RB-37",
+    ),
+    _mutant(
+        "capacity exceeded",
+        "no node gets more than its capacity",
+        _edit(_Search, "_fill", "if load > limits[i]:", "if False:"),
+        f"{CONSTRAINTS}::test_no_node_gets_more_than_its_capacity",
+        "RB-37",
+    ),
+    _mutant(
+        "excess kept",
+        "what became too much for a node leaves it",
+        _edit(_Search, "_give_up", "while self._loads[i] > limit:", "while False:"),
+        f"{CONSTRAINTS}::test_what_became_too_much_for_a_node_leaves_it",
+        "RB-37",
+    ),
+    _mutant(
+        "spread ignored",
+        "two resources of a spread are on distinct nodes or in distinct zones",
+        _edit(_Search, "_is_free", "return there is None or", "return True or"),
+        f"{CONSTRAINTS}::test_a_spread_is_kept_over_nodes_or_zones[zone]",
+        "RB-37",
+    ),
+    _mutant(
+        "no room made",
+        "others move where that makes room for what has none",
+        (Switch(_Search, "_make_rooms", always(False)),),
+        f"{CONSTRAINTS}::test_others_make_room_for_what_has_none",
+        "RB-37",
+    ),
+    _mutant(
+        "moves not counted",
+        "no more resources move for a better balance than the policy allows",
+        _edit(_Search, "_is_used_up", "limit is not None and", "False and"),
+        f"{CONSTRAINTS}::test_no_more_resources_move_than_the_policy_allows[1]",
+        "RB-38",
+    ),
+    _mutant(
+        "band ignored",
+        "nothing moves for a better balance within the band",
+        _edit(_Search, "_is_uneven", "> bound * (1 + band)", "> 0.0"),
+        f"{CONSTRAINTS}::test_nothing_moves_within_the_band_and_enough_moves_outside_of_it",
+        "RB-38",
+    ),
+    _mutant(
+        "cool-down ignored",
+        "a resource in its cool-down does not move for a better balance",
+        _edit(_Search, "_listed", "if limited and problem.resting:", "if False:"),
+        f"{CONSTRAINTS}::test_a_resource_in_its_cool_down_does_not_move_for_a_better_balance",
+        "RB-38",
     ),
     _mutant(
         "all acknowledgements read",

@@ -53,7 +53,7 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.redaction": set(),
     "rebalanser.core": {"rebalanser.errors"},
     "rebalanser.core.allocation": {"rebalanser.errors", "rebalanser.core.group"},
-    "rebalanser.core.group": {"rebalanser.core", "rebalanser.errors"},
+    "rebalanser.core.group": {"rebalanser.core", "rebalanser.core.allocation", "rebalanser.errors"},
     "rebalanser.core.shiva": {"rebalanser.core", "rebalanser.core.allocation", "rebalanser.errors"},
     "rebalanser.core.neli": {"rebalanser.core", "rebalanser.errors"},
     "rebalanser.core.tasks": {"rebalanser.core", "rebalanser.errors"},

@@ -11,14 +11,14 @@ from itertools import count, product
 from math import ceil
 from random import Random
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import allocate, balanced
+from rebalanser.core.allocation import Allocation, Problem, balanced, solve
 from rebalanser.core.group import Group, Header, Member, Plan, Policy, ResourceSpec, Session
 from rebalanser.core.group.leading import RESIGN_AFTER, Leading, intended
 from rebalanser.core.group.messages import (
@@ -91,6 +91,7 @@ from rebalanser.settings import Settings
 from rebalanser.state import describe
 from rebalanser.testing import MEMORY_CAPABILITIES, FakeClock, MemoryRegistry, MemoryStore
 from rebalanser.testing.coordinator_suite import FOREIGN
+from support.allocation_checker import check
 
 ResultT = TypeVar("ResultT")
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
@@ -205,12 +206,14 @@ class Leader:
         self.session = session
         self.unsettled: list[frozenset[str] | None] = []
         """What each plan had to look at; None for everything."""
-        self.knows = Leading(True, Settings().timings, self._allocate, None)
+        self.knows = Leading(True, Settings().timings, self._solve)
         self.elect()
 
-    def _allocate(self, *arguments: Any) -> dict[str, frozenset[str]]:
-        self.unsettled.append(arguments[-1])
-        return allocate(*arguments)
+    def _solve(self, problem: Problem) -> Allocation:
+        self.unsettled.append(problem.unsettled)
+        allocation = solve(problem)
+        check(problem, allocation)
+        return allocation
 
     def elect(self) -> None:
         self.leadership = self.wire.perform(Campaign(self.session), Elected).leadership
@@ -223,7 +226,8 @@ class Leader:
         return command
 
     def learn(self, command: ReadGroup, outcome: GroupRead) -> None:
-        self.knows.plan_made(self.knows.make_plan(self.knows.group_read(command, outcome, now=0.0)))
+        asked = self.knows.group_read(command, outcome, now=0.0)
+        self.knows.plan_made(self.knows.make_plan(asked), now=0.0)
 
     @property
     def plan(self) -> Plan:
@@ -483,7 +487,7 @@ def test_a_leader_that_looks_at_changes_plans_as_one_that_reads_everything(seed:
             leader.publish()
             group = wire.perform(ReadGroup(leader.session, leader.leadership), GroupRead).group
             shares = {node: share.resources for node, share in group.shares.items()}
-            assert shares == intended(group, allocate)
+            assert shares == intended(group, solve)
     assert None in leader.unsettled
     assert sum(each is not None for each in leader.unsettled) > 20
 
@@ -620,7 +624,7 @@ def test_after_a_change_of_the_policy_any_resource_may_move() -> None:
 def test_of_many_members_a_leader_counts_a_part_with_each_heartbeat(members: int, counted: int) -> None:
     wire = Wire()
     sessions = [wire.join(f"n-{number}") for number in range(members)]
-    leading = Leading(True, Settings().timings, allocate, None)
+    leading = Leading(True, Settings().timings, solve)
     elected, group = wire.lead(sessions[0])
     assert not leading.next_beat_reads_fingerprint(), "it does not lead"
     leading.elected(elected.leadership, now=0.0)

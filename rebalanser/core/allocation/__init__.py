@@ -4,9 +4,11 @@ An allocation maps the id of every live node to the sorted names of the resource
 reads a clock, draws a random number or depends on the order of its input, so that any two leaders that see
 the same snapshot compute the same allocation (RB-10).
 
-There are two ways to decide. ``balanced`` takes all nodes to be alike; ``place`` takes workers, that
-is nodes with tags and capacities, and keeps each resource to those that it may be on. The leader of a group
-calls ``allocate``, which decides in the first way, and in the second where nodes refuse resources.
+The leader of a group calls ``solve`` with a ``Problem``. The ``Allocation`` that it returns has a
+certificate: a lower bound of the largest load, the moves with their reasons, and why what is unplaced has no
+node. Where all nodes and resources are alike, counts decide (*balanced* below, and *place* where nodes
+refuse resources); else weights do (*groups with weights*). Shiva calls ``place`` for its applications:
+workers have tags and capacities, and each application is kept to those that it may be on.
 
 Theory of operation: balanced
 =============================
@@ -119,6 +121,55 @@ each worker; an arc for each kind open to a pool, and for each worker that holds
 resources does not enter. At most two flows are computed for each part that is tried and one for each block,
 so that there are fewer than five times as many as there are different levels.
 
+Theory of operation: groups with weights
+========================================
+
+*Terms.* The **load** of a node is the sum of the weights of its resources, its **relative load** that sum
+per capacity. A node without a capacity counts as the largest capacity of any, or as 1 if none has one.
+Weights and capacities are counted in millionths, rounded, so that sums don't depend on their order and ten
+times 0.1 is 1; relative loads are quotients of these integers, rounded correctly: all are equal on every
+machine. Resources that may be on the same nodes, by their needs, releases and pins, are of one **class**.
+The **level** is the relative load of all nodes if weights could be divided, but for nodes that have a
+resource heavier than that.
+
+*The bound.* On some node the relative load is at least the sum of all weights per sum of all capacities:
+else there is no room for all. The same holds for each set of nodes and the resources that may be on no
+others, and for the rest once nodes with a limit, whose relative load is 1 at most, are full. And the
+heaviest resource is on some node that it may be on.
+
+*How it is decided*, from the previous shares:
+
+1. What may not stay leaves its node: over pins, releases and needs; then where two resources of a spread are
+   together, the later by name; then where there is more than the capacity, the lightest resource that is
+   enough, or the heaviest ones.
+2. What has no node is placed, the classes with the fewest nodes first and the heaviest resources of each,
+   where it leaves the smallest relative load. For what has room nowhere at most ``MAX_RELOCATED`` others
+   move away.
+3. The fullest nodes give resources to the least full ones that are open to them, while that lowers the
+   fuller of both; if no single resource helps, two are moved on or exchanged. Where weights differ only
+   nodes that are a hundredth above the level give, or that others lack a hundredth: noise moves nothing. The
+   resource is the heaviest that both sides have use for, so that few move.
+
+*How far off it is.* Let the fullest node have relative load ``M`` after step 3, and let all resources be
+open to all nodes. No resource ``w`` of it lowers ``M`` on any node ``j``, so that ``load(j) + w >= M ·
+capacity(j)``, summed over all ``n`` nodes: ``M <= total / capacities + w · n / capacities``. So the largest
+relative load is above the mean by no more than its lightest resource is on a node of mean capacity, unless
+it is within the hundredth (RB-36). Where pins, needs, spreads or limits hinder a move this need not hold;
+small cases are compared with the best there is. To pack in any better way is NP-hard.
+
+*Moves* of step 1, and those that make room, are needed. Those of step 3 are for the **balance** only, and
+the policy limits them (RB-38): at most ``max_moves``; none of a resource in its cool-down; none while the
+largest relative load is within ``1 + imbalance_band`` of the bound, so that with a band a new node may get
+nothing for as long as the others are within it. Once a load leaves the band, loads are lowered to the middle
+of it. If steps are left that the limits forbid, the certificate says so (``improvable``). What is unowned is
+placed whatever the limits.
+
+*Why it ends, and is idempotent.* Step 2 lowers the number of resources without a node. A step of 3 lowers
+the relative loads in lexicographic order, the greatest first. So no state comes twice, and the search ends
+where no step applies; unless limits ended it, it applies none to its own outcome.
+
+*Cost.* Weights and needs of all resources are read: O(R + N log N + M log R) for M that are placed or move.
+
 Theory of operation: anti-affinity
 ==================================
 
@@ -179,7 +230,9 @@ most that any worker has free, so that full workers are passed over. Whoever pla
 from __future__ import annotations
 
 from rebalanser.core.allocation.balanced import balanced, minimum_moves, moves, share_out
-from rebalanser.core.allocation.placement import Placement, allocate, effort, place
+from rebalanser.core.allocation.placement import Placement, place
+from rebalanser.core.allocation.problem import Problem
+from rebalanser.core.allocation.solver import Allocation, Certificate, Move, MoveReason, solve
 from rebalanser.core.allocation.weighted import (
     MAX_AMOUNT,
     Capacity,
@@ -191,17 +244,21 @@ from rebalanser.core.allocation.weighted import (
 
 __all__ = [
     "MAX_AMOUNT",
+    "Allocation",
     "Capacity",
+    "Certificate",
+    "Move",
+    "MoveReason",
     "Placement",
+    "Problem",
     "RememberedSearch",
     "Requests",
-    "allocate",
     "balanced",
-    "effort",
     "has_room",
     "minimum_moves",
     "moves",
     "place",
     "share_out",
+    "solve",
     "thousandths",
 ]

@@ -159,7 +159,7 @@ def _around(pools: Sequence[_Pool], replicas: Mapping[str, str]) -> list[_Pool]:
     ]
 
 
-def allocate(
+def plain_shares(
     nodes: Collection[str],
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],
@@ -249,7 +249,7 @@ def _around_refusals(
     }
 
 
-def effort(
+def measured(
     allocation: Mapping[str, Collection[str]],
     resources: Collection[str],
     previous: Mapping[str, Collection[str]],
@@ -260,12 +260,12 @@ def effort(
     """The cost of ``allocation``: its moves beside the fewest that one to these nodes takes (RB-10).
 
     The fewest are counted (``minimum_moves``), or if nodes refuse
-    resources, those of ``allocate``, for which there is a proof.
+    resources, those of ``plain_shares``, for which there is a proof.
     """
     spent = balanced_effort(allocation, resources, previous, pinned, unsettled)
     if not refused:
         return spent
-    best = allocate(allocation.keys(), resources, previous, pinned, refused, unsettled)
+    best = plain_shares(allocation.keys(), resources, previous, pinned, refused, unsettled)
     return replace(spent, least_moves=balanced_effort(best, resources, previous, pinned, unsettled).moves)
 
 

@@ -1,11 +1,17 @@
-"""Why a resource can be on no worker, in a sentence for people."""
+"""Why a resource can be on no worker or node, in a sentence for people."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
+
+from rebalanser.core.group.types import SpreadOver
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from rebalanser.core.allocation.problem import Problem
+    from rebalanser.core.group.types import Resource
 
 NAMED_AT_MOST = 5
 
@@ -68,6 +74,65 @@ def why_full(
     return f"{which} {together} free at the same time"
 
 
+def why_unplaced(problem: Problem, names: Collection[Resource]) -> dict[Resource, str]:
+    """Return for each of these resources why no node owns it (RB-37)."""
+    resources = problem.resources
+    spreads = {resources[name].spread for name in names} - {None}
+    sizes = (
+        Counter(spec.spread for spec in resources.values() if spec.spread in spreads)
+        if spreads
+        else Counter()
+    )
+    return {name: _why_unplaced(problem, name, sizes) for name in names}
+
+
+def _why_unplaced(problem: Problem, name: Resource, sizes: Mapping[str | None, int]) -> str:
+    spec, nodes, pin = problem.resources[name], problem.nodes, problem.pinned.get(name)
+    tags = {node: member.tags for node, member in nodes.items()}
+    refused = problem.refused.get(name, frozenset())
+    if not nodes:
+        return "no node may own resources"
+    if pin is not None:
+        return _why_not_on_its_node(problem, name, pin)
+    fitting = {node for node, has in tags.items() if spec.needs <= has}
+    if not fitting:
+        return _what_is_missing(tags, spec.needs, "node")
+    willing = sorted(fitting - refused)
+    if not willing:
+        return f"every node {f'with the {_tags(spec.needs)} ' if spec.needs else ''}has released it"
+    capacities = {node: nodes[node].capacity for node in willing}
+    given = {node: capacity for node, capacity in capacities.items() if capacity is not None}
+    which = "no node" if len(willing) == len(nodes) else "no node that may own it"
+    if len(given) == len(willing) and spec.weight > max(given.values()):
+        largest = min(given, key=lambda node: (-given[node], node))
+        named = nodes[largest].label
+        return f"{which} has a capacity of {spec.weight:g}: {named}, the largest, has {given[largest]:g}"
+    if spec.spread is None:
+        return f"{which} has room for its weight of {spec.weight:g}"
+    by_zone = problem.policy.spread_over is SpreadOver.ZONE
+    sites = len({nodes[node].zone for node in willing}) if by_zone else len(willing)
+    noun = ("zone" if by_zone else "node") + ("" if sites == 1 else "s")
+    if sizes[spec.spread] > sites:
+        return (
+            f"{sizes[spec.spread]} resources with the spread {spec.spread} on {sites} {noun} that may own one"
+        )
+    return f"{which} has room for its weight of {spec.weight:g} and no other of the spread {spec.spread}"
+
+
+def _why_not_on_its_node(problem: Problem, name: Resource, pin: str) -> str:
+    spec, member = problem.resources[name], problem.nodes.get(pin)
+    label = spec.pin or pin
+    if member is None:
+        return f"pinned to {label}, which is not there or is drained"
+    if pin in problem.refused.get(name, ()):
+        return f"pinned to {label}, which has released it"
+    if missing := spec.needs - member.tags:
+        return f"pinned to {label}, which lacks the {_tags(missing)}"
+    if spec.spread is not None and not (member.capacity is not None and spec.weight > member.capacity):
+        return f"pinned to {label}, which has no room or another one of the spread {spec.spread}"
+    return f"pinned to {label}, which has no room for its weight of {spec.weight:g}"
+
+
 def _amount(dimension: int, amount: float) -> str:
     return f"{amount:,.0f} MB of memory" if dimension else f"{amount / 1000:g} cpu"
 
@@ -80,14 +145,16 @@ def _why_not_on_its_pin(workers: Mapping[str, frozenset[str]], tags: frozenset[s
     return f"pinned to {pin}, where it failed"
 
 
-def _what_is_missing(workers: Mapping[str, frozenset[str]], tags: frozenset[str]) -> str:
+def _what_is_missing(
+    workers: Mapping[str, frozenset[str]], tags: frozenset[str], noun: str = "worker"
+) -> str:
     nearest = min(workers, key=lambda worker: (-len(tags & workers[worker]), worker))
     has = tags & workers[nearest]
     if len(tags) == 1:
-        return f"no worker has the {_tags(tags)}"
+        return f"no {noun} has the {_tags(tags)}"
     if not has:
-        return f"no worker has any of the {_tags(tags)}"
-    return f"no worker has all of the {_tags(tags)}: the nearest, {nearest}, has {_some(has)}"
+        return f"no {noun} has any of the {_tags(tags)}"
+    return f"no {noun} has all of the {_tags(tags)}: the nearest, {nearest}, has {_some(has)}"
 
 
 def _tags(tags: Collection[str]) -> str:

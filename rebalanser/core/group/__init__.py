@@ -65,7 +65,7 @@ Use ``Node``: ``node.handle(event, now)`` returns effects, in the order in which
 describes events and effects, and what must happen before what.
 """
 
-from rebalanser.core.group.leading import Allocate, intended, releasers
+from rebalanser.core.group.leading import Solve, intended, problem_of, releasers
 from rebalanser.core.group.messages import (
     OUTCOMES,
     Accept,
@@ -124,7 +124,6 @@ __all__ = [
     "ROLE",
     "STEPS",
     "Accept",
-    "Allocate",
     "Answered",
     "AskStop",
     "CallStart",
@@ -164,6 +163,7 @@ __all__ = [
     "Role",
     "Session",
     "Share",
+    "Solve",
     "SpreadOver",
     "Start",
     "Step",
@@ -174,5 +174,6 @@ __all__ = [
     "Wakeup",
     "Watch",
     "intended",
+    "problem_of",
     "releasers",
 ]

@@ -6,11 +6,21 @@ Like ``protocol.rebalancing`` this sends nothing; it decides what to do next.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from rebalanser.core.group.messages import Alive, GroupRead, MakePlan, Noticed, PlanMade, ReadGroup
+from rebalanser.core.allocation.problem import Problem
+from rebalanser.core.group.messages import (
+    NO_LIMITS,
+    Alive,
+    GroupRead,
+    MakePlan,
+    MoveLimits,
+    Noticed,
+    PlanMade,
+    ReadGroup,
+)
 from rebalanser.core.group.states import ROLE, Role, Vote
 from rebalanser.core.group.types import (
     Effort,
@@ -22,13 +32,18 @@ from rebalanser.core.group.types import (
     NodeId,
     Plan,
     PlanBasis,
+    Policy,
     Resource,
     Session,
     Share,
     Timings,
     Topic,
     TopicKind,
+    special_resources,
 )
+
+if TYPE_CHECKING:
+    from rebalanser.core.allocation.solver import Allocation
 
 MEMBERS_PER_BEAT: Final = 128
 """Number of members per heartbeat between two readings of the fingerprint: a leader of this many reads it
@@ -36,34 +51,8 @@ with each second heartbeat, of twice as many with each third, and so on (RB-45).
 RESIGN_AFTER: Final = 5
 """Consecutive failures to read the group or to publish, after which a leader resigns (RB-43)."""
 
-Allocate: TypeAlias = Callable[
-    [
-        Collection[NodeId],
-        Collection[Resource],
-        Mapping[NodeId, Collection[Resource]],
-        Mapping[Resource, NodeId],
-        Mapping[Resource, frozenset[NodeId]],
-        frozenset[Resource] | None,
-    ],
-    Mapping[NodeId, Collection[Resource]],
-]
-"""``allocate(nodes, resources, previous, pinned, refused, unsettled)``: who is to own what; ``refused`` has
-the nodes that must not own a resource. See ``rebalanser.core.allocation.allocate``."""
-
-Measure: TypeAlias = Callable[
-    [
-        Mapping[NodeId, Collection[Resource]],
-        Collection[Resource],
-        Mapping[NodeId, Collection[Resource]],
-        Mapping[Resource, NodeId],
-        Mapping[Resource, frozenset[NodeId]],
-        frozenset[Resource] | None,
-    ],
-    Effort,
-]
-"""``measure(allocation, resources, previous, pinned, refused, unsettled)``: what the allocation costs; it has
-every node that may own resources as a key. See ``rebalanser.core.allocation.effort``."""
-
+Solve: TypeAlias = Callable[[Problem], "Allocation"]
+"""Computes an allocation; see ``rebalanser.core.allocation.solve``."""
 
 _LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
 _GROUP: Final = Topic(TopicKind.GROUP)
@@ -76,21 +65,41 @@ def _revision(header: Header | None) -> int:
     return header.revision if header is not None else 0
 
 
-def intended(group: Group, allocate: Allocate) -> dict[NodeId, frozenset[Resource]]:
+def intended(group: Group, solve: Solve) -> dict[NodeId, frozenset[Resource]]:
     """Return the share of each member by a new allocation; drained nodes own nothing (RB-30)."""
-    return _shared_out(group, allocate, _pinned(group, _pins(group)))
+    return _with_drained(group, solve(problem_of(group)))
 
 
-def _shared_out(
+def problem_of(group: Group) -> Problem:
+    """Return the allocation problem of a group in which everything may move."""
+    return _problem(group, _pinned(group, _pins(group)))
+
+
+def _problem(
     group: Group,
-    allocate: Allocate,
     pinned: Mapping[Resource, NodeId],
+    special: frozenset[Resource] | None = None,
     unsettled: frozenset[Resource] | None = None,
-) -> dict[NodeId, frozenset[Resource]]:
-    allocation = allocate(
-        _active(group).keys(), group.resources, _previous(group), pinned, releasers(group), unsettled
+    limits: MoveLimits = NO_LIMITS,
+) -> Problem:
+    active = _active(group)
+    return Problem(
+        nodes=active,
+        resources=group.resources,
+        previous=_previous(group),
+        policy=group.policy,
+        pinned=pinned,
+        refused=releasers(group),
+        drained=frozenset(group.members.keys() - active.keys()),
+        special=special,
+        unsettled=unsettled,
+        moves_left=limits.moves_left,
+        resting=limits.resting,
     )
-    return {node: frozenset(allocation.get(node, ())) for node in group.members}
+
+
+def _with_drained(group: Group, allocation: Allocation) -> dict[NodeId, frozenset[Resource]]:
+    return {node: allocation.shares.get(node, frozenset()) for node in group.members}
 
 
 def _active(group: Group) -> dict[NodeId, Member]:
@@ -136,7 +145,7 @@ def _unplaced(
 ) -> frozenset[Resource] | None:
     """The resources in no target; None if they and the targets are not as many as there are resources.
 
-    Only resources that were unsettled, are pinned or released may be in none.
+    Only resources that were unsettled, are pinned or released may be in none, if the problem is plain.
     """
     missing = len(group.resources) - sum(map(len, targets.values()))
     if missing == 0:
@@ -148,6 +157,11 @@ def _unplaced(
     for target in targets.values():
         possible -= possible & target
     return frozenset(possible) if len(possible) == missing else None
+
+
+def _spaces(policy: Policy) -> bool:
+    """True if moves for a better balance are kept apart in time."""
+    return policy.move_interval_s > 0.0 or policy.cooldown_s > 0.0
 
 
 def releasers(group: Group) -> dict[Resource, frozenset[NodeId]]:
@@ -162,11 +176,10 @@ def releasers(group: Group) -> dict[Resource, frozenset[NodeId]]:
 class Leading:
     """One node's side of leading: its role, and as a leader the group as it last read it."""
 
-    def __init__(self, may_lead: bool, timings: Timings, allocate: Allocate, measure: Measure | None) -> None:
+    def __init__(self, may_lead: bool, timings: Timings, solve: Solve) -> None:
         self._may_lead = may_lead
         self._timings = timings
-        self._allocate = allocate
-        self._measure = measure
+        self._solve = solve
         self.role = ROLE.first
         self.leadership: Leadership | None = None
         self.asked: MakePlan | None = None
@@ -185,6 +198,16 @@ class Leading:
         self._changed_revision = 0
         self._changed_at: float | None = None
         self._published_at: float | None = None
+        self._elected_at = self._improved_at = 0.0
+        """The time of the election, and of the last rebalance that only improved the balance; a new leader
+        knows of none and takes the election for one."""
+        self._moved_at: dict[Resource, float] = {}
+        """The time when each resource moved last for a better balance, within the cool-down."""
+        self._improving: dict[int, frozenset[Resource]] = {}
+        """The resources that each version which may be committed moves for a better balance."""
+        self._improvable = False
+        self._improve_at: float | None = None
+        """The time of the next plan for a better balance."""
         self._beats = 0
         self._keys: dict[str, int] = {}
         """Keys that a watch reported and that were not read since, each at its latest revision."""
@@ -248,6 +271,9 @@ class Leading:
             self.role = ROLE.move(self.role, Vote.ELECTED)
         self._follow(leadership, leadership.revision)
         self._forget_group()
+        self._moved_at.clear()
+        self._improving.clear()
+        self._elected_at = self._improved_at = now
         self._changed_at = now
         self._changed_revision = leadership.revision
 
@@ -284,7 +310,7 @@ class Leading:
 
     def _drop(self) -> None:
         self._forget_group()
-        self._changed_at = self._published_at = None
+        self._changed_at = self._published_at = self._improve_at = None
         self._acknowledged.clear()
         self._campaign_due = True
         self._tries = 0
@@ -377,17 +403,22 @@ class Leading:
 
     @property
     def rebalance_at(self) -> float | None:
-        """The time at which to read the group for a rebalance; None while nothing changed (RB-8)."""
-        if self.role is not Role.LEADER or self._changed_at is None:
+        """The time at which to read the group for a rebalance; None while there is no reason to (RB-8)."""
+        if self.role is not Role.LEADER:
             return None
-        at = self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0)
+        times = [] if self._improve_at is None else [self._improve_at]
+        if self._changed_at is not None:
+            times.append(self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0))
+        if not times:
+            return None
+        at = min(times)
         if self._published_at is not None:
             at = max(at, self._published_at + self._timings.min_rebalance_interval_s)
         return at
 
     def reading_group(self, session: Session, leadership: Leadership) -> ReadGroup:
         """Return the command that reads the group; changes from now on lead to another read."""
-        self._changed_at = None
+        self._changed_at = self._improve_at = None
         return ReadGroup(
             session,
             leadership,
@@ -426,6 +457,8 @@ class Leading:
         if outcome.read is None:
             self._whole_at = group.revision
         self._basis = self._basis_after(command, outcome)
+        if group.header is not None and group.header.term == self.term:
+            self._record_improvement(group.header.version, now)
         self.group, self._read = group, outcome.read
         self._keys = {key: at for key, at in self._keys.items() if self._unread(key, at)}
         base = _revision(group.header)
@@ -440,8 +473,37 @@ class Leading:
             self._inherited_version,
             frozenset(self._attempts),
             self._basis,
+            self._move_limits(group.policy, now),
         )
         return self.asked
+
+    def _move_limits(self, policy: Policy, now: float) -> MoveLimits:
+        """Return what may move now for a better balance (RB-38)."""
+        if not _spaces(policy):
+            return NO_LIMITS
+        self._moved_at = {r: at for r, at in self._moved_at.items() if now < at + policy.cooldown_s}
+        return MoveLimits(0 if now < self._improves_from(policy) else None, frozenset(self._moved_at))
+
+    def _improves_from(self, policy: Policy) -> float:
+        """The time before which nothing moves for a better balance."""
+        return max(self._improved_at + policy.move_interval_s, self._elected_at + policy.cooldown_s)
+
+    def _record_improvement(self, version: int, now: float) -> None:
+        """Note the moves of a committed version that only improved the balance."""
+        moved = self._improving.pop(version, frozenset())
+        if moved:
+            self._improved_at = now
+            self._moved_at.update(dict.fromkeys(moved, now))
+
+    def _plan_improvement(self, now: float) -> None:
+        """Plan again when more may move, if the last plan left the balance to be improved."""
+        if not self._improvable or self.group is None:
+            return
+        policy = self.group.policy
+        at = self._improves_from(policy) if _spaces(policy) else now
+        if at <= now and self._moved_at and policy.cooldown_s:
+            at = min(self._moved_at.values()) + policy.cooldown_s
+        self._improve_at = max(at, now)
 
     def _basis_after(self, command: ReadGroup, outcome: GroupRead) -> PlanBasis | None:
         """Return the basis for the group that was read, from the one before and the changes."""
@@ -468,26 +530,42 @@ class Leading:
         """Work out a plan. Depends on nothing that changes, so any thread may call it at any time."""
         group, unsettled = asked.group, asked.basis.unsettled if asked.basis else None
         pins = asked.basis.pins if asked.basis else _pins(group)
+        special = asked.basis.special if asked.basis else special_resources(group.resources)
         pinned = _pinned(group, pins)
-        targets = _shared_out(group, self._allocate, pinned, unsettled)
-        unplaced = _unplaced(group, targets, unsettled, pinned)
+        problem = _problem(group, pinned, special, unsettled, asked.limits)
+        allocation = self._solve(problem)
+        targets = _with_drained(group, allocation)
+        unplaced = _unplaced(group, targets, unsettled if allocation.is_plain else None, pinned)
         if unplaced is None and unsettled is not None:
-            unsettled, targets = None, _shared_out(group, self._allocate, pinned)
-            unplaced = _unplaced(group, targets, unsettled, pinned)
-        plan = self._planned(asked, targets, pinned, unsettled)
-        return PlanMade(asked, plan, PlanBasis(unplaced, pins) if unplaced is not None else None)
+            allocation = self._solve(replace(problem, unsettled=None))
+            targets = _with_drained(group, allocation)
+            unplaced = _unplaced(group, targets, None, pinned)
+        plan = self._planned(asked, targets, allocation)
+        certificate = allocation.certificate
+        return PlanMade(
+            asked,
+            plan,
+            PlanBasis(unplaced, pins, special) if unplaced is not None else None,
+            certificate.improvements if plan is not None and _spaces(group.policy) else frozenset(),
+            certificate.improvable and group.policy.max_moves != 0,
+        )
 
-    def plan_made(self, made: PlanMade) -> None:
+    def plan_made(self, made: PlanMade, now: float) -> None:
         """Publish the plan, if there is one and this node still leads as it did when it asked for it."""
         if made.asked is not self.asked:
             return
         self.asked = None
         self.plan = made.plan
+        self._improvable = made.improvable
         if made.plan is None:
             self._tries = 0
             self._basis = made.basis
+            if made.asked.limits != NO_LIMITS:
+                self._plan_improvement(now)
         else:
             self._planned_basis = made.basis
+            self._improving = {v: moved for v, moved in self._improving.items() if v in self._attempts}
+            self._improving[made.plan.version] = made.improved
             self._attempted_version = made.plan.version
             self._attempts[made.plan.version] = _revision(made.plan.based_on)
             self._remember(made.plan.version, made.plan.effort)
@@ -496,8 +574,7 @@ class Leading:
         self,
         asked: MakePlan,
         targets: Mapping[NodeId, frozenset[Resource]],
-        pinned: Mapping[Resource, NodeId],
-        unsettled: frozenset[Resource] | None,
+        allocation: Allocation,
     ) -> Plan | None:
         group = asked.group
         previous = _previous(group)
@@ -519,7 +596,7 @@ class Leading:
             orphaned=frozenset(
                 part for part in group.obsolete_parts if part.version <= asked.inherited_version
             ),
-            effort=self._effort(group, targets, pinned, unsettled),
+            effort=allocation.effort,
         )
 
     def _remember(self, version: int, effort: Effort | None) -> None:
@@ -529,20 +606,6 @@ class Leading:
         self.efforts[version] = effort
         if len(self.efforts) > _EFFORTS_KEPT:
             del self.efforts[min(self.efforts)]
-
-    def _effort(
-        self,
-        group: Group,
-        targets: Mapping[NodeId, Collection[Resource]],
-        pinned: Mapping[Resource, NodeId],
-        unsettled: frozenset[Resource] | None,
-    ) -> Effort | None:
-        if self._measure is None:
-            return None
-        allocation = {node: targets[node] for node in _active(group)}
-        return self._measure(
-            allocation, group.resources, _previous(group), pinned, releasers(group), unsettled
-        )
 
     def _unused_version(self, group: Group) -> int:
         """Return a version of which no share was ever written, nor can be by a late request."""
@@ -572,6 +635,8 @@ class Leading:
             self._basis = self._planned_basis
         self.plan = None
         self._published_at = now
+        self._record_improvement(header.version, now)
+        self._plan_improvement(now)
 
     def acknowledged(self, node: NodeId, version: int | None, now: float) -> None:
         """Handle that a node completed its share of ``version``; None if the version is unknown."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from rebalanser.core.group.types import (
     Fingerprint,
@@ -501,6 +501,18 @@ class HandlerReturned:
     refused: bool = False
 
 
+class MoveLimits(NamedTuple):
+    """Limits of the moves that only improve the balance, beside those of the policy (RB-38)."""
+
+    moves_left: int | None = None
+    """Maximum number of these moves; None for no limit."""
+    resting: frozenset[Resource] = frozenset()
+    """The resources that may not move."""
+
+
+NO_LIMITS = MoveLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class MakePlan:
     """Compute a plan outside the loop, as that takes long for many resources (RB-21).
@@ -520,6 +532,7 @@ class MakePlan:
     """Versions whose publication may still write shares until another version is committed."""
     basis: PlanBasis | None = None
     """Facts about the group that make the plan cheaper and change nothing in it."""
+    limits: MoveLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,6 +543,10 @@ class PlanMade:
     plan: Plan | None
     basis: PlanBasis | None = None
     """The basis of the next plan: once this plan is committed, or now if there is none."""
+    improved: frozenset[Resource] = frozenset()
+    """The resources that it moves only for a better balance, if the policy spaces such moves."""
+    improvable: bool = False
+    """True if a later plan may improve the balance further."""
 
 
 Event: TypeAlias = Start | Stop | Release | Accept | Wakeup | Answered | Noticed | HandlerReturned | PlanMade

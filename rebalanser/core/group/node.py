@@ -9,7 +9,7 @@ from typing import assert_never
 from zlib import crc32
 
 from rebalanser.core.group.inflight import Inflight
-from rebalanser.core.group.leading import Allocate, Leading, Measure
+from rebalanser.core.group.leading import Leading, Solve
 from rebalanser.core.group.messages import (
     OUTCOMES,
     Accept,
@@ -104,17 +104,15 @@ class Node:
     """One node of a group, through all its incarnations.
 
     ``member`` describes the node to the group; its ``node`` is the prefix of the incarnations' ids and must
-    be unique in the world. ``allocate`` is used while this node leads, and so is ``measure``, which computes
-    the effort of an allocation; without it none is reported.
+    be unique in the world. ``solve`` computes allocations while this node leads.
     """
 
     def __init__(
         self,
         member: Member,
         timings: Timings,
-        allocate: Allocate,
+        solve: Solve,
         options: NodeOptions = NodeOptions(),
-        measure: Measure | None = None,
     ) -> None:
         self._stem = member.node
         self._member = member
@@ -147,7 +145,7 @@ class Node:
         self._rebalancing = Rebalancing(member.mode, options.start_in_batches, self._releases)
         self._record: Member | None = None
         """The record with which the present incarnation registers, in each of its attempts."""
-        self._leading = Leading(member.may_lead, timings, allocate, measure)
+        self._leading = Leading(member.may_lead, timings, solve)
         self._effects: list[Effect] = []
         self._next_wakeup: float | None = None
 
@@ -249,7 +247,7 @@ class Node:
             case HandlerReturned():
                 self._handler_returned(event)
             case PlanMade():
-                self._leading.plan_made(event)
+                self._leading.plan_made(event, now)
             case Release():
                 self._release(event, now)
             case Accept(resource):

@@ -292,6 +292,16 @@ class Plan:
     """Its cost; None if it is not measured."""
 
 
+def is_special(spec: ResourceSpec) -> bool:
+    """Return True if a resource has a weight, needs or a spread: then counts alone do not decide."""
+    return spec.weight != 1.0 or bool(spec.needs) or spec.spread is not None
+
+
+def special_resources(resources: Mapping[Resource, ResourceSpec]) -> frozenset[Resource]:
+    """Return the resources that ``is_special``."""
+    return frozenset(name for name, spec in resources.items() if is_special(spec))
+
+
 @dataclass(frozen=True, slots=True)
 class PlanBasis:
     """Facts about a group's resources and shares, so that a plan looks only at what changed (RB-45)."""
@@ -300,13 +310,18 @@ class PlanBasis:
     """The only names that may not be both a resource and in just one share."""
     pins: Mapping[Resource, str]
     """The label in the pin of each pinned resource."""
+    special: frozenset[Resource] = frozenset()
+    """The resources that ``is_special``."""
 
     def after(self, changed: frozenset[Resource], resources: Mapping[Resource, ResourceSpec]) -> PlanBasis:
         """The facts after these of the resources changed, while the shares stayed."""
-        found = {name: resources[name].pin for name in changed if name in resources}
+        found = {name: resources[name] for name in changed if name in resources}
         pins = {name: label for name, label in self.pins.items() if name not in changed}
-        pins |= {name: label for name, label in found.items() if label is not None}
-        return PlanBasis(self.unsettled | changed, pins)
+        pins |= {name: spec.pin for name, spec in found.items() if spec.pin is not None}
+        special = self.special
+        if found or not special.isdisjoint(changed):
+            special = special - changed | {name for name, spec in found.items() if is_special(spec)}
+        return PlanBasis(self.unsettled | changed, pins, special)
 
 
 class TopicKind(StrEnum):

@@ -9,12 +9,20 @@ from math import inf
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.core.allocation import allocate, effort
+from rebalanser.core.allocation import Allocation, Problem, solve
 from rebalanser.core.clock import Clock
 from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.core.group.node import Node, NodeOptions
 from rebalanser.core.group.states import Membership, Role
-from rebalanser.core.group.types import SPEC_FIELDS, Member, OnOverrun, Resource, ResourceSpec, Session
+from rebalanser.core.group.types import (
+    SPEC_FIELDS,
+    Member,
+    OnOverrun,
+    Policy,
+    Resource,
+    ResourceSpec,
+    Session,
+)
 from rebalanser.errors import RebalanserError
 from rebalanser.registry.contract import (
     Grant,
@@ -41,6 +49,7 @@ from simulation.group.scenario import HostPlan, Scenario
 from simulation.kernel.reports import Violation
 from simulation.kernel.scheduler import Scheduler
 from simulation.kernel.trace import Trace, listed, reply_sentence, request_sentence, text
+from support.allocation_checker import check
 
 OnFact: TypeAlias = Callable[[str, Fact, float, float], None]
 """Called with the host's label, the fact, wall-clock seconds, and the host's monotonic seconds."""
@@ -170,13 +179,21 @@ class World:
         return Node(
             Member(node=stem, label=plan.label, mode=plan.mode, may_lead=plan.may_lead, host=plan.label),
             self.scenario.timings,
-            allocate,
+            self._solve,
             NodeOptions(
                 start_in_batches=plan.start_in_batches,
                 on_overrun=OnOverrun.KILL if plan.kills else OnOverrun.REPORT,
             ),
-            effort,
         )
+
+    @staticmethod
+    def _solve(problem: Problem) -> Allocation:
+        allocation = solve(problem)
+        try:
+            check(problem, allocation)
+        except AssertionError as wrong:
+            raise Violation(*str(wrong).partition(": ")[::2]) from wrong
+        return allocation
 
     def stored(self, key: str) -> KeyValue:
         """Return a key's entry in the registry."""
@@ -519,7 +536,19 @@ class World:
         active = sorted(owners.keys() - drained)
         pinned = self._pinned([process for process in live if process.label in active])
         released = self._releasers([process for process in live if process.label in active])
-        expected = allocate(active, self.resources, owners, pinned, released)
+        problem = Problem(
+            {
+                process.label: Member(process.label, process.host.plan.label)
+                for process in live
+                if process.label in active
+            },
+            self.resources,
+            {label: frozenset(owned) for label, owned in owners.items()},
+            Policy(),
+            pinned,
+            released,
+        )
+        expected = solve(problem).shares
         for label, owned in owners.items():
             wrong = owned ^ set(expected.get(label, ()))
             if wrong:
