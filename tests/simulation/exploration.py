@@ -151,7 +151,7 @@ _LEAST_SHARE: Final = 200
 _FAULTS_COME_LAST: Final = 0.5
 """Depth first, a step that is a fault is put off more often than others; 1.0 would make no difference."""
 _PARTS: Final = (Node, Inflight, Rebalancing, Releases, Leading)
-_CONSTANT: Final = frozenset({"_effects", "_timings", "_options", "_allocate", "_measure", "_member"})
+_CONSTANT: Final = frozenset({"_effects", "_timings", "_options", "_solve", "_member"})
 
 
 class Kind(StrEnum):

@@ -85,6 +85,7 @@ LATE_SHARES = (
     "unit/test_translation.py::test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_come"
 )
 CONSTRAINTS = "unit/test_allocation_constraints.py"
+LEADING = "unit/test_leading.py"
 PAUSES = "conformance/test_task_pauses.py"
 QUEUES = "conformance/test_task_queues.py"
 STORIES = "simulation/test_tasks_scenarios.py"
@@ -397,6 +398,41 @@ MUTANTS = (
         _edit(_Search, "_listed", "if limited and problem.resting:", "if False:"),
         f"{CONSTRAINTS}::test_a_resource_in_its_cool_down_does_not_move_for_a_better_balance",
         "RB-38",
+    ),
+    _mutant(
+        "improved at once",
+        "a leader keeps an interval between moves for a better balance, also after its election",
+        _edit(Leading, "_move_limits", "0 if now < self._improves_from(policy) else None", "None"),
+        f"{LEADING}::test_moves_for_a_better_balance_keep_their_interval_also_after_an_election",
+        "RB-38",
+    ),
+    _mutant(
+        "moves forgotten",
+        "a leader remembers what moved for a better balance",
+        _edit(Leading, "_record_improvement", "self._moved_at.update(dict.fromkeys(moved, now))", "pass"),
+        f"{LEADING}::test_a_resource_that_moved_stays_for_its_cool_down",
+        "RB-38",
+    ),
+    _mutant(
+        "balance left",
+        "a leader plans again when more may move",
+        (Switch(Leading, "_plan_improvement", always(None)),),
+        f"{LEADING}::test_a_leader_goes_on_with_what_one_rebalance_left",
+        "RB-38",
+    ),
+    _mutant(
+        "late moves forgotten",
+        "moves that turn out to be committed count as well",
+        _edit(Leading, "group_read", "self._record_improvement(group.header.version, now)", "pass"),
+        f"{LEADING}::test_moves_whose_publication_is_known_late_count_from_then",
+        "RB-38",
+    ),
+    _mutant(
+        "special forever",
+        "a leader keeps up to date which resources have a weight, needs or a spread",
+        _edit(PlanBasis, "after", "special - changed | {", "special | {"),
+        f"{LEADING}::test_the_basis_of_a_plan_knows_what_is_special_from_the_changes",
+        "RB-45",
     ),
     _mutant(
         "all acknowledgements read",

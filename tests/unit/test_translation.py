@@ -11,7 +11,7 @@ from itertools import count, product
 from math import ceil
 from random import Random
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pytest

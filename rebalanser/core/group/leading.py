@@ -198,9 +198,8 @@ class Leading:
         self._changed_revision = 0
         self._changed_at: float | None = None
         self._published_at: float | None = None
-        self._elected_at = self._improved_at = 0.0
-        """The time of the election, and of the last rebalance that only improved the balance; a new leader
-        knows of none and takes the election for one."""
+        self._elected_at = self._improved_at = -math.inf
+        """The time of the election, and of the last rebalance with moves that only improved the balance."""
         self._moved_at: dict[Resource, float] = {}
         """The time when each resource moved last for a better balance, within the cool-down."""
         self._improving: dict[int, frozenset[Resource]] = {}
@@ -273,7 +272,7 @@ class Leading:
         self._forget_group()
         self._moved_at.clear()
         self._improving.clear()
-        self._elected_at = self._improved_at = now
+        self._elected_at, self._improved_at = now, -math.inf
         self._changed_at = now
         self._changed_revision = leadership.revision
 
@@ -485,8 +484,12 @@ class Leading:
         return MoveLimits(0 if now < self._improves_from(policy) else None, frozenset(self._moved_at))
 
     def _improves_from(self, policy: Policy) -> float:
-        """The time before which nothing moves for a better balance."""
-        return max(self._improved_at + policy.move_interval_s, self._elected_at + policy.cooldown_s)
+        """The time before which nothing moves for a better balance.
+
+        A new leader does not know what moved before, and counts from its election.
+        """
+        since_election = self._elected_at + max(policy.move_interval_s, policy.cooldown_s)
+        return max(self._improved_at + policy.move_interval_s, since_election)
 
     def _record_improvement(self, version: int, now: float) -> None:
         """Note the moves of a committed version that only improved the balance."""
