@@ -162,6 +162,10 @@ bench: etcd ## The benchmark tables; those of Kafka where one can be had
 bench-scale: etcd ## Groups of 4 and of 1,000 nodes with 100,000 resources: NODES=1000 RESOURCES=100000
 	@$(PYTHON) benchmarks/scale.py --nodes $(NODES) --resources $(RESOURCES)
 
+.PHONY: bench-allocation
+bench-allocation: $(INSTALLED) ## Processor time of allocations: NODES=1000 RESOURCES=100000
+	@$(PYTHON) benchmarks/allocation.py --nodes $(NODES) --resources $(RESOURCES)
+
 .PHONY: bench-kafka
 bench-kafka: kafka bench-failover
 	@$(PYTHON) benchmarks/shiva.py

@@ -32,6 +32,11 @@ def test_groups_on_sqlite_are_measured_to_the_end() -> None:
         assert f"  {what}" in text
 
 
+def test_allocations_are_measured_to_the_end() -> None:
+    text = printed("allocation.py", "--nodes", "6", "--resources", "60", "--repeat", "1")
+    assert text.count("from scratch") == text.count("a node more") == 7
+
+
 @pytest.mark.usefixtures("etcd_binary")
 def test_groups_on_etcd_are_measured_to_the_end() -> None:
     text = measured("etcd")

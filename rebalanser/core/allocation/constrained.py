@@ -574,6 +574,8 @@ class _Search:
         while True:
             level, count = total / capacity, len(heavy)
             least = level * largest[-1]
+            if not heavy and max(self._weights.values(), default=0) <= least:
+                return level
             heavy = sorted(
                 (weight for name, weight in self._weights.items() if weight > least and name not in waiting),
                 reverse=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rebalanser.core.group.types import SpreadOver
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from rebalanser.core.allocation.problem import Problem
-    from rebalanser.core.group.types import Resource
+    from rebalanser.core.group.types import Resource, ResourceSpec
 
 NAMED_AT_MOST = 5
 
@@ -76,47 +76,79 @@ def why_full(
 
 def why_unplaced(problem: Problem, names: Collection[Resource]) -> dict[Resource, str]:
     """Return for each of these resources why no node owns it (RB-37)."""
-    resources = problem.resources
-    spreads = {resources[name].spread for name in names} - {None}
-    sizes = (
-        Counter(spec.spread for spec in resources.values() if spec.spread in spreads)
-        if spreads
-        else Counter()
-    )
-    return {name: _why_unplaced(problem, name, sizes) for name in names}
+    resources, refused = problem.resources, problem.refused
+    sizes: Counter[str | None] = Counter()
+    if any(resources[name].spread is not None for name in names):
+        sizes.update(spec.spread for spec in resources.values())
+    open_to: dict[tuple[frozenset[str], frozenset[str]], _Willing | str] = {}
+    reasons: dict[Resource, str] = {}
+    for name in names:
+        spec, pin = resources[name], problem.pinned.get(name)
+        if pin is not None and problem.nodes:
+            reasons[name] = _why_not_on_its_node(problem, name, pin)
+            continue
+        key = spec.needs, refused.get(name, frozenset())
+        if key not in open_to:
+            open_to[key] = _willing(problem, *key)
+        willing = open_to[key]
+        if isinstance(willing, str):
+            reasons[name] = willing
+        else:
+            reasons[name] = _why_no_room(spec, willing, sizes[spec.spread])
+    return reasons
 
 
-def _why_unplaced(problem: Problem, name: Resource, sizes: Mapping[str | None, int]) -> str:
-    spec, nodes, pin = problem.resources[name], problem.nodes, problem.pinned.get(name)
-    tags = {node: member.tags for node, member in nodes.items()}
-    refused = problem.refused.get(name, frozenset())
+class _Willing(NamedTuple):
+    """Nodes that may own a resource."""
+
+    which: str
+    """The beginning of a sentence that says that none of them does."""
+    largest: str | None
+    """The label of the one with the largest capacity; None if one has no limit."""
+    capacity: float
+    sites: int
+    """Number of them, or of their zones, if spreads are over zones."""
+    site: str
+
+
+def _willing(problem: Problem, needs: frozenset[str], refused: frozenset[str]) -> _Willing | str:
+    """Return the nodes that may own a resource, or why there are none."""
+    nodes = problem.nodes
     if not nodes:
         return "no node may own resources"
-    if pin is not None:
-        return _why_not_on_its_node(problem, name, pin)
-    fitting = {node for node, has in tags.items() if spec.needs <= has}
+    tags = {node: member.tags for node, member in nodes.items()}
+    fitting = {node for node, has in tags.items() if needs <= has}
     if not fitting:
-        return _what_is_missing(tags, spec.needs, "node")
+        return _what_is_missing(tags, needs, "node")
     willing = sorted(fitting - refused)
     if not willing:
-        return f"every node {f'with the {_tags(spec.needs)} ' if spec.needs else ''}has released it"
-    capacities = {node: nodes[node].capacity for node in willing}
-    given = {node: capacity for node, capacity in capacities.items() if capacity is not None}
-    which = "no node" if len(willing) == len(nodes) else "no node that may own it"
-    if len(given) == len(willing) and spec.weight > max(given.values()):
-        largest = min(given, key=lambda node: (-given[node], node))
-        named = nodes[largest].label
-        return f"{which} has a capacity of {spec.weight:g}: {named}, the largest, has {given[largest]:g}"
-    if spec.spread is None:
-        return f"{which} has room for its weight of {spec.weight:g}"
+        return f"every node {f'with the {_tags(needs)} ' if needs else ''}has released it"
+    capacities = [(nodes[node].capacity, node) for node in willing]
+    given = [(capacity, node) for capacity, node in capacities if capacity is not None]
+    capacity, largest = min(given, key=lambda each: (-each[0], each[1]), default=(0.0, ""))
     by_zone = problem.policy.spread_over is SpreadOver.ZONE
     sites = len({nodes[node].zone for node in willing}) if by_zone else len(willing)
-    noun = ("zone" if by_zone else "node") + ("" if sites == 1 else "s")
-    if sizes[spec.spread] > sites:
-        return (
-            f"{sizes[spec.spread]} resources with the spread {spec.spread} on {sites} {noun} that may own one"
-        )
-    return f"{which} has room for its weight of {spec.weight:g} and no other of the spread {spec.spread}"
+    return _Willing(
+        "no node" if len(willing) == len(nodes) else "no node that may own it",
+        nodes[largest].label if len(given) == len(willing) else None,
+        capacity,
+        sites,
+        ("zone" if by_zone else "node") + ("" if sites == 1 else "s"),
+    )
+
+
+def _why_no_room(spec: ResourceSpec, willing: _Willing, size: int) -> str:
+    """Return why none of the nodes that may own a resource does; ``size`` is that of its spread."""
+    which, weight = willing.which, f"{spec.weight:g}"
+    if willing.largest is not None and spec.weight > willing.capacity:
+        has = f"{willing.capacity:g}"
+        return f"{which} has a capacity of {weight}: {willing.largest}, the largest, has {has}"
+    if spec.spread is None:
+        return f"{which} has room for its weight of {weight}"
+    if size > willing.sites:
+        where = f"{willing.sites} {willing.site} that may own one"
+        return f"{size} resources with the spread {spec.spread} on {where}"
+    return f"{which} has room for its weight of {weight} and no other of the spread {spec.spread}"
 
 
 def _why_not_on_its_node(problem: Problem, name: Resource, pin: str) -> str:
