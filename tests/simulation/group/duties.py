@@ -554,7 +554,7 @@ class Duties:
             raise Violation("RB-8", f"{self._label} rebalances sooner than settle_time_s after a change")
 
     def _check_moves(self, plan: Plan) -> None:
-        """A plan moves as few resources as balance allows."""
+        """A plan moves as few resources as balance allows, if counts decide; the checker judges others."""
         group = self._group
         if group is None:
             raise Violation("RB-9", f"{self._label} publishes without having read the group")
@@ -570,6 +570,8 @@ class Duties:
                     "RB-2",
                     f"version {plan.version} gives {node} what it has released: {sorted(released)}",
                 )
+        if len({(spec.weight, spec.needs, spec.spread) for spec in group.resources.values()}) > 1:
+            return
         if any(group.members[node].released for node in active):
             wrong = not_best(group, active, held, owners)
             if wrong is not None:
