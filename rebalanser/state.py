@@ -7,19 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from functools import cache, partial
-from math import fsum, inf
-from typing import TypeAlias
+from functools import cache
+from math import fsum
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.core.allocation import solve
-from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, releasers
+from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, problem_of, releasers
 from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.registry import GroupView, Holding
 from rebalanser.registry.values import NEWER_PIN
-
-_Fitting: TypeAlias = Callable[[str | None, frozenset[str]], float | None]
 
 
 class NodeState(BaseModel):
@@ -138,7 +135,6 @@ def describe(name: str, view: GroupView) -> GroupState:
     specs, released = group.resources, releasers(group)
     all_completed = header is not None and all(completed.values())
     is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group)
-    fitting = cache(partial(_fitting, group))
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -162,6 +158,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         )
         for node, member in sorted(group.members.items(), key=_by_label)
     )
+    unplaced = cache(lambda: solve(problem_of(group)).certificate.unplaced)
     resources = tuple(
         _resource(
             resource,
@@ -171,8 +168,7 @@ def describe(name: str, view: GroupView) -> GroupState:
             assigned.get(resource),
             held.get(resource),
             released.get(resource, frozenset()),
-            fitting,
-            is_balanced,
+            unplaced,
         )
         for resource in sorted(group.resources.keys() | held.keys())
     )
@@ -229,8 +225,7 @@ def _resource(
     assigned_to: str | None,
     holding: Holding | None,
     released_by: AbstractSet[NodeId],
-    fitting: _Fitting,
-    is_balanced: bool,
+    unplaced: Callable[[], Mapping[str, str]],
 ) -> ResourceState:
     group = view.group
     removed = resource not in group.resources
@@ -244,7 +239,7 @@ def _resource(
         token=holding.token if holding else None,
         reason=None
         if removed or holder
-        else _why_unowned(spec, view, labels, leader, assigned_to, released_by, fitting, is_balanced),
+        else _why_unowned(spec, view, labels, leader, assigned_to, released_by, unplaced),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
@@ -261,60 +256,26 @@ def _why_unowned(
     leader: str | None,
     assigned_to: str | None,
     released_by: AbstractSet[NodeId],
-    fitting: _Fitting,
-    is_balanced: bool,
+    unplaced: Callable[[], Mapping[str, str]],
 ) -> str:
-    group = view.group
+    group, pin = view.group, spec.pin
     if not labels:
         return "no node takes part" + _lately(view.troubles)
-    obstacle = _pin_obstacle(spec.pin, group, labels) or _obstacle(spec, group, released_by, fitting)
-    if obstacle is not None:
-        return obstacle
-    if assigned_to is not None and assigned_to in group.members:
-        return f"{group.members[assigned_to].label} has yet to take it"
-    if is_balanced:
-        others = "" if spec.spread is None else f", or owns another resource of the spread {spec.spread}"
-        return f"every node that could own it is full or has released it{others}"
-    return "the next allocation is to place it" if leader else "the group has no leader"
-
-
-def _pin_obstacle(pin: str | None, group: Group, labels: AbstractSet[str]) -> str | None:
     if pin == NEWER_PIN:
         return "an older Rebalanser changed it, and dropped its needs and its spread: add it again with them"
     if pin is not None and pin not in labels:
         return f"pinned to {pin}, which is not there"
     if pin is not None and pin in group.drained:
         return f"pinned to {pin}, which is drained"
-    return "every node is drained" if labels <= group.drained else None
-
-
-def _obstacle(
-    spec: ResourceSpec, group: Group, released_by: AbstractSet[NodeId], fitting: _Fitting
-) -> str | None:
-    """Why no node may own a resource whose pin, if any, is there."""
+    if labels <= group.drained:
+        return "every node is drained"
     if released_by and _open_to(spec, group) <= released_by:
-        return "every node has released it" if spec.pin is None else _pinned(spec, "has released it")
-    largest = fitting(spec.pin, spec.needs)
-    if largest is None:
-        tags = ("tag " if len(spec.needs) == 1 else "tags ") + ", ".join(sorted(spec.needs))
-        return f"no node has the {tags}" if spec.pin is None else _pinned(spec, f"does not have the {tags}")
-    if largest < spec.weight:
-        return f"its weight {spec.weight:g} is over the capacity of every node that could own it"
-    return None
-
-
-def _pinned(spec: ResourceSpec, obstacle: str) -> str:
-    return f"pinned to {spec.pin}, which {obstacle}"
-
-
-def _fitting(group: Group, pin: str | None, needs: frozenset[str]) -> float | None:
-    """The largest capacity of the nodes that have these tags and are not drained; None if there are none."""
-    members = (
-        member
-        for member in group.members.values()
-        if member.label not in group.drained and pin in {None, member.label} and needs <= member.tags
-    )
-    return max((inf if member.capacity is None else member.capacity for member in members), default=None)
+        return f"pinned to {pin}, which has released it" if pin is not None else "every node has released it"
+    if assigned_to is not None and assigned_to in group.members:
+        return f"{group.members[assigned_to].label} has yet to take it"
+    if spec.resource in unplaced():
+        return unplaced()[spec.resource]
+    return "the next allocation is to place it" if leader else "the group has no leader"
 
 
 def _share_of(group: Group, node: NodeId) -> AbstractSet[Resource]:

@@ -12,6 +12,8 @@ from rebalanser.core.group import Fingerprint, Group, Header, Leadership, Member
 from rebalanser.core.group.leading import Leading
 from rebalanser.core.group.messages import GroupRead
 from rebalanser.core.group.types import PlanBasis, Policy
+from rebalanser.registry import GroupView
+from rebalanser.state import describe
 
 SESSION = Session("m", lease=1, created=1)
 LEADERSHIP = Leadership(term=1, leader="m", revision=2)
@@ -158,3 +160,24 @@ def test_the_basis_of_a_plan_knows_what_is_special_from_the_changes() -> None:
     specs = {"a": ResourceSpec("a"), "c": ResourceSpec("c", spread="s"), "d": ResourceSpec("d", weight=2.0)}
     assert basis.after(frozenset("abcde"), specs).special == frozenset("cd")
     assert basis.after(frozenset("e"), specs).special is basis.special
+
+
+@pytest.mark.rule("RB-37")
+def test_the_state_says_why_a_resource_has_no_node() -> None:
+    group = Group(
+        revision=3,
+        members={"n": Member("n", "one", capacity=1.0)},
+        resources={"big": ResourceSpec("big", weight=2.0), "new": ResourceSpec("new")},
+        drained=frozenset(),
+        header=Header(version=1, term=1, revision=2),
+        shares={"n": Share(1, frozenset())},
+        obsolete_parts=frozenset(),
+        acknowledged={"n": 1},
+        fingerprint=Fingerprint(),
+    )
+    state = describe("g", GroupView(group, Leadership(term=1, leader="n", revision=2), ()))
+    assert {each.resource: each.reason for each in state.resources} == {
+        "big": "no node has a capacity of 2: one, the largest, has 1",
+        "new": "the next allocation is to place it",
+    }
+    assert not state.balanced
