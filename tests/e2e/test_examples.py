@@ -190,6 +190,26 @@ def test_asyncio_example(tmp_path: Path) -> None:
     assert max(map(len, tokens.values())) == 3, "from a to b and back"
 
 
+@pytest.mark.rule("RB-36", "RB-37")
+def test_gpu_workers_example() -> None:
+    found = run("gpu_workers.py")
+    assert found.returncode == 0, found.stderr
+    nodes = re.findall(r"^(\S+) \((\d+) of (\d+)\): (.*)$", found.stdout, re.MULTILINE)
+    jobs = {label: owned.split(", ") for label, _, _, owned in nodes}
+    assert jobs.keys() == {"gpu-large", "gpu-small", "plain"}
+    assert sorted(job for owned in jobs.values() for job in owned) == [
+        *(f"report-{number}" for number in range(6)),
+        *(f"train-{number}" for number in range(3)),
+    ]
+    assert not any(job.startswith("train") for job in jobs["plain"])
+    assert all(int(load) <= int(capacity) for _, load, capacity, _ in nodes)
+    assert re.search(
+        r"^nobody owns render: no node has all of the tags display, gpu: the nearest, gpu-large, has gpu$",
+        found.stdout,
+        re.MULTILINE,
+    )
+
+
 @pytest.mark.rule("RB-12", "RB-26")
 def test_any_language_example() -> None:
     scripts = Path(sys.executable).parent

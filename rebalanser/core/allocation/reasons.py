@@ -119,7 +119,7 @@ def _willing(problem: Problem, needs: frozenset[str], refused: frozenset[str]) -
     tags = {node: member.tags for node, member in nodes.items()}
     fitting = {node for node, has in tags.items() if needs <= has}
     if not fitting:
-        return _what_is_missing(tags, needs, "node")
+        return _what_is_missing({nodes[node].label: has for node, has in tags.items()}, needs, "node")
     willing = sorted(fitting - refused)
     if not willing:
         return f"every node {f'with the {_tags(needs)} ' if needs else ''}has released it"
