@@ -23,7 +23,8 @@ NAMES = [f"r{number}" for number in range(8)]
 class Leader:
     """A leader and what is stored of its group; all is on one of two nodes when it is elected."""
 
-    def __init__(self, elected_at: float = 100.0, **policy: Any) -> None:
+    def __init__(self, elected_at: float = 100.0, settle_time_s: float = 0.0, **policy: Any) -> None:
+        self.timings = Settings(settle_time_s=settle_time_s).timings
         self.policy = Policy(**policy)
         self.specs = {name: ResourceSpec(name, weight=2.0 if name == "r0" else 1.0) for name in NAMES}
         self.shares = {"m": Share(1, frozenset(NAMES)), "n": Share(1, frozenset())}
@@ -32,7 +33,7 @@ class Leader:
         self.elect(elected_at)
 
     def elect(self, now: float) -> None:
-        self.leading = Leading(True, Settings().timings, solve)
+        self.leading = Leading(True, self.timings, solve)
         self.leading.elected(LEADERSHIP, now)
 
     def move(self, now: float, *, lost: bool = False) -> set[str]:
@@ -86,6 +87,17 @@ def test_a_leader_goes_on_with_what_one_rebalance_left() -> None:
     at = leader.leading.rebalance_at
     assert at == 100.0 + apart_s
     assert len(leader.move(at)) == 1
+
+
+@pytest.mark.rule("RB-8", "RB-38")
+def test_a_change_settles_also_while_moves_for_a_better_balance_are_due() -> None:
+    leader = Leader(max_moves=1, move_interval_s=30.0, settle_time_s=2.0)
+    assert leader.move(130.0)
+    assert leader.leading.rebalance_at == 160.0
+    leader.leading.group_changed(leader.revision + 1, 159.0)
+    assert leader.leading.rebalance_at == 161.0
+    leader.leading.reading_group(SESSION, LEADERSHIP)
+    assert leader.leading.rebalance_at is None, "one reading is for both"
 
 
 @pytest.mark.rule("RB-38")

@@ -405,12 +405,12 @@ class Leading:
         """The time at which to read the group for a rebalance; None while there is no reason to (RB-8)."""
         if self.role is not Role.LEADER:
             return None
-        times = [] if self._improve_at is None else [self._improve_at]
+        at = self._improve_at
         if self._changed_at is not None:
-            times.append(self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0))
-        if not times:
+            # The changes settle first, also if more may move before: one reading is for both.
+            at = self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0)
+        if at is None:
             return None
-        at = min(times)
         if self._published_at is not None:
             at = max(at, self._published_at + self._timings.min_rebalance_interval_s)
         return at
