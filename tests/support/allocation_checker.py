@@ -6,6 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rebalanser.core.allocation import Allocation, Problem
 
 MILLION = 1_000_000
@@ -21,7 +23,7 @@ def check(problem: Problem, allocation: Allocation) -> None:
     for node, share in shares.items():
         before = problem.previous.get(node)
         assert share != before or share is before, "RB-45: a share that stays is the same set"
-    _check_constraints(problem, owners)
+    check_constraints(problem, owners)
     _check_unplaced(problem, allocation, owners)
     _check_moves(problem, allocation, owners)
     _check_balance(problem, allocation, owners)
@@ -44,7 +46,7 @@ def _may_own(problem: Problem, name: str, node: str) -> bool:
     )
 
 
-def _loads(problem: Problem, owners: dict[str, str]) -> Counter[str]:
+def _loads(problem: Problem, owners: Mapping[str, str]) -> Counter[str]:
     loads = Counter(dict.fromkeys(problem.nodes, 0))
     for name, node in owners.items():
         loads[node] += _weight(problem, name)
@@ -56,7 +58,8 @@ def _limit(problem: Problem, node: str) -> float:
     return float("inf") if capacity is None else round(capacity * MILLION)
 
 
-def _check_constraints(problem: Problem, owners: dict[str, str]) -> None:
+def check_constraints(problem: Problem, owners: Mapping[str, str]) -> None:
+    """Raise AssertionError if an owner breaks a hard constraint."""
     for name, node in owners.items():
         assert problem.pinned.get(name, node) == node, f"RB-29: {name} is not on the node of its pin"
         assert _may_own(problem, name, node), f"RB-37: {name} may not be on {node}"
@@ -70,13 +73,19 @@ def _check_constraints(problem: Problem, owners: dict[str, str]) -> None:
     assert all(count == 1 for count in spreads.values()), f"RB-37: together: {spreads.most_common(1)}"
 
 
-def _check_unplaced(problem: Problem, allocation: Allocation, owners: dict[str, str]) -> None:
+def _check_unplaced(problem: Problem, allocation: Allocation, owners: Mapping[str, str]) -> None:
     unplaced = allocation.certificate.unplaced
     assert unplaced.keys() == problem.resources.keys() - owners.keys(), "RB-37: a reason for each"
+    for why in unplaced.values():
+        assert why.strip(".\n") == why != "", f"RB-35: {why!r} is no sentence"
+    check_nothing_fits(problem, owners)
+
+
+def check_nothing_fits(problem: Problem, owners: Mapping[str, str]) -> None:
+    """Raise AssertionError if what has no owner could be placed while all others stay."""
     loads = _loads(problem, owners)
     taken = {(problem.resources[name].spread, _site(problem, node)) for name, node in owners.items()}
-    for name, why in unplaced.items():
-        assert why.strip(".\n") == why != "", f"RB-35: {why!r} is no sentence"
+    for name in problem.resources.keys() - owners.keys():
         weight, spread = _weight(problem, name), problem.resources[name].spread
         for node in problem.nodes:
             fits = loads[node] + weight <= _limit(problem, node)
@@ -84,7 +93,7 @@ def _check_unplaced(problem: Problem, allocation: Allocation, owners: dict[str, 
             assert not (_may_own(problem, name, node) and fits and apart), f"RB-38: {name} fits on {node}"
 
 
-def _check_moves(problem: Problem, allocation: Allocation, owners: dict[str, str]) -> None:
+def _check_moves(problem: Problem, allocation: Allocation, owners: Mapping[str, str]) -> None:
     before: dict[str, str] = {}
     for node in sorted(problem.previous, key=lambda node: (node not in problem.nodes, node)):
         for name in problem.previous[node]:
@@ -106,7 +115,8 @@ def _check_moves(problem: Problem, allocation: Allocation, owners: dict[str, str
     stay = len(moved) == len(improvements) and before.keys() == owners.keys()
     if problem.policy.imbalance_band and improvements and stay:
         band = 1 + problem.policy.imbalance_band
-        assert _largest(problem, before) > allocation.certificate.bound * band, "RB-38: moved within the band"
+        largest = largest_load(problem, before)
+        assert largest > allocation.certificate.bound * band, "RB-38: moved within the band"
 
 
 def _capacities(problem: Problem) -> dict[str, int]:
@@ -114,14 +124,15 @@ def _capacities(problem: Problem) -> dict[str, int]:
     return dict.fromkeys(problem.nodes, max(given.values(), default=0) or MILLION) | given
 
 
-def _largest(problem: Problem, owners: dict[str, str]) -> float:
+def largest_load(problem: Problem, owners: Mapping[str, str]) -> float:
+    """Return the largest load per capacity of any node."""
     capacities, loads = _capacities(problem), _loads(problem, owners)
     return max((load / capacities[n] for n, load in loads.items() if capacities[n]), default=0.0)
 
 
-def _check_balance(problem: Problem, allocation: Allocation, owners: dict[str, str]) -> None:
+def _check_balance(problem: Problem, allocation: Allocation, owners: Mapping[str, str]) -> None:
     certificate, capacities = allocation.certificate, _capacities(problem)
-    loads, largest = _loads(problem, owners), _largest(problem, owners)
+    loads, largest = _loads(problem, owners), largest_load(problem, owners)
     assert certificate.largest == largest, "RB-36: the certificate states another largest load"
     assert certificate.loads == {n: load / MILLION for n, load in loads.items()}, "RB-36: other loads"
     assert certificate.bound <= largest, "RB-36: the bound is above the largest load"

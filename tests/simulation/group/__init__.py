@@ -8,7 +8,7 @@ processes, handlers, the network, and an operator. A seed decides all of it.
 A run starts hosts, lets chance strike (``chaos``; the kinds of fault are ``FaultKind``),
 heals everything, and demands that all is well soon and stays so. Meanwhile the ``oracle`` judges every
 event by what really happens, and ``duties`` every decision by what the node was told; never by what nodes
-believe.
+believe. Where resources and nodes differ (profile ``placement``), ``placing`` judges every plan.
 
 ``python tests/simulation group --seeds 1000`` runs many seeds on all cores. A failure names its
 seed, and ``python tests/simulation group --seed N --trace`` shows that run again, line by line.

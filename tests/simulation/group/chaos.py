@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rebalanser.core.group.messages import Fact, FactKind
-from rebalanser.core.group.types import SPEC_FIELDS
+from rebalanser.core.group.types import POLICY_FIELDS, SPEC_FIELDS
 from simulation.group.faults import HANDLER_FAULTS, RENEWAL_FAULTS, REQUEST_FAULTS, FaultKind
 from simulation.group.network import Armed
 
@@ -287,6 +287,19 @@ class Chaos:
             self._world.hit(FaultKind.RESOURCES_WEIGHED, f"{len(names)} resources are weighed")
             self._world.weigh({name: self._random.choice((0.5, 1.0, 2.0)) for name in names})
 
+    def _describe(self, host: Host) -> None:
+        names = self._some()
+        if names:
+            fields = frozenset(self._random.sample(("weight", "needs", "spread"), self._random.randint(1, 3)))
+            self._world.hit(FaultKind.RESOURCES_DESCRIBED, f"{len(names)} resources are described")
+            self._world.add(names, fields=fields)
+
+    def _set_policy(self, host: Host) -> None:
+        names = sorted(POLICY_FIELDS)
+        fields = self._random.sample(names, self._random.randint(1, len(names)))
+        self._world.hit(FaultKind.POLICY, "the policy is changed")
+        self._world.set_policy(self._world.scenario.draw_policy(self._random), frozenset(fields))
+
     def _drain(self, host: Host) -> None:
         self._world.hit(FaultKind.DRAIN, f"{host.plan.label} is drained")
         self._world.set_drained(host.plan.label, True)
@@ -341,6 +354,8 @@ _STRIKES: Mapping[FaultKind, Callable[[Chaos, Host], None]] = {
     FaultKind.RESOURCES_REMOVED: Chaos._remove,
     FaultKind.RESOURCES_READDED: Chaos._readd,
     FaultKind.RESOURCES_WEIGHED: Chaos._weigh,
+    FaultKind.RESOURCES_DESCRIBED: Chaos._describe,
+    FaultKind.POLICY: Chaos._set_policy,
     FaultKind.DRAIN: Chaos._drain,
     FaultKind.UNDRAIN: Chaos._undrain,
     FaultKind.PIN: Chaos._pin,

@@ -63,6 +63,7 @@ from rebalanser.core.group.messages import (
 )
 from rebalanser.core.group.types import Mode, TopicKind
 from simulation.group.oracle import Judged
+from simulation.group.placing import PlacingWorld, PlanChecks
 from simulation.kernel.reports import Violation
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Dutiful(Judged, Protocol):
         ...
 
 
-class DutyWorld(Protocol):
+class DutyWorld(PlacingWorld, Protocol):
     """The world of a process that has duties."""
 
     scenario: Scenario
@@ -173,11 +174,16 @@ class Duties:
         self.published_version = 0
         """The latest allocation that it knows to have published, with all that this deletes."""
         self._changed_at: float | None = None
+        """When a change, or what may have to be read besides, was told first since the last reading."""
+        self._changed_revision = 0.0
+        """Revision of the latest change that was told since the last reading: all of them have to settle. A
+        leader may read for a better balance if it has read this one."""
         self._tries = 0
         self._term = 0
         self._resigned: Leadership | None = None
         """The term that it resigned from, while it knows of no other."""
         self._resigned_at = _NEVER
+        self.plans = PlanChecks(process)
 
     @property
     def _now(self) -> float:
@@ -211,10 +217,8 @@ class Duties:
                 self._answered(event.command, event.outcome)
             case HandlerReturned():
                 self._returned(event)
-            case Noticed() if event.topic.kind in {TopicKind.GROUP, TopicKind.ACKNOWLEDGEMENTS}:
-                self._may_have_changed()
-            case Noticed() if event.topic.kind is TopicKind.LEADERSHIP:
-                self._learns_of_term(event.revision)
+            case Noticed():
+                self._noticed(event)
             case PlanMade(plan=None):
                 self._tries = 0
             case Release(resource=resource, token=token, for_s=for_s):
@@ -228,6 +232,14 @@ class Duties:
                 self._releases_changed()
             case _:
                 pass
+
+    def _noticed(self, event: Noticed) -> None:
+        if event.topic.kind is TopicKind.GROUP:
+            self._may_have_changed(event.revision)
+        elif event.topic.kind is TopicKind.ACKNOWLEDGEMENTS:
+            self._may_read()
+        elif event.topic.kind is TopicKind.LEADERSHIP:
+            self._learns_of_term(event.revision)
 
     def _releases_changed(self) -> None:
         self._releases_changed_at = self._now
@@ -291,6 +303,7 @@ class Duties:
     def _begin_term(self) -> None:
         self._group = None
         self._published_at, self._changed_at = _NEVER, None
+        self._changed_revision = 0.0
         self.published_version = 0
         self._tries = 0
 
@@ -315,12 +328,7 @@ class Duties:
                 self._learns_of_term(outcome.leadership_revision)
                 self._proven_at = max(self._proven_at, self._beat_sent_at)
                 self._missed = False
-                seen = outcome.fingerprint
-                if seen is not None and (
-                    outcome.revision > self.group_revision
-                    or seen.acknowledgements[1] > self._acknowledgements_read
-                ):
-                    self._may_have_changed()
+                self._seen(outcome)
             case ShareRead(share=share) if share is not None:
                 if self._share is None or share.version > self._share.version:
                     self._share = share
@@ -338,17 +346,29 @@ class Duties:
             case _:
                 self._told_as_leader(command, outcome)
 
+    def _seen(self, alive: Alive) -> None:
+        """Note what a heartbeat tells of the group."""
+        seen = alive.fingerprint
+        if seen is None:
+            return
+        if self._group is not None and seen != self._group.fingerprint:
+            self._may_have_changed(alive.revision)
+        elif alive.revision > self.group_revision or seen.acknowledgements[1] > self._acknowledgements_read:
+            self._may_read()
+
     def _told_as_leader(self, command: Command, outcome: Outcome) -> None:
         match outcome:
             case Elected(leadership=leadership):
                 if leadership.term == self._term:
                     raise Violation("RB-28", f"{self._label} gave up term {self._term}, which it still led")
                 self._term = leadership.term
+                self.plans.elected()
                 self._begin_term()
             case Resigned(leadership=leadership):
                 self._resigned, self._resigned_at = leadership, self._now
             case GroupRead(group=group):
                 self._group = group
+                self.plans.read(group)
                 self._read_revision = group.revision
                 if isinstance(command, ReadGroup) and (
                     command.known is None or command.reread_acknowledgements
@@ -360,11 +380,16 @@ class Duties:
                 self.published_version = outcome.header.version
             case Failed() | Conflict() if isinstance(command, ReadGroup | Publish):
                 self._tries += 1
-                self._may_have_changed()
+                self._may_have_changed(math.inf)
             case _:
                 pass
 
-    def _may_have_changed(self) -> None:
+    def _may_have_changed(self, revision: float) -> None:
+        self._changed_revision = max(self._changed_revision, revision)
+        self._may_read()
+
+    def _may_read(self) -> None:
+        """Note that the group may be read, once this has settled; not for acknowledgements alone."""
         if self._changed_at is None:
             self._changed_at = self._now
 
@@ -476,7 +501,7 @@ class Duties:
             case ReadGroup():
                 self._check_tries()
                 self._check_pace()
-                self._changed_at = None
+                self._changed_at, self._changed_revision = None, 0.0
             case Publish(plan=plan):
                 self._check_tries()
                 self._check_moves(plan)
@@ -550,11 +575,13 @@ class Duties:
             raise Violation("RB-8", f"{self._label} rebalances sooner than min_rebalance_interval_s")
         if self._group is None or self._changed_at is None:
             return
+        if self._changed_revision <= self.group_revision:
+            return
         if self._now < self._changed_at + timings.settle_time_s - _EPSILON_S:
             raise Violation("RB-8", f"{self._label} rebalances sooner than settle_time_s after a change")
 
     def _check_moves(self, plan: Plan) -> None:
-        """A plan moves as few resources as balance allows, if counts decide; the checker judges others."""
+        """A plan moves as few resources as balance allows, if counts decide."""
         group = self._group
         if group is None:
             raise Violation("RB-9", f"{self._label} publishes without having read the group")
@@ -570,7 +597,10 @@ class Duties:
                     "RB-2",
                     f"version {plan.version} gives {node} what it has released: {sorted(released)}",
                 )
-        if len({(spec.weight, spec.needs, spec.spread) for spec in group.resources.values()}) > 1:
+        if self._process.world.scenario.placement:
+            self.plans.publishes(plan, group)
+            return
+        if len({spec.weight for spec in group.resources.values()}) > 1:
             return
         if any(group.members[node].released for node in active):
             wrong = not_best(group, active, held, owners)

@@ -7,12 +7,13 @@ have done is so unless another request changed it meanwhile (RB-29, RB-30).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rebalanser.core.group.types import SPEC_FIELDS, Resource, ResourceSpec
+from rebalanser.core.group.types import SPEC_FIELDS, Policy, Resource, ResourceSpec
 from rebalanser.errors import RebalanserError
 from rebalanser.registry import values
 from rebalanser.registry.contract import Changed, KeyValue, WatchEvent
@@ -35,7 +36,7 @@ COMMAND = "Operate"
 
 @dataclass(frozen=True)
 class Change:
-    """A change that an operator asks for: one of four kinds."""
+    """A change that an operator asks for: one of five kinds."""
 
     sentence: str
     put: tuple[ResourceSpec, ...] = ()
@@ -43,6 +44,7 @@ class Change:
     removed: tuple[Resource, ...] = ()
     weights: Mapping[Resource, float] = field(default_factory=lambda: MappingProxyType({}))
     drain: tuple[str, bool] | None = None
+    policy: Policy | None = None
 
     def script(self, translation: Translation) -> Script[Any]:
         """Carry it out as ``Admin`` does."""
@@ -51,6 +53,8 @@ class Change:
 
         if self.drain is not None:
             return translation.set_drained(*self.drain)
+        if self.policy is not None:
+            return translation.set_policy(self.policy, self.fields)
         if self.weights:
             return translation.weigh_resources(self.weights, progress)
         if self.removed:
@@ -68,6 +72,12 @@ class Change:
                 changed = {name: getattr(spec, name) for name in self.fields}
                 return spec if before is None else replace(before, **changed)
         return before
+
+    def policy_after(self, before: Policy) -> Policy:
+        """Return the policy after the change."""
+        if self.policy is None:
+            return before
+        return replace(before, **{name: getattr(self.policy, name) for name in self.fields})
 
     @property
     def resources(self) -> tuple[Resource, ...]:
@@ -117,6 +127,10 @@ class Operations:
         """The resources, as the registry has them."""
         self.drained: set[str] = set()
         """The drained labels, as the registry has them."""
+        self._specs: dict[Resource, list[tuple[int, ResourceSpec | None]]] = defaultdict(list)
+        """Each resource since each revision that changed it; None where it was removed."""
+        self._policies: list[tuple[int, Policy]] = [(0, Policy())]
+        """The policy since each revision that changed it."""
         self._requests: dict[str, Request] = {}
         self._last: dict[str, tuple[Request, float]] = {}
         """Last request that changed each key, and its true time."""
@@ -128,6 +142,23 @@ class Operations:
         """True if an operator waits for an answer."""
         return any(request.ended_at is None for request in self._requests.values())
 
+    @property
+    def policy(self) -> Policy:
+        """The policy, as the registry has it."""
+        return self._policies[-1][1]
+
+    def policy_at(self, revision: int) -> Policy:
+        """Return the policy as it was at a revision."""
+        return next(policy for since, policy in reversed(self._policies) if since <= revision)
+
+    def specs_at(self, revision: int) -> dict[Resource, ResourceSpec]:
+        """Return the resources as they were at a revision."""
+        found = {
+            resource: next((spec for since, spec in reversed(known) if since <= revision), None)
+            for resource, known in self._specs.items()
+        }
+        return {resource: spec for resource, spec in found.items() if spec is not None}
+
     def begin(self, change: Change) -> Request:
         """An operator makes a request."""
         request = Request(f"{OPERATOR} {len(self._requests)}", change, self._world.now)
@@ -135,11 +166,11 @@ class Operations:
         return request
 
     def changed(self, events: Sequence[WatchEvent], actor: str | None) -> None:
-        """Keys of the group changed: judge what concerns resources, drains and the operators' own key."""
+        """Keys of the group changed: judge what is for operators, and their own key."""
         keys = self._world.keys
         for event in events:
             if isinstance(event, Changed) and event.key.startswith(
-                (keys.resources, keys.drains, keys.operator)
+                (keys.resources, keys.drains, keys.operator, keys.policy)
             ):
                 self._changed(event, actor)
 
@@ -157,6 +188,17 @@ class Operations:
         elif event.key.startswith(keys.drains):
             label = keys.name(event.key, keys.drains)
             (self.drained.discard if event.value is None else self.drained.add)(label)
+        elif event.key == keys.policy:
+            self._policy_changed(request, event)
+
+    def _policy_changed(self, request: Request, event: Changed) -> None:
+        entry = None
+        if event.value is not None:
+            entry = KeyValue(event.key, event.value, event.revision, event.revision)
+        before, after = self.policy, values.load_policy(entry)
+        if after != request.change.policy_after(before):
+            raise Violation("RB-38", f"the policy became {after} from {before}: {request.change.sentence}")
+        self._policies.append((event.revision, after))
 
     def _resource_changed(self, request: Request, event: Changed, resource: Resource) -> None:
         before = self.specs.get(resource)
@@ -166,6 +208,7 @@ class Operations:
             after = values.load_resource(resource, entry)
         if after != request.change.result(resource, before):
             raise Violation("RB-29", f"{resource} became {after} from {before}: {request.change.sentence}")
+        self._specs[resource].append((event.revision, after))
         if after is None:
             self.specs.pop(resource, None)
         else:
@@ -188,6 +231,8 @@ class Operations:
             label, drained = change.drain
             if (label in self.drained) != drained:
                 self._check_overtaken(request, keys.drain(label), "RB-30")
+        if change.policy_after(self.policy) != self.policy:
+            self._check_overtaken(request, keys.policy, "RB-38")
 
     def _check_overtaken(self, request: Request, key: str, rule: str) -> None:
         last, at = self._last.get(key, (request, 0.0))

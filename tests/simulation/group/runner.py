@@ -111,6 +111,7 @@ def settle(world: World, within_s: float = SETTLES_WITHIN_S) -> None:
     lease later. So all must be well after that, and still be when a rebalance that was held back is over.
     """
     timings = world.scenario.timings
+    within_s += world.improves_within_s()
     ends = world.now + within_s
     aftermath_ends = world.now + timings.lease_ttl_s
     while True:
@@ -132,7 +133,9 @@ def stay(world: World, for_s: float = STAYS_FOR_S) -> None:
 
     What nodes still have to find out they may ask, for a while; in the end they send heartbeats only (RB-7).
     """
-    ends = world.now + SETTLES_WITHIN_S
+    policy = world.operations.policy
+    for_s += policy.move_interval_s + policy.cooldown_s
+    ends = world.now + SETTLES_WITHIN_S + 2 * for_s
     before = (world.store.revision, world.oracle.handler_calls, world.oracle.headers)
     while True:
         asked = _asked(world)

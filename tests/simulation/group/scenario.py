@@ -8,7 +8,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from rebalanser.core.group.types import Mode, Timings
+from rebalanser.core.group.types import Mode, Policy, Resource, ResourceSpec, SpreadOver, Timings
 from rebalanser.registry.contract import Capabilities
 from rebalanser.testing.memory import MEMORY_CAPABILITIES
 from simulation.group.faults import FaultKind
@@ -29,6 +29,7 @@ TIMINGS = Timings(
 )
 REQUEST_TIMEOUT_S = 0.5
 LATE_S = (0.55, 2.5)
+_TAGS = ("gpu", "ssd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class HostPlan:
     may_lead: bool = True
     kills: bool = False
     """True if a dead man's switch kills the process (``on_overrun="kill"``)."""
+    capacity: float | None = None
+    tags: frozenset[str] = frozenset()
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,31 @@ class Scenario:
     """Probability that an important event triggers a fault."""
     writes: float = 0.3
     """How probable a fenced write is, at each moment where one may be."""
+    placement: bool = False
+    """True if resources have weights, needs and spreads, and the group a policy."""
+
+    def draw_spec(self, resource: Resource, random: Random, pin: str | None = None) -> ResourceSpec:
+        """A resource as an operator adds it."""
+        if not self.placement:
+            return ResourceSpec(resource, pin=pin)
+        return ResourceSpec(
+            resource,
+            weight=random.choice((0.5, 1.0, 1.0, 2.0, 3.0, 5.0)),
+            pin=pin,
+            needs=frozenset(random.sample(_TAGS, random.choice((0, 0, 0, 0, 0, 1, 1, 2)))),
+            spread=random.choice((None, None, None, None, "one", "two", "three")),
+        )
+
+    @staticmethod
+    def draw_policy(random: Random) -> Policy:
+        """A policy as an operator sets it."""
+        return Policy(
+            spread_over=random.choice(tuple(SpreadOver)),
+            imbalance_band=random.choice((0.0, 0.0, 0.1, 0.5)),
+            max_moves=random.choice((None, 0, 1, 2, 3)),
+            move_interval_s=random.choice((0.0, 0.4, 1.5)),
+            cooldown_s=random.choice((0.0, 0.6, 2.5)),
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,6 +147,8 @@ class Profile:
     chaos_s: tuple[float, float] = (5.0, 10.0)
     mean_between_faults_s: tuple[float, float] = (0.2, 1.0)
     burst: tuple[float, float] = (0.1, 0.5)
+    placement: bool = False
+    """True if nodes have capacities, tags and zones, resources weights, needs and spreads, and a policy."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
@@ -141,6 +172,7 @@ class Profile:
             burst=random.uniform(*self.burst),
             writes=random.choice((0.1, 0.5)),
             proves_renewals=random.random() < 0.5,
+            placement=self.placement,
         )
 
     def _hosts(self, random: Random) -> int:
@@ -149,12 +181,20 @@ class Profile:
 
     def _host(self, index: int, random: Random) -> HostPlan:
         alike = self.equal_labels > 0 and random.random() < self.equal_labels
-        return HostPlan(
+        plan = HostPlan(
             label=f"host-{0 if alike else index}",
             mode=Mode.EAGER if random.random() < self.eager else Mode.COOPERATIVE,
             start_in_batches=random.random() < 0.7,
             may_lead=index == 0 or random.random() >= self.may_not_lead,
             kills=random.random() < self.kills,
+        )
+        if not self.placement:
+            return plan
+        return replace(
+            plan,
+            capacity=random.choice((None, None, 8.0, 16.0, 32.0)),
+            tags=frozenset(random.sample(_TAGS, random.choice((0, 1, 2, 2)))),
+            zone=random.choice(("", "a", "b")),
         )
 
     def _faults(self, kinds: int, random: Random) -> dict[FaultKind, float]:
@@ -474,6 +514,30 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 chaos_s=(12.0, 16.0),
                 mean_between_faults_s=(0.05, 0.15),
                 share=0.2,
+            ),
+            _closer(
+                "placement",
+                {
+                    **_CHANGES,
+                    FaultKind.RESOURCES_ADDED: 3,
+                    FaultKind.RESOURCES_DESCRIBED: 5,
+                    FaultKind.RESOURCES_WEIGHED: 8,
+                    FaultKind.POLICY: 4,
+                    FaultKind.CRASH: 2,
+                    FaultKind.PAUSE_LONG: 1,
+                    FaultKind.PARTITION: 1,
+                    FaultKind.WATCH_SILENT: 1,
+                    FaultKind.REQUEST_LATE: 3,
+                    FaultKind.REPLY_LOST: 2,
+                },
+                hosts=(3, 6),
+                resources=(4, 24),
+                operators=2,
+                equal_labels=0.1,
+                chaos_s=(8.0, 16.0),
+                mean_between_faults_s=(0.3, 0.8),
+                burst=(0.05, 0.3),
+                placement=True,
             ),
         )
     }

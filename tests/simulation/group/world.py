@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import TypeAlias
@@ -15,8 +16,11 @@ from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.core.group.node import Node, NodeOptions
 from rebalanser.core.group.states import Membership, Role
 from rebalanser.core.group.types import (
+    POLICY_FIELDS,
     SPEC_FIELDS,
+    Group,
     Member,
+    NodeId,
     OnOverrun,
     Policy,
     Resource,
@@ -43,7 +47,7 @@ from simulation.group.duties import Promptness
 from simulation.group.faults import FaultKind
 from simulation.group.network import Network
 from simulation.group.operators import Change, Operations, Operator
-from simulation.group.oracle import OPERATOR, Oracle
+from simulation.group.oracle import OPERATOR, Judged, Oracle
 from simulation.group.process import Host, Process
 from simulation.group.scenario import HostPlan, Scenario
 from simulation.kernel.reports import Violation
@@ -58,6 +62,8 @@ GROUP = "group"
 NEIGHBOUR = "group/nodes"
 """The name of the other group, whose keys would be among those of the first if it were not quoted."""
 _TICK_S = 1e-6
+_MOVES_OF_A_STEP = 2
+"""The most resources that one step to a better balance moves: an exchange moves two."""
 _TRIES_AGAIN = 0.5
 """Probability that an operator makes a request again that failed."""
 
@@ -128,8 +134,12 @@ class World:
         self._lease_timer = False
         self.store.watch(Target(self.keys.prefix, prefix=True), 1, self._changed)
         names = [f"r{index}" for index in range(scenario.resources)]
-        first = Change(f"adds {listed(names)}", put=tuple(map(ResourceSpec, names)))
+        specs = tuple(scenario.draw_spec(name, random) for name in names)
+        first = Change(f"adds {listed(names)}", put=specs)
         self.scheduler.at(self.now, self._change_at_once, first)
+        if scenario.placement:
+            policy = Change("sets a policy", policy=scenario.draw_policy(random), fields=POLICY_FIELDS)
+            self.scheduler.at(self.now, self._change_at_once, policy)
 
     def _changed(self, events: Sequence[WatchEvent]) -> None:
         self.oracle.changed(events)
@@ -177,7 +187,16 @@ class World:
     def make_node(self, plan: HostPlan, stem: str) -> Node:
         """The core of a new process."""
         return Node(
-            Member(node=stem, label=plan.label, mode=plan.mode, may_lead=plan.may_lead, host=plan.label),
+            Member(
+                node=stem,
+                label=plan.label,
+                mode=plan.mode,
+                may_lead=plan.may_lead,
+                host=plan.label,
+                capacity=plan.capacity,
+                tags=plan.tags,
+                zone=plan.zone,
+            ),
             self.scenario.timings,
             self._solve,
             NodeOptions(
@@ -236,6 +255,10 @@ class World:
 
     def changed_versions(self) -> None:
         """A new version of the allocation is committed; its shares are looked at when all is written."""
+        leader, header = self.oracle.leader, self.oracle.header
+        for process in self.running:
+            if header is not None and process.is_incarnation(leader):
+                process.duties.plans.committed(header.version)
         self.scheduler.at(self.now, self.oracle.check_shares)
 
     def _deliver(self, request: Request, origin: str) -> Reply | RebalanserError:
@@ -425,7 +448,8 @@ class World:
     def add(self, names: Sequence[str], pin: str | None = None, fields: frozenset[str] = SPEC_FIELDS) -> None:
         """Add resources, or change what they are pinned to."""
         sentence = f"adds {listed(names)}" + (f", pinned to {pin}" if pin else "")
-        self.change(Change(sentence, put=tuple(ResourceSpec(name, pin=pin) for name in names), fields=fields))
+        specs = tuple(self.scenario.draw_spec(name, self.random, pin) for name in names)
+        self.change(Change(sentence, put=specs, fields=fields))
 
     def weigh(self, weights: Mapping[Resource, float]) -> None:
         """Change the weights of resources."""
@@ -438,6 +462,11 @@ class World:
     def set_drained(self, label: str, drained: bool) -> None:
         """Drain a label, or give its nodes work again."""
         self.change(Change(f"{'drains' if drained else 'undrains'} {label}", drain=(label, drained)))
+
+    def set_policy(self, policy: Policy, fields: frozenset[str]) -> None:
+        """Change fields of the policy."""
+        said = {name: getattr(policy, name) for name in sorted(fields)}
+        self.change(Change(f"sets {listed(said)}", policy=policy, fields=fields))
 
     def check_alive(self, within_s: float) -> None:
         """Check that a healthy node soon works on what it keeps, whatever else changes (RB-41).
@@ -525,42 +554,75 @@ class World:
                 return f"RB-6: {process.label} takes itself for the leader, which is {oracle.leader}"
         return None
 
+    def _member(self, node: NodeId) -> Member:
+        """A node as its host describes it."""
+        plan = next(host.plan for host in self.hosts if node.startswith(f"{host.name}."))
+        return Member(node, plan.label, capacity=plan.capacity, tags=plan.tags, zone=plan.zone)
+
+    def problem_at(self, group: Group) -> Problem:
+        """Return what a plan has to solve, as it really was when a group was read."""
+        nodes = {node: self._member(node) for node in sorted(group.members)}
+        nodes = {node: member for node, member in nodes.items() if member.label not in group.drained}
+        specs = self.operations.specs_at(group.revision)
+        by_label = {member.label: node for node, member in reversed(nodes.items())}
+        return Problem(
+            nodes,
+            specs,
+            {node: share.resources for node, share in group.shares.items()},
+            self.operations.policy_at(group.revision),
+            {name: by_label.get(spec.pin, "") for name, spec in specs.items() if spec.pin is not None},
+        )
+
     def _unowned(self, live: Collection[Process]) -> str | None:
-        owners: dict[str, set[str]] = {process.label: set() for process in live}
+        owners: dict[NodeId, set[Resource]] = {_node_id(process): set() for process in live}
         for resource, accesses in self.oracle.accesses.items():
             if accesses and resource not in self.resources:
                 return f"RB-7: {resource} is removed and still accessed"
             for access in accesses.values():
-                owners[access.process.label].add(resource)
-        drained = {process.label for process in live if process.host.plan.label in self.drained}
-        active = sorted(owners.keys() - drained)
-        pinned = self._pinned([process for process in live if process.label in active])
-        released = self._releasers([process for process in live if process.label in active])
+                owners[_node_id(access.process)].add(resource)
+        active = [process for process in live if process.host.plan.label not in self.drained]
         problem = Problem(
-            {
-                process.label: Member(process.label, process.host.plan.label)
-                for process in live
-                if process.label in active
-            },
+            {_node_id(process): self._member(_node_id(process)) for process in active},
             self.resources,
-            {label: frozenset(owned) for label, owned in owners.items()},
-            Policy(),
-            pinned,
-            released,
+            {node: frozenset(owned) for node, owned in owners.items()},
+            self._lasting_policy(),
+            self._pinned(active),
+            self._releasers(active),
         )
-        expected = solve(problem).shares
-        for label, owned in owners.items():
-            wrong = owned ^ set(expected.get(label, ()))
+        expected = self._solve(problem).shares
+        for node, owned in owners.items():
+            wrong = owned ^ set(expected.get(node, ()))
             if wrong:
-                rule = "RB-30" if label in drained else "RB-29" if wrong & pinned.keys() else "RB-2"
-                return f"{rule}: {label} accesses {listed(owned)}, not {listed(expected.get(label, ()))}"
+                rule = "RB-36" if self.scenario.placement else "RB-2"
+                rule = "RB-29" if wrong & problem.pinned.keys() else rule
+                rule = "RB-30" if node not in problem.nodes else rule
+                label = node.partition(".")[0]
+                return f"{rule}: {label} accesses {listed(owned)}, not {listed(expected.get(node, ()))}"
         barriers = self.oracle.barriers.keys()
         held = set().union(*owners.values()) if owners else set()
         if barriers != held:
             return f"RB-14: barriers of {listed(barriers ^ held)} belong to nobody who started"
         return None
 
-    def _pinned(self, active: Collection[Process]) -> dict[Resource, str]:
+    def _lasting_policy(self) -> Policy:
+        """The policy without limits that only put moves off.
+
+        A limit of no moves forbids each move for ever, and a limit of one each exchange.
+        """
+        policy = self.operations.policy
+        forbids = policy.max_moves is not None and policy.max_moves < _MOVES_OF_A_STEP
+        return policy if forbids else replace(policy, max_moves=None)
+
+    def improves_within_s(self) -> float:
+        """Seconds within which moves for a better balance are over, however the policy spaces them."""
+        policy, timings = self.operations.policy, self.scenario.timings
+        spaced_s = policy.move_interval_s + policy.cooldown_s
+        if not policy.max_moves and not spaced_s:
+            return 0.0
+        rebalance_s = spaced_s + timings.min_rebalance_interval_s + timings.stop_timeout_s
+        return 2 * len(self.resources) * rebalance_s / (policy.max_moves or 1)
+
+    def _pinned(self, active: Collection[Process]) -> dict[Resource, NodeId]:
         """The process that each pinned resource may be on: the first by its id that has not released it."""
         pinned = {}
         for spec in self.resources.values():
@@ -568,16 +630,16 @@ class World:
             willing = [process for process in alike if spec.resource not in process.duties.released_now()]
             if spec.pin is not None:
                 first = min(willing or alike, key=_node_id, default=None)
-                pinned[spec.resource] = first.label if first is not None else ""
+                pinned[spec.resource] = _node_id(first) if first is not None else ""
         return pinned
 
-    def _releasers(self, active: Collection[Process]) -> dict[Resource, frozenset[str]]:
+    def _releasers(self, active: Collection[Process]) -> dict[Resource, frozenset[NodeId]]:
         """The processes that have released each resource, where any has."""
-        releasers: dict[Resource, set[str]] = {}
+        releasers: dict[Resource, set[NodeId]] = {}
         for process in active:
             for resource in process.duties.released_now():
-                releasers.setdefault(resource, set()).add(process.label)
-        return {resource: frozenset(labels) for resource, labels in releasers.items()}
+                releasers.setdefault(resource, set()).add(_node_id(process))
+        return {resource: frozenset(nodes) for resource, nodes in releasers.items()}
 
     def _unacknowledged(self) -> str | None:
         header = self.oracle.header
@@ -611,7 +673,7 @@ class World:
             self.say("world", "everything is healed")
 
 
-def _node_id(process: Process) -> str:
+def _node_id(process: Judged) -> NodeId:
     return process.node.session.node if process.node.session is not None else ""
 
 
