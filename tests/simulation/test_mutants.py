@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rebalanser.core.allocation import placement
+from rebalanser.core.allocation.constrained import _Search as Search
 from rebalanser.core.group import leading as leading_module
 from rebalanser.core.group.leading import Leading
 from rebalanser.core.group.messages import Left, SessionLost
@@ -1141,6 +1142,138 @@ MUTANTS = (
         _edit(placement, "_ways", "len(names))", "len(names), cost=2)"),
         frozenset({"RB-10"}),
         "releases",
+    ),
+    Mutant(
+        "needs ignored",
+        "a resource is where its needs are met",
+        _edit(
+            leading_module,
+            "_problem",
+            "resources=group.resources,",
+            "resources={n: replace(s, needs=frozenset()) for n, s in group.resources.items()},",
+        ),
+        frozenset({"RB-37"}),
+        "placement",
+    ),
+    Mutant(
+        "spread ignored",
+        "resources of one spread are apart",
+        _edit(
+            leading_module,
+            "_problem",
+            "resources=group.resources,",
+            "resources={n: replace(s, spread=None) for n, s in group.resources.items()},",
+        ),
+        frozenset({"RB-37"}),
+        "placement",
+    ),
+    Mutant(
+        "zones ignored",
+        "resources of one spread are in distinct zones if the policy says so",
+        _edit(
+            leading_module,
+            "_problem",
+            "policy=group.policy,",
+            'policy=replace(group.policy, spread_over="node"),',
+        ),
+        frozenset({"RB-37"}),
+        "placement",
+    ),
+    Mutant(
+        "capacity ignored for pins",
+        "no node has more than its capacity, whatever is pinned to it",
+        _edit(
+            Search,
+            "_fill",
+            "if load > limits[i]:",
+            "if load > limits[i] and name not in self._problem.pinned:",
+        ),
+        frozenset({"RB-37"}),
+        "placement",
+    ),
+    Mutant(
+        "policy not read again",
+        "a leader allocates by the policy as it is",
+        _edit(
+            Translation,
+            "_take_entries",
+            "update.policy = self._policy_in(entry, update.unreadable)",
+            "pass",
+        ),
+        frozenset({"RB-36", "RB-37", "RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "budget for what is unowned",
+        "what is unowned is placed whatever the policy says",
+        _edit(
+            Search,
+            "_fill_all",
+            "for name in sorted(self._waiting):",
+            "for name in sorted(self._waiting)[: self._problem.max_moves]:",
+        ),
+        frozenset({"RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "budget ignored",
+        "a plan moves no more than max_moves for a better balance",
+        (Switch(Search, "_is_used_up", lambda _: property(lambda _: False)),),
+        frozenset({"RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "band ignored",
+        "nothing moves for a better balance within the band",
+        _edit(
+            leading_module,
+            "_problem",
+            "policy=group.policy,",
+            "policy=replace(group.policy, imbalance_band=0.0),",
+        ),
+        frozenset({"RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "cool-down forgotten",
+        "what moved for a better balance stays for the cool-down",
+        _edit(Leading, "_move_limits", "frozenset(self._moved_at))", "frozenset())"),
+        frozenset({"RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "interval forgotten",
+        "rebalances that only improve the balance are move_interval_s apart",
+        _edit(Leading, "_improves_from", "self._improved_at + policy.move_interval_s", "self._improved_at"),
+        frozenset({"RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "improved once elected",
+        "a new leader improves nothing before what it does not know of is over",
+        _edit(
+            Leading,
+            "_improves_from",
+            "return max(self._improved_at + policy.move_interval_s, since_election)",
+            "return self._improved_at + policy.move_interval_s",
+        ),
+        frozenset({"RB-38"}),
+        "placement",
+    ),
+    Mutant(
+        "improvement not continued",
+        "what the policy puts off is done later",
+        (Switch(Leading, "_plan_improvement", always(None)),),
+        frozenset({"RB-36"}),
+        "placement",
+    ),
+    Mutant(
+        "endless planning",
+        "a leader plans again only if more may move then",
+        _edit(Leading, "plan_made", "if made.asked.limits != NO_LIMITS:", "if True:")
+        + _edit(Leading, "make_plan", " and group.policy.max_moves != 0", ""),
+        frozenset({"RB-7"}),
+        "placement",
     ),
 )
 

@@ -153,6 +153,13 @@ def test_commands_for_two_barriers_each_break_no_rule(profile: str, monkeypatch:
         assert run_seed(seed, PROFILES[profile]).violations == []
 
 
+@pytest.mark.rule("RB-36", "RB-37", "RB-38")
+def test_resources_are_placed_and_moved_as_the_policy_says() -> None:
+    report = run_seeds(0, 25, PROFILES["placement"])
+    assert not report.violations, report.told(lambda seed: replay_command(seed, PROFILES["placement"]))
+    assert exercised(report, PROFILES["placement"]) == []
+
+
 @pytest.mark.full_size
 @pytest.mark.lesson(12)
 def test_a_seed_is_the_same_run_in_every_process(digest: Callable[[str, str], str]) -> None:
