@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rebalanser.core.allocation import Allocation, MoveReason, Problem, solve
+from rebalanser.core.allocation.constrained import _Search
 from rebalanser.core.group import Member, ResourceSpec
 from rebalanser.core.group.types import Policy, SpreadOver
 from support.allocation_checker import check
@@ -23,7 +24,7 @@ from support.allocation_exact import optimum
 from support.allocation_problems import fed_back, problem, random_problem, solved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 NO_LIMITS = Policy()
 
@@ -407,3 +408,62 @@ def test_small_groups_are_about_as_even_as_any_allocation() -> None:
     assert unplaced[0] >= 1_980
     assert sum(gap < 1e-9 for gap in gaps) >= 0.99 * len(gaps)
     assert max(gaps) <= 0.5
+
+
+def different_weights(count: int, spread: str | None = None) -> list[ResourceSpec]:
+    random = Random(1)
+    return [spec(f"r{number:03}", random.uniform(0.1, 10.0), spread=spread) for number in range(count)]
+
+
+@pytest.fixture
+def names_read(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many names of each node's resources were read."""
+    read: Counter[int] = Counter()
+    original = _Search._names
+
+    def counted(search: _Search, i: int) -> Iterator[str]:
+        for name in original(search, i):
+            read[i] += 1
+            yield name
+
+    monkeypatch.setattr(_Search, "_names", counted)
+    return read
+
+
+@pytest.mark.rule("RB-36")
+def test_a_node_that_gives_many_up_is_not_read_for_each(names_read: Counter[int]) -> None:
+    """Else the first node of a large group could not hand over to the second one for hours."""
+    specs = different_weights(300)
+    allocation = solved(problem("mn", specs, {"m": [each.resource for each in specs]}))
+    assert len(allocation.shares["n"]) > 50
+    assert max(names_read.values()) <= 3 * len(specs)
+
+
+@pytest.mark.rule("RB-37")
+def test_a_node_with_far_too_much_is_not_read_for_each_that_leaves(names_read: Counter[int]) -> None:
+    specs = different_weights(300)
+    stated = problem([node("m", 1.0), node("n")], specs, {"m": [each.resource for each in specs]})
+    assert len(solved(stated).shares["n"]) > 290
+    assert max(names_read.values()) <= 3 * len(specs)
+
+
+@pytest.mark.rule("RB-37")
+def test_a_spread_with_far_more_resources_than_nodes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    original = _Search._first_free
+
+    def noted(search: _Search, name: str, *args: Any) -> int | None:
+        tried.append(name)
+        return original(search, name, *args)
+
+    monkeypatch.setattr(_Search, "_first_free", noted)
+    allocation = solved(problem("lmn", different_weights(300, "s")))
+    assert [len(share) for share in allocation.shares.values()] == [1, 1, 1]
+    assert len(tried) < 20
+
+
+@pytest.mark.rule("RB-38")
+def test_what_leaves_a_node_of_next_to_no_capacity_is_no_improvement() -> None:
+    nodes = [node("m", 1e-9), node("n", 9.0), node("o", 9.0)]
+    stated = problem(nodes, "ab", {"m": "ab"}, refused={"b": frozenset({"o"})}, policy=Policy(max_moves=0))
+    assert reasons(solved(stated)) == {"a": MoveReason.ROOM, "b": MoveReason.ROOM}

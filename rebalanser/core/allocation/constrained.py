@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -48,6 +48,8 @@ class _Class:
     key: tuple[object, ...]
     open_to: Sequence[int]
     members: frozenset[int]
+    apart: bool = False
+    """True if some of them have a spread."""
     emptiest: dict[int, _Heap] | None = None
     """Nodes by relative load, apart for each binary order of capacities: to a small node the same resource is
     more. Entries of loads that have changed since are skipped."""
@@ -89,6 +91,8 @@ class _Search:
         self._classes: dict[_Key, _Class] = {}
         self._common: dict[frozenset[str], _Class] = {}
         """Classes of resources that are neither pinned nor refused, by their needs."""
+        self._in_order: list[_Class] = []
+        """Classes of which the nodes are in order, as ``emptiest``."""
         held, waiting = free_held(self._live, problem.resources, problem.previous, NO_PINS, problem.unsettled)
         self._held = [held[node] for node in self._live]
         self._lost: list[set[str]] = [set() for _ in self._live]
@@ -139,6 +143,8 @@ class _Search:
             self._class((needs, frozenset(), None))
         for name in self._bound_names & self._weights.keys():
             self._class_of(name)
+        for name in self._spreads:
+            self._class_of(name).apart = True
         self._give_up()
         self._total = sum(self._loads)
         changed = True
@@ -217,7 +223,8 @@ class _Search:
         self._changed(name, i, name)
 
     def _changed(self, name: str, i: int, holder: str | None) -> None:
-        self._lists.pop(i, None)
+        if i in self._lists:
+            self._relist(name, i, holder is not None)
         spread = self._spreads.get(name)
         if spread is not None:
             if holder is None:
@@ -225,7 +232,7 @@ class _Search:
             else:
                 self._taken[spread, self._sites[i]] = holder
         relative = self._relative(i)
-        for each in self._classes.values():
+        for each in self._in_order:
             if each.emptiest is not None and i in each.members:
                 heappush(each.emptiest[self._sizes[i]], (relative, i))
 
@@ -252,6 +259,14 @@ class _Search:
         for i, had in enumerate(self._held):
             for name in sorted(self._unwelcome(i, had)):
                 self._evict(name, i)
+        self._give_up_siblings()
+        for i, limit in enumerate(self._limits):
+            if self._loads[i] > limit:
+                for name in self._excess(i):
+                    self._evict(name, i)
+                    self._forced.add(name)
+
+    def _give_up_siblings(self) -> None:
         holders: dict[str, int] = {}
         if self._spreads:
             spread_names = frozenset(self._spreads)
@@ -267,14 +282,11 @@ class _Search:
                 self._evict(name, i)
                 self._taken[self._spreads[name], self._sites[i]] = there
                 self._forced.add(name)
-        for i, limit in enumerate(self._limits):
-            while self._loads[i] > limit:
-                name = self._excess(i)
-                self._evict(name, i)
-                self._forced.add(name)
 
     def _unwelcome(self, i: int, had: frozenset[str]) -> Iterable[str]:
         closed: set[str] = set()
+        if not self._capacities[i]:
+            return closed  # all leave for want of room
         if self._bound_names:
             closed.update(name for name in had & self._bound_names if i not in self._class_of(name).members)
         if self._needs and had:
@@ -282,19 +294,22 @@ class _Search:
             missing = {needs for needs in set(map(needs_of, had)) if needs and not needs <= tags}
             if missing:
                 closed.update(name for name in had if needs_of(name) in missing)
-        if not self._capacities[i]:
-            closed.update(had)
         return closed
 
-    def _excess(self, i: int) -> str:
-        """The resource that leaves a node with too much: the lightest that is enough, else the heaviest."""
+    def _excess(self, i: int) -> list[str]:
+        """What leaves a node with too much: the lightest that is enough, else the heaviest and so on."""
         over = self._loads[i] - self._limits[i]
-        pinned = self._problem.pinned
-        names = list(self._names(i))
-        names = [name for name in names if name not in pinned] or names
-        weights = self._weights
-        enough = [(weights[name], name) for name in names if weights[name] >= over]
-        return min(enough)[1] if enough else min(names, key=lambda name: (-weights[name], name))
+        pinned, weights = self._problem.pinned, self._weights
+        names = sorted(self._names(i), key=lambda name: (name in pinned, -weights[name], name))
+        excess: list[str] = []
+        for number, name in enumerate(names):
+            if weights[name] >= over:
+                alike = (each for each in names[number:] if (each in pinned) == (name in pinned))
+                lightest = min((weights[each], each) for each in alike if weights[each] >= over)
+                return [*excess, lightest[1]]
+            excess.append(name)
+            over -= weights[name]
+        return excess
 
     def _evict(self, name: str, i: int) -> None:
         self._take(name, i)
@@ -325,8 +340,9 @@ class _Search:
                 self._fill_apart([name for name in names if name in self._spreads], each)
             self._fill([name for name in names if name not in self._spreads], each)
         self._lists.clear()
-        for each in self._classes.values():
+        for each in self._in_order:
             each.emptiest = None
+        self._in_order.clear()
 
     def _fill(self, names: Sequence[str], where: _Class) -> None:
         """Place resources, the heaviest first, each where it leaves the smallest relative load.
@@ -369,8 +385,11 @@ class _Search:
     def _fill_apart(self, names: Sequence[str], where: _Class) -> None:
         """As ``_fill``, for resources with a spread: the nodes of each zone have an order of their own."""
         heaps: dict[object, _Heap] = {}
+        taken_everywhere: set[str] = set()
         reference = 0
         for name in names:
+            if self._spreads[name] in taken_everywhere:
+                continue
             weight = self._weights[name]
             if 2 * weight <= reference or not reference:
                 reference = weight
@@ -385,6 +404,8 @@ class _Search:
                 self._put(name, found)
                 zone = self._sites[found] if self._by_zone else None
                 heappush(heaps[zone], (self._with(found, reference), found))
+            elif not any(self._is_free(name, i) for i in where.open_to):
+                taken_everywhere.add(self._spreads[name])
 
     def _with(self, i: int, weight: int) -> float:
         """The relative load of a node with so much more."""
@@ -608,15 +629,12 @@ class _Search:
         """The resources of a node that may move, by class and weight."""
         if limited and i in self._lists:
             return self._lists[i]
-        problem, fresh, weights = self._problem, self._fresh, self._weights
+        weights = self._weights
         names: Iterable[str] = self._names(i)
-        if limited and self._is_used_up:
-            names = [name for name in names if name in fresh or name in self._origin]
-        if limited and problem.resting:
-            resting, origin = problem.resting, self._origin
-            names = [name for name in names if name not in resting or name in fresh or name in origin]
+        if limited and (self._is_used_up or self._problem.resting):
+            names = filter(self._may_move, names)
         if self._bound_names:
-            names = [name for name in names if name not in problem.pinned]
+            names = [name for name in names if name not in self._problem.pinned]
         if not self._needs and not self._bound_names:
             listed = sorted([(weights[name], name) for name in names])
             found = [(self._class_of(listed[0][1]), listed)] if listed else []
@@ -631,11 +649,32 @@ class _Search:
             self._lists[i] = found
         return found
 
+    def _may_move(self, name: str) -> bool:
+        """False if the limits of the policy do not let a resource move, or move any further."""
+        if name in self._fresh or name in self._origin:
+            return True
+        return not self._is_used_up and name not in self._problem.resting
+
+    def _relist(self, name: str, i: int, came: bool) -> None:
+        """Add a resource to those that are listed of a node, or remove it, as to sort all takes long."""
+        where, entry = self._class_of(name), (self._weights[name], name)
+        listed = next((listed for each, listed in self._lists[i] if each is where), None)
+        if listed is None:
+            if came:
+                del self._lists[i]
+        elif not came:
+            at = bisect_left(listed, entry)
+            if listed[at : at + 1] == [entry]:
+                del listed[at]
+        elif name not in self._problem.pinned and self._may_move(name):
+            insort(listed, entry)
+
     def _receivers(self, where: _Class, but: int, count: int) -> Iterator[int]:
         """The least full nodes that are open to a class, of each size."""
         heaps = where.emptiest
         if heaps is None:
             heaps = where.emptiest = defaultdict(list)
+            self._in_order.append(where)
             for i in where.open_to:
                 heaps[self._sizes[i]].append((self._relative(i), i))
             for heap in heaps.values():
@@ -656,8 +695,7 @@ class _Search:
         if not self._may_help(i):
             return None
         for where, listed in self._listed(i, limited):
-            apart = bool(self._spreads) and any(name in self._spreads for _, name in listed)
-            for j in self._receivers(where, i, _RECEIVERS if apart else 1):
+            for j in self._receivers(where, i, _RECEIVERS if where.apart else 1):
                 for weight, name in self._candidates(i, j, listed):
                     after = max((self._loads[i] - weight) / self._capacities[i], self._with(j, weight))
                     step = _Step(after, ((name, i, j),))
@@ -701,7 +739,8 @@ class _Search:
     def _may_help(self, i: int) -> bool:
         """False if no node is so much less full that it could get anything of this one."""
         full = self._relative(i)
-        least = (self._relative(j) for where in self._classes.values() for j in self._receivers(where, i, 1))
+        anywhere = self._class((frozenset(), frozenset(), None))
+        least = (self._relative(j) for j in self._receivers(anywhere, i, 1))
         return any(other < full and (full > self._high or other < self._low) for other in least)
 
     def _candidates(self, i: int, j: int, listed: _Listed) -> Iterator[tuple[int, str]]:
