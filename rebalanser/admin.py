@@ -93,6 +93,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         InvalidArgument: a value is of a wrong type or out of range, or there is no such thing to say.
         InvalidName: a pin, a spread, a tag or an attribute can't be stored.
     """
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"it is said by {type(given).__name__} and not by a mapping")
     for name in given.keys() - SPEC_FIELDS:
         near = "".join(f"; is {each} meant?" for each in get_close_matches(str(name), SPEC_FIELDS, 1))
         raise InvalidArgument(f"{name}: no resource has such a field{near}")
@@ -100,6 +102,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if "weight" in said:
         check_argument(_WEIGHT, said["weight"], "weight")
     if "needs" in said:
+        if isinstance(said["needs"], Mapping):
+            raise InvalidArgument("needs: tags are listed; a mapping from tags has no meaning")
         needs = _named([said["needs"]])
         check_argument(_TAGS, needs, "needs")
         said["needs"] = check_tags(needs)
@@ -319,6 +323,8 @@ class Admin:
             InvalidArgument: something else is said than ``add`` takes; nothing was changed.
             RetryLater: the registry was away; what was written stays, and adding again completes it.
         """
+        if not isinstance(resources, Mapping):
+            raise InvalidArgument(f"resources: {type(resources).__name__} is no mapping from names")
         self._check(list(resources))
         by_fields: dict[frozenset[str], list[ResourceSpec]] = {}
         for name, given in resources.items():

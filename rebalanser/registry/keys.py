@@ -33,7 +33,7 @@ A resource has slot 0 only, so far; several owners of one resource would take a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from urllib.parse import quote, unquote
 
@@ -75,8 +75,10 @@ def check_tags(tags: Iterable[str]) -> frozenset[str]:
     """Return the tags as a set if they can be stored; a text is one tag.
 
     Raises:
-        InvalidName: one can't be stored, or is given twice.
+        InvalidName: one can't be stored, or is given twice, or they are a mapping.
     """
+    if isinstance(tags, Mapping):
+        raise InvalidName("tags are listed; a mapping from tags has no meaning")
     checked: set[str] = set()
     for tag in [tags] if isinstance(tags, str) else tags:
         if check_name(tag, "tag") in checked:

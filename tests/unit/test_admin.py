@@ -189,6 +189,21 @@ def test_says_another_thing_of_each_resource(admin: Admin) -> None:
         ({"b": {"weight": float("nan")}}, InvalidArgument, "resource 'b': weight: .*; nothing was changed"),
         ({"b": {"needs": ["", "x"]}}, InvalidName, "resource 'b': a tag name must not be empty; nothing was"),
         ({"": {}}, InvalidName, "a resource name must not be empty"),
+        (
+            {"b": {"needs": {"gpu": False}}},
+            InvalidArgument,
+            "resource 'b': needs: tags are listed; .*; nothing",
+        ),
+        (
+            {"b": None},
+            InvalidArgument,
+            "resource 'b': it is said by NoneType and not by a mapping; nothing was",
+        ),
+        (
+            {"b": ["gpu"]},
+            InvalidArgument,
+            "resource 'b': it is said by list and not by a mapping; nothing was",
+        ),
     ],
 )
 def test_one_bad_resource_of_many_changes_nothing(
@@ -197,6 +212,11 @@ def test_one_bad_resource_of_many_changes_nothing(
     with pytest.raises(kind, match=message):
         admin.add_each({"a": {"weight": 2.0}, **each})
     assert names(admin) == []
+
+
+def test_many_resources_come_by_their_names(admin: Admin) -> None:
+    with pytest.raises(InvalidArgument, match="resources: list is no mapping from names"):
+        admin.add_each(["a"])  # type: ignore[arg-type]
 
 
 def test_configures_the_policy_field_by_field(shop: Shop) -> None:
@@ -511,11 +531,15 @@ ROOMY, SMALL = Member("1", "roomy", tags=frozenset({"gpu"})), Member("2", "small
     ("spec", "members", "reason"),
     [
         (ResourceSpec("r", needs=frozenset({"gpu"})), [SMALL], "no node has the tag gpu"),
-        (ResourceSpec("r", needs=frozenset({"gpu", "ssd"})), [ROOMY], "no node has the tags gpu, ssd"),
+        (
+            ResourceSpec("r", needs=frozenset({"gpu", "ssd"})),
+            [ROOMY],
+            "no node has all of the tags gpu, ssd: the nearest, roomy, has gpu",
+        ),
         (
             ResourceSpec("r", pin="small", needs=frozenset({"gpu"})),
             [ROOMY, SMALL],
-            "pinned to small, which does not have the tag gpu",
+            "pinned to small, which lacks the tag gpu",
         ),
         (
             ResourceSpec("r", weight=1.5),

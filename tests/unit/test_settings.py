@@ -132,6 +132,7 @@ def test_the_environment_has_tags_between_commas(monkeypatch: pytest.MonkeyPatch
         ({"capacity": float("inf")}, "capacity: Input should be a finite number"),
         ({"tags": ["gpu", "gpu"]}, "tags: tag 'gpu' is given twice"),
         ({"tags": [""]}, "tags: a tag name must not be empty"),
+        ({"tags": {"gpu": False}}, "tags: tags are listed; a mapping from tags has no meaning"),
         ({"tags": ["a\nb"]}, "tags: tag name 'a\\\\nb' has an unprintable character"),
         ({"tags": [1]}, "tags: a tag name is text, not int"),
         ({"tags": 1}, "tags: Input should be a valid"),
