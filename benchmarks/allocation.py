@@ -15,7 +15,7 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from rebalanser.core.allocation import Allocation, Problem, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, solve
 from rebalanser.core.group import Member, ResourceSpec
 from rebalanser.core.group.types import Policy, SpreadOver
 
@@ -37,7 +37,7 @@ KINDS: dict[str, Callable[[str, int, Random], ResourceSpec]] = {
 }
 
 
-def stated(kind: str, nodes: int, resources: int) -> Problem:
+def stated(kind: str, nodes: int, resources: int) -> AllocationProblem:
     """Return a problem of this kind that nothing is known of."""
     random = Random(kind)
     full = {"capacities 90 % full": 0.9, "capacities 110 % full": 1.1}.get(kind)
@@ -47,7 +47,7 @@ def stated(kind: str, nodes: int, resources: int) -> Problem:
         for i in range(nodes)
     ]
     specs = [KINDS[kind](f"resource-{i:06}", i, random) for i in range(resources)]
-    problem = Problem(
+    problem = AllocationProblem(
         {member.node: member for member in members},
         {spec.resource: spec for spec in specs},
         {},
@@ -56,7 +56,7 @@ def stated(kind: str, nodes: int, resources: int) -> Problem:
     return replace(problem, special=problem.special_resources)
 
 
-def changes(problem: Problem) -> dict[str, Problem]:
+def changes(problem: AllocationProblem) -> dict[str, AllocationProblem]:
     """Return the problems that follow a change of one node or resource."""
     last = max(problem.nodes)
     fewer = {node: member for node, member in problem.nodes.items() if node != last}
@@ -69,7 +69,7 @@ def changes(problem: Problem) -> dict[str, Problem]:
     }
 
 
-def timed(problem: Problem, repeat: int) -> tuple[Allocation, float]:
+def timed(problem: AllocationProblem, repeat: int) -> tuple[Allocation, float]:
     """Return the allocation, and the milliseconds of processor time that it takes at least."""
     best = float("inf")
     for _ in range(repeat):

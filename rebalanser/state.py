@@ -12,7 +12,7 @@ from math import fsum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.core.allocation import solve
+from rebalanser.core.allocation import Allocation, solve
 from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, problem_of, releasers
 from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.registry import GroupView, Holding
@@ -133,8 +133,9 @@ def describe(name: str, view: GroupView) -> GroupState:
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
     specs, released = group.resources, releasers(group)
+    allocation = cache(lambda: solve(problem_of(group)))
     all_completed = header is not None and all(completed.values())
-    is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group)
+    is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group, allocation())
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -158,7 +159,6 @@ def describe(name: str, view: GroupView) -> GroupState:
         )
         for node, member in sorted(group.members.items(), key=_by_label)
     )
-    unplaced = cache(lambda: solve(problem_of(group)).certificate.unplaced)
     resources = tuple(
         _resource(
             resource,
@@ -168,7 +168,7 @@ def describe(name: str, view: GroupView) -> GroupState:
             assigned.get(resource),
             held.get(resource),
             released.get(resource, frozenset()),
-            unplaced,
+            lambda: allocation().certificate.unplaced,
         )
         for resource in sorted(group.resources.keys() | held.keys())
     )
@@ -210,11 +210,13 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
     return item[1].label, item[0]
 
 
-def _is_stable(group: Group) -> bool:
-    """Return True if a leader that read the group now would leave the allocation as it is."""
-    targets = intended(group, solve)
+def _is_stable(group: Group, allocation: Allocation) -> bool:
+    """Return True if a leader that read the group now, and allocated it so, would change no share."""
     shares = group.shares
-    return all(node in shares and shares[node].resources == target for node, target in targets.items())
+    return all(
+        node in shares and shares[node].resources == target
+        for node, target in intended(group, allocation).items()
+    )
 
 
 def _resource(

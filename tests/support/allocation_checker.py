@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rebalanser.core.allocation import Allocation, Problem
+    from rebalanser.core.allocation import Allocation, AllocationProblem
 
 MILLION = 1_000_000
 
 
-def check(problem: Problem, allocation: Allocation) -> None:
+def check(problem: AllocationProblem, allocation: Allocation) -> None:
     """Raise AssertionError if an allocation breaks a rule, or its certificate is wrong."""
     shares = allocation.shares
     assert shares.keys() == problem.nodes.keys(), "RB-2: a share for each node that may own resources"
@@ -29,15 +29,15 @@ def check(problem: Problem, allocation: Allocation) -> None:
     _check_balance(problem, allocation, owners)
 
 
-def _weight(problem: Problem, name: str) -> int:
+def _weight(problem: AllocationProblem, name: str) -> int:
     return max(1, round(problem.resources[name].weight * MILLION))
 
 
-def _site(problem: Problem, node: str) -> str:
+def _site(problem: AllocationProblem, node: str) -> str:
     return problem.nodes[node].zone if problem.policy.spread_over == "zone" else node
 
 
-def _may_own(problem: Problem, name: str, node: str) -> bool:
+def _may_own(problem: AllocationProblem, name: str, node: str) -> bool:
     """Whether a resource may be on a node, whatever else is there."""
     return (
         problem.pinned.get(name, node) == node
@@ -46,19 +46,19 @@ def _may_own(problem: Problem, name: str, node: str) -> bool:
     )
 
 
-def _loads(problem: Problem, owners: Mapping[str, str]) -> Counter[str]:
+def _loads(problem: AllocationProblem, owners: Mapping[str, str]) -> Counter[str]:
     loads = Counter(dict.fromkeys(problem.nodes, 0))
     for name, node in owners.items():
         loads[node] += _weight(problem, name)
     return loads
 
 
-def _limit(problem: Problem, node: str) -> float:
+def _limit(problem: AllocationProblem, node: str) -> float:
     capacity = problem.nodes[node].capacity
     return float("inf") if capacity is None else round(capacity * MILLION)
 
 
-def check_constraints(problem: Problem, owners: Mapping[str, str]) -> None:
+def check_constraints(problem: AllocationProblem, owners: Mapping[str, str]) -> None:
     """Raise AssertionError if an owner breaks a hard constraint."""
     for name, node in owners.items():
         assert problem.pinned.get(name, node) == node, f"RB-29: {name} is not on the node of its pin"
@@ -73,7 +73,7 @@ def check_constraints(problem: Problem, owners: Mapping[str, str]) -> None:
     assert all(count == 1 for count in spreads.values()), f"RB-37: together: {spreads.most_common(1)}"
 
 
-def _check_unplaced(problem: Problem, allocation: Allocation, owners: Mapping[str, str]) -> None:
+def _check_unplaced(problem: AllocationProblem, allocation: Allocation, owners: Mapping[str, str]) -> None:
     unplaced = allocation.certificate.unplaced
     assert unplaced.keys() == problem.resources.keys() - owners.keys(), "RB-37: a reason for each"
     for why in unplaced.values():
@@ -81,7 +81,7 @@ def _check_unplaced(problem: Problem, allocation: Allocation, owners: Mapping[st
     check_nothing_fits(problem, owners)
 
 
-def check_nothing_fits(problem: Problem, owners: Mapping[str, str]) -> None:
+def check_nothing_fits(problem: AllocationProblem, owners: Mapping[str, str]) -> None:
     """Raise AssertionError if what has no owner could be placed while all others stay."""
     loads = _loads(problem, owners)
     taken = {(problem.resources[name].spread, _site(problem, node)) for name, node in owners.items()}
@@ -93,7 +93,7 @@ def check_nothing_fits(problem: Problem, owners: Mapping[str, str]) -> None:
             assert not (_may_own(problem, name, node) and fits and apart), f"RB-38: {name} fits on {node}"
 
 
-def _check_moves(problem: Problem, allocation: Allocation, owners: Mapping[str, str]) -> None:
+def _check_moves(problem: AllocationProblem, allocation: Allocation, owners: Mapping[str, str]) -> None:
     before: dict[str, str] = {}
     for node in sorted(problem.previous, key=lambda node: (node not in problem.nodes, node)):
         for name in problem.previous[node]:
@@ -119,18 +119,18 @@ def _check_moves(problem: Problem, allocation: Allocation, owners: Mapping[str, 
         assert largest > allocation.certificate.bound * band, "RB-38: moved within the band"
 
 
-def _capacities(problem: Problem) -> dict[str, int]:
+def _capacities(problem: AllocationProblem) -> dict[str, int]:
     given = {n: round(m.capacity * MILLION) for n, m in problem.nodes.items() if m.capacity is not None}
     return dict.fromkeys(problem.nodes, max(given.values(), default=0) or MILLION) | given
 
 
-def largest_load(problem: Problem, owners: Mapping[str, str]) -> float:
+def largest_load(problem: AllocationProblem, owners: Mapping[str, str]) -> float:
     """Return the largest load per capacity of any node."""
     capacities, loads = _capacities(problem), _loads(problem, owners)
     return max((load / capacities[n] for n, load in loads.items() if capacities[n]), default=0.0)
 
 
-def _check_balance(problem: Problem, allocation: Allocation, owners: Mapping[str, str]) -> None:
+def _check_balance(problem: AllocationProblem, allocation: Allocation, owners: Mapping[str, str]) -> None:
     certificate, capacities = allocation.certificate, _capacities(problem)
     loads, largest = _loads(problem, owners), largest_load(problem, owners)
     assert certificate.largest == largest, "RB-36: the certificate states another largest load"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rebalanser.core.allocation import Problem
+    from rebalanser.core.allocation import AllocationProblem
 
 MILLION = 1_000_000
 
 
-def optimum(problem: Problem) -> tuple[int, float]:
+def optimum(problem: AllocationProblem) -> tuple[int, float]:
     """The most resources that can be placed, and the least largest load per capacity with so many."""
     nodes = sorted(problem.nodes)
     members = [problem.nodes[node] for node in nodes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rebalanser.core.allocation import Allocation, Problem, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, solve
 from rebalanser.core.group import Member, ResourceSpec
 from rebalanser.core.group.types import Policy, SpreadOver
 from support.allocation_checker import check
@@ -25,11 +25,11 @@ def problem(
     refused: Mapping[str, frozenset[str]] | None = None,
     unsettled: frozenset[str] | None = None,
     policy: Policy | None = None,
-) -> Problem:
+) -> AllocationProblem:
     """A problem; a node or resource that is only named has nothing special."""
     members = [Member(node, node) if isinstance(node, str) else node for node in nodes]
     specs = [ResourceSpec(name) if isinstance(name, str) else name for name in resources]
-    return Problem(
+    return AllocationProblem(
         {member.node: member for member in members},
         {spec.resource: spec for spec in specs},
         {node: frozenset(names) for node, names in (previous or {}).items()},
@@ -40,7 +40,7 @@ def problem(
     )
 
 
-def solved(stated: Problem) -> Allocation:
+def solved(stated: AllocationProblem) -> Allocation:
     """The allocation of a problem, checked."""
     allocation = solve(stated)
     check(stated, allocation)
@@ -59,12 +59,12 @@ def allocate(
     return solved(problem(nodes, resources, previous, pinned, refused, unsettled)).shares
 
 
-def fed_back(stated: Problem, allocation: Allocation) -> Problem:
+def fed_back(stated: AllocationProblem, allocation: Allocation) -> AllocationProblem:
     """The same problem once the allocation holds."""
     return replace(stated, previous=dict(allocation.shares), unsettled=None)
 
 
-def random_problem(random: Random, max_nodes: int = 6, max_resources: int = 14) -> Problem:
+def random_problem(random: Random, max_nodes: int = 6, max_resources: int = 14) -> AllocationProblem:
     """A small problem with some of everything."""
     with_capacity, with_tags, with_spread = (random.random() < 0.5 for _ in range(3))
     weights = random.choice([(1.0,), (1.0, 2.0, 5.0), (0.1, 0.3, 2.7, 9.0)])

@@ -544,16 +544,13 @@ ROOMY, SMALL = Member("1", "roomy", tags=frozenset({"gpu"})), Member("2", "small
         (
             ResourceSpec("r", weight=1.5),
             [SMALL],
-            "its weight 1.5 is over the capacity of every node that could own it",
+            "no node has a capacity of 1.5: small, the largest, has 1",
         ),
-        (ResourceSpec("r"), [SMALL], "every node that could own it is full or has released it"),
+        (ResourceSpec("r", weight=0.5), [SMALL], "no node has room for its weight of 0.5"),
         (
             ResourceSpec("r", spread="db"),
             [ROOMY],
-            (
-                "every node that could own it is full or has released it, "
-                "or owns another resource of the spread db"
-            ),
+            "2 resources with the spread db on 1 node that may own one",
         ),
         (
             ResourceSpec("r", pin=NEWER_PIN),
@@ -562,20 +559,21 @@ ROOMY, SMALL = Member("1", "roomy", tags=frozenset({"gpu"})), Member("2", "small
         ),
     ],
 )
-def test_an_unowned_resource_has_its_reason(
-    spec: ResourceSpec, members: list[Member], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "_is_stable", lambda _group: True)
+def test_an_unowned_resource_has_its_reason(spec: ResourceSpec, members: list[Member], reason: str) -> None:
+    owned = ResourceSpec("a", spread="db")
     group = CoreGroup(
         revision=1,
         members={member.node: member for member in members},
-        resources={"r": spec},
+        resources={"a": owned, "r": spec},
         drained=frozenset(),
         header=Header(1, 1, 1),
-        shares={member.node: Share(1, frozenset()) for member in members},
+        shares={
+            member.node: Share(1, frozenset({"a"}) if member is members[0] else frozenset())
+            for member in members
+        },
         obsolete_parts=frozenset(),
         acknowledged=dict.fromkeys([member.node for member in members], 1),
         fingerprint=Fingerprint(),
     )
-    (resource,) = state.describe("group", GroupView(group, None, ())).resources
+    (_, resource) = state.describe("group", GroupView(group, None, ())).resources
     assert resource.reason == reason

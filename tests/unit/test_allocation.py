@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import Problem, balanced, minimum_moves, moves, solve
+from rebalanser.core.allocation import AllocationProblem, balanced, minimum_moves, moves, solve
 from rebalanser.core.allocation.flow import Network
 from rebalanser.core.allocation.placement import measured as effort
 from rebalanser.core.group import Effort, Member
@@ -432,7 +432,7 @@ def test_the_work_for_one_change_does_not_grow_with_the_resources(change: str) -
     members = {node: Member(node, node) for node in nodes}
     Looked.looks = 0
     allocation = solve(
-        Problem(
+        AllocationProblem(
             members,
             resources,  # type: ignore[arg-type]
             previous,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import Allocation, MoveReason, Problem, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, MoveReason, solve
 from rebalanser.core.allocation.constrained import _Search
 from rebalanser.core.group import Member, ResourceSpec
 from rebalanser.core.group.types import Policy, SpreadOver
@@ -237,7 +237,7 @@ def test_each_move_has_its_reason() -> None:
     assert set(reasons(balance).values()) == {MoveReason.REBALANCE}
 
 
-def crowded(**policy: Any) -> Problem:
+def crowded(**policy: Any) -> AllocationProblem:
     """All is on one of two nodes; each resource that leaves it makes the balance better."""
     names = [f"r{number}" for number in range(8)]
     return problem(

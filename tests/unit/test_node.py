@@ -57,6 +57,7 @@ from rebalanser.core.group import (
     Wakeup,
     Watch,
     intended,
+    problem_of,
 )
 from rebalanser.core.group.leading import RESIGN_AFTER
 from rebalanser.core.group.messages import (
@@ -1799,7 +1800,7 @@ def test_a_leader_gives_no_node_what_it_has_released(case: str) -> None:
     }
     resources = {name: ResourceSpec(name, pin=pins.get(name)) for name in ("r0", "r1")}
     read = replace(group(2, 50), members=members, resources=resources)
-    given = {node: set(share) for node, share in intended(read, solve).items()}
+    given = {node: set(share) for node, share in intended(read, solve(problem_of(read))).items()}
     if "pin" in case:
         assert "r0" not in given["m-0"] | given["n-0"]
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rebalanser import Settings
-from rebalanser.core.allocation import Allocation, Problem, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, solve
 from rebalanser.core.group import (
     Accept,
     Answered,
@@ -164,7 +164,7 @@ class Running:
         )
         self.engine.start()
 
-    def _solve(self, problem: Problem) -> Allocation:
+    def _solve(self, problem: AllocationProblem) -> Allocation:
         self.story.add("planning")
         self.may_plan.wait(PATIENCE_S)
         return solve(problem)

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import Allocation, Problem, balanced, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, balanced, solve
 from rebalanser.core.group import Group, Header, Member, Plan, Policy, ResourceSpec, Session
-from rebalanser.core.group.leading import RESIGN_AFTER, Leading, intended
+from rebalanser.core.group.leading import RESIGN_AFTER, Leading, intended, problem_of
 from rebalanser.core.group.messages import (
     Acknowledge,
     Acknowledged,
@@ -209,7 +209,7 @@ class Leader:
         self.knows = Leading(True, Settings().timings, self._solve)
         self.elect()
 
-    def _solve(self, problem: Problem) -> Allocation:
+    def _solve(self, problem: AllocationProblem) -> Allocation:
         self.unsettled.append(problem.unsettled)
         allocation = solve(problem)
         check(problem, allocation)
@@ -487,7 +487,7 @@ def test_a_leader_that_looks_at_changes_plans_as_one_that_reads_everything(seed:
             leader.publish()
             group = wire.perform(ReadGroup(leader.session, leader.leadership), GroupRead).group
             shares = {node: share.resources for node, share in group.shares.items()}
-            assert shares == intended(group, solve)
+            assert shares == intended(group, solve(problem_of(group)))
     assert None in leader.unsettled
     assert sum(each is not None for each in leader.unsettled) > 20
 

@@ -4,7 +4,7 @@ An allocation maps the id of every live node to the sorted names of the resource
 reads a clock, draws a random number or depends on the order of its input, so that any two leaders that see
 the same snapshot compute the same allocation (RB-10).
 
-The leader of a group calls ``solve`` with a ``Problem``. The ``Allocation`` that it returns has a
+The leader of a group calls ``solve`` with a ``AllocationProblem``. The ``Allocation`` that it returns has a
 certificate: a lower bound of the largest load, the moves with their reasons, and why what is unplaced has no
 node. Where all nodes and resources are alike, counts decide (*balanced* below, and *place* where nodes
 refuse resources); else weights do (*groups with weights*). Shiva calls ``place`` for its applications:
@@ -231,8 +231,7 @@ from __future__ import annotations
 
 from rebalanser.core.allocation.balanced import balanced, minimum_moves, moves, share_out
 from rebalanser.core.allocation.placement import Placement, place
-from rebalanser.core.allocation.problem import Problem
-from rebalanser.core.allocation.solver import Allocation, Certificate, Move, MoveReason, solve
+from rebalanser.core.allocation.solver import Allocation, Certificate, MoveReason, ResourceMove, solve
 from rebalanser.core.allocation.weighted import (
     MAX_AMOUNT,
     Capacity,
@@ -241,18 +240,19 @@ from rebalanser.core.allocation.weighted import (
     has_room,
     thousandths,
 )
+from rebalanser.core.group.problem import AllocationProblem
 
 __all__ = [
     "MAX_AMOUNT",
     "Allocation",
+    "AllocationProblem",
     "Capacity",
     "Certificate",
-    "Move",
     "MoveReason",
     "Placement",
-    "Problem",
     "RememberedSearch",
     "Requests",
+    "ResourceMove",
     "balanced",
     "has_room",
     "minimum_moves",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from rebalanser.core.allocation.problem import Problem
+    from rebalanser.core.group.problem import AllocationProblem
     from rebalanser.core.group.types import Member, NodeId, Resource
 
 MILLION: Final = 1_000_000
@@ -49,7 +49,7 @@ class Capacities:
         return cls(dict.fromkeys(nodes, max(limits.values(), default=0) or MILLION) | limits, limits)
 
 
-def lower_bound(problem: Problem, unplaced: Collection[Resource]) -> float:
+def lower_bound(problem: AllocationProblem, unplaced: Collection[Resource]) -> float:
     """Return a load per capacity that no allocation of all but ``unplaced`` can be below on every node.
 
     It is the largest of these, for all nodes and for each set of nodes to which some resources are kept: the
@@ -92,7 +92,7 @@ def _quotient(load: int, capacity: int) -> float:
     return load / capacity if capacity else 0.0
 
 
-def _unit(problem: Problem) -> int:
+def _unit(problem: AllocationProblem) -> int:
     """Return the weight that all resources have; 0 if weights differ."""
     special, resources = problem.special_resources, problem.resources
     weights = {resources[name].weight for name in special}
@@ -102,7 +102,7 @@ def _unit(problem: Problem) -> int:
 
 
 def _weights_of_sets(
-    problem: Problem, unplaced: frozenset[Resource], limits: Mapping[NodeId, int]
+    problem: AllocationProblem, unplaced: frozenset[Resource], limits: Mapping[NodeId, int]
 ) -> tuple[dict[frozenset[NodeId], int], dict[frozenset[NodeId], int]]:
     """Return the sum of the weights of the resources that may be on each set of nodes, and the greatest."""
     total: dict[frozenset[NodeId], int] = defaultdict(int)

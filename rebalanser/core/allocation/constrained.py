@@ -18,7 +18,7 @@ from rebalanser.core.group.types import SpreadOver
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from rebalanser.core.allocation.problem import Problem
+    from rebalanser.core.group.problem import AllocationProblem
 
 SLACK: Final = 0.01
 """Part by which a load may exceed the mean before anything moves, where weights differ (RB-36)."""
@@ -55,7 +55,7 @@ class _Class:
     more. Entries of loads that have changed since are skipped."""
 
 
-class _Step(NamedTuple):
+class _Improvement(NamedTuple):
     """Resources that move for a better balance, all at once; the smallest is the best."""
 
     after: float
@@ -64,7 +64,7 @@ class _Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class Solution:
     """Shares, and what a certificate says of them."""
 
     shares: dict[str, frozenset[str]]
@@ -74,15 +74,15 @@ class Outcome:
     improvable: bool = False
 
 
-def allocate_constrained(problem: Problem) -> Outcome:
+def allocate_constrained(problem: AllocationProblem) -> Solution:
     """Place by weight within all constraints, and move for a better balance as far as the policy allows."""
-    return _Search(problem).outcome()
+    return _Search(problem).solution()
 
 
 class _Search:
     """The state of the search: what each node holds, and how much that weighs."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: AllocationProblem) -> None:
         self._problem = problem
         self._live = sorted(problem.nodes)
         self._number = {node: i for i, node in enumerate(self._live)}
@@ -137,7 +137,7 @@ class _Search:
         self._bound_names = frozenset(problem.pinned) | frozenset(problem.refused)
         """Resources that are pinned or refused."""
 
-    def outcome(self) -> Outcome:
+    def solution(self) -> Solution:
         """Search, and return the shares."""
         for needs in {*self._needs.values(), frozenset[str]()}:
             self._class((needs, frozenset(), None))
@@ -159,7 +159,7 @@ class _Search:
             if self._got[i]:
                 share = share.union(self._got[i])
             shares[node] = as_before(self._problem.previous.get(node), share)
-        return Outcome(
+        return Solution(
             shares,
             why_unplaced(self._problem, sorted(self._waiting)),
             frozenset(self._forced),
@@ -613,7 +613,7 @@ class _Search:
         limit = self._problem.max_moves
         return limit is not None and self._spent >= limit
 
-    def _carry_out(self, step: _Step) -> None:
+    def _carry_out(self, step: _Improvement) -> None:
         was_used_up = self._is_used_up
         for name, source, target in step.moves:
             costs = name not in self._fresh and name not in self._forced
@@ -689,26 +689,26 @@ class _Search:
                 heappush(heap, entry)
             yield from [i for _, i in found if i != but][:count]
 
-    def _step(self, i: int, *, limited: bool = True) -> _Step | None:
+    def _step(self, i: int, *, limited: bool = True) -> _Improvement | None:
         """The move off a node that lowers the fuller one of both nodes most."""
-        best: _Step | None = None
+        best: _Improvement | None = None
         if not self._may_help(i):
             return None
         for where, listed in self._listed(i, limited):
             for j in self._receivers(where, i, _RECEIVERS if where.apart else 1):
                 for weight, name in self._candidates(i, j, listed):
                     after = max((self._loads[i] - weight) / self._capacities[i], self._with(j, weight))
-                    step = _Step(after, ((name, i, j),))
+                    step = _Improvement(after, ((name, i, j),))
                     if best is None or step < best:
                         best = step
         return best
 
-    def _pair(self, i: int, *, limited: bool = True) -> _Step | None:
+    def _pair(self, i: int, *, limited: bool = True) -> _Improvement | None:
         """A resource that goes to another node, and one of that node that goes on or comes back instead."""
         limit = self._problem.max_moves
         if limited and limit is not None and self._spent + 2 > limit:
             return None
-        best: _Step | None = None
+        best: _Improvement | None = None
         enough = self._relative(i) - (self._high - self._mean)
         for where, listed in self._listed(i, limited):
             for j in self._receivers(where, i, _RECEIVERS):
@@ -720,7 +720,7 @@ class _Search:
                             best = step
         return best
 
-    def _onward(self, i: int, j: int, first: tuple[int, str], limited: bool) -> Iterator[_Step]:
+    def _onward(self, i: int, j: int, first: tuple[int, str], limited: bool) -> Iterator[_Improvement]:
         """The pairs of moves of which the first is given."""
         loads, limits, capacities = self._loads, self._limits, self._capacities
         weight, name = first
@@ -734,7 +734,7 @@ class _Search:
                     after[k] = after.get(k, loads[k]) + back
                     if self._is_free_to_go(other, j, k) and all(after[n] <= limits[n] for n in after):
                         full = max(load / capacities[n] for n, load in after.items())
-                        yield _Step(full, ((name, i, j), (other, j, k)))
+                        yield _Improvement(full, ((name, i, j), (other, j, k)))
 
     def _may_help(self, i: int) -> bool:
         """False if no node is so much less full that it could get anything of this one."""

@@ -10,7 +10,7 @@ from rebalanser.core.group.types import SpreadOver
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from rebalanser.core.allocation.problem import Problem
+    from rebalanser.core.group.problem import AllocationProblem
     from rebalanser.core.group.types import Resource, ResourceSpec
 
 NAMED_AT_MOST = 5
@@ -74,7 +74,7 @@ def why_full(
     return f"{which} {together} free at the same time"
 
 
-def why_unplaced(problem: Problem, names: Collection[Resource]) -> dict[Resource, str]:
+def why_unplaced(problem: AllocationProblem, names: Collection[Resource]) -> dict[Resource, str]:
     """Return for each of these resources why no node owns it (RB-37)."""
     resources, refused = problem.resources, problem.refused
     sizes: Counter[str | None] = Counter()
@@ -111,7 +111,7 @@ class _Willing(NamedTuple):
     site: str
 
 
-def _willing(problem: Problem, needs: frozenset[str], refused: frozenset[str]) -> _Willing | str:
+def _willing(problem: AllocationProblem, needs: frozenset[str], refused: frozenset[str]) -> _Willing | str:
     """Return the nodes that may own a resource, or why there are none."""
     nodes = problem.nodes
     if not nodes:
@@ -151,7 +151,7 @@ def _why_no_room(spec: ResourceSpec, willing: _Willing, size: int) -> str:
     return f"{which} has room for its weight of {weight} and no other of the spread {spec.spread}"
 
 
-def _why_not_on_its_node(problem: Problem, name: Resource, pin: str) -> str:
+def _why_not_on_its_node(problem: AllocationProblem, name: Resource, pin: str) -> str:
     spec, member = problem.resources[name], problem.nodes.get(pin)
     label = spec.pin or pin
     if member is None:

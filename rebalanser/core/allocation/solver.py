@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rebalanser.core.allocation.bounds import MILLION, Capacities, lower_bound, millionths
-from rebalanser.core.allocation.constrained import Outcome, allocate_constrained
+from rebalanser.core.allocation.constrained import Solution, allocate_constrained
 from rebalanser.core.allocation.placement import measured, plain_shares
 from rebalanser.core.allocation.reasons import why_unplaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rebalanser.core.allocation.problem import Problem
+    from rebalanser.core.group.problem import AllocationProblem
     from rebalanser.core.group.types import Effort, NodeId, Resource
 
 
@@ -35,7 +35,7 @@ class MoveReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ResourceMove:
     """A resource that has another node than before."""
 
     resource: Resource
@@ -45,7 +45,7 @@ class Move:
     reason: MoveReason
 
 
-def solve(problem: Problem) -> Allocation:
+def solve(problem: AllocationProblem) -> Allocation:
     """Allocate the resources of a group.
 
     Plain problems, in which all resources and nodes are alike, have floor or ceil on each node and fewest
@@ -61,19 +61,19 @@ def solve(problem: Problem) -> Allocation:
             problem.refused,
             problem.unsettled,
         )
-        return Allocation(problem, Outcome(shares), is_plain=True)
+        return Allocation(problem, Solution(shares), is_plain=True)
     return Allocation(problem, allocate_constrained(problem), is_plain=False)
 
 
 class Allocation:
     """The share of each node; a share that stays is the very same set as before."""
 
-    def __init__(self, problem: Problem, outcome: Outcome, *, is_plain: bool) -> None:
+    def __init__(self, problem: AllocationProblem, solution: Solution, *, is_plain: bool) -> None:
         self._problem = problem
         self.is_plain = is_plain
         """True if counts alone decided."""
-        self.shares: Mapping[NodeId, frozenset[Resource]] = outcome.shares
-        self.certificate = Certificate(problem, outcome)
+        self.shares: Mapping[NodeId, frozenset[Resource]] = solution.shares
+        self.certificate = Certificate(problem, solution)
 
     @property
     def effort(self) -> Effort | None:
@@ -94,14 +94,14 @@ class Allocation:
 class Certificate:
     """What an allocation achieves, for anybody to check. Most of it is computed when it is asked for."""
 
-    def __init__(self, problem: Problem, outcome: Outcome) -> None:
+    def __init__(self, problem: AllocationProblem, solution: Solution) -> None:
         self._problem = problem
-        self._outcome = outcome
+        self._solution = solution
 
     @property
     def improvable(self) -> bool:
         """True if the balance would be better with moves that the policy does not allow now."""
-        return self._outcome.improvable
+        return self._solution.improvable
 
     @cached_property
     def loads(self) -> Mapping[NodeId, float]:
@@ -122,15 +122,15 @@ class Certificate:
     @cached_property
     def unplaced(self) -> Mapping[Resource, str]:
         """For each resource that is on no node the reason: one sentence, without a full stop (RB-37)."""
-        if self._outcome.unplaced:
-            return self._outcome.unplaced
-        resources, shares = self._problem.resources, self._outcome.shares
+        if self._solution.unplaced:
+            return self._solution.unplaced
+        resources, shares = self._problem.resources, self._solution.shares
         if len(resources) == sum(map(len, shares.values())):
             return {}
         return why_unplaced(self._problem, sorted(set(resources).difference(*shares.values())))
 
     @cached_property
-    def moves(self) -> tuple[Move, ...]:
+    def moves(self) -> tuple[ResourceMove, ...]:
         """The resources that have another node than before, and why, by their names (RB-38)."""
         return tuple(sorted(self._moves(), key=lambda move: move.resource))
 
@@ -145,11 +145,11 @@ class Certificate:
         return {
             node: MILLION * len(share)
             + sum(millionths(resources[name].weight) - MILLION for name in share & special)
-            for node, share in self._outcome.shares.items()
+            for node, share in self._solution.shares.items()
         }
 
-    def _moves(self) -> Iterator[Move]:
-        problem, shares = self._problem, self._outcome.shares
+    def _moves(self) -> Iterator[ResourceMove]:
+        problem, shares = self._problem, self._solution.shares
         arrived: dict[Resource, NodeId] = {}
         for node, share in shares.items():
             before = problem.previous.get(node, frozenset())
@@ -162,7 +162,7 @@ class Certificate:
                     sources.setdefault(name, node)
         for name, target in arrived.items():
             source = sources.get(name)
-            yield Move(name, source, target, self._reason(name, source))
+            yield ResourceMove(name, source, target, self._reason(name, source))
 
     def _reason(self, name: Resource, source: NodeId | None) -> MoveReason:
         problem = self._problem
@@ -177,4 +177,4 @@ class Certificate:
             return MoveReason.RELEASED
         if not problem.resources[name].needs <= member.tags:
             return MoveReason.CONSTRAINT
-        return MoveReason.ROOM if name in self._outcome.forced else MoveReason.REBALANCE
+        return MoveReason.ROOM if name in self._solution.forced else MoveReason.REBALANCE

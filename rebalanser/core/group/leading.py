@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from rebalanser.core.allocation.problem import Problem
 from rebalanser.core.group.messages import (
     NO_LIMITS,
     Alive,
@@ -21,6 +20,7 @@ from rebalanser.core.group.messages import (
     PlanMade,
     ReadGroup,
 )
+from rebalanser.core.group.problem import AllocationProblem
 from rebalanser.core.group.states import ROLE, Role, Vote
 from rebalanser.core.group.types import (
     Effort,
@@ -51,7 +51,7 @@ with each second heartbeat, of twice as many with each third, and so on (RB-45).
 RESIGN_AFTER: Final = 5
 """Consecutive failures to read the group or to publish, after which a leader resigns (RB-43)."""
 
-Solve: TypeAlias = Callable[[Problem], "Allocation"]
+Solve: TypeAlias = Callable[[AllocationProblem], "Allocation"]
 """Computes an allocation; see ``rebalanser.core.allocation.solve``."""
 
 _LEADERSHIP: Final = Topic(TopicKind.LEADERSHIP)
@@ -65,12 +65,12 @@ def _revision(header: Header | None) -> int:
     return header.revision if header is not None else 0
 
 
-def intended(group: Group, solve: Solve) -> dict[NodeId, frozenset[Resource]]:
-    """Return the share of each member by a new allocation; drained nodes own nothing (RB-30)."""
-    return _with_drained(group, solve(problem_of(group)))
+def intended(group: Group, allocation: Allocation) -> dict[NodeId, frozenset[Resource]]:
+    """Return the share of each member by an allocation; drained nodes own nothing (RB-30)."""
+    return {node: allocation.shares.get(node, frozenset()) for node in group.members}
 
 
-def problem_of(group: Group) -> Problem:
+def problem_of(group: Group) -> AllocationProblem:
     """Return the allocation problem of a group in which everything may move."""
     return _problem(group, _pinned(group, _pins(group)))
 
@@ -81,9 +81,9 @@ def _problem(
     special: frozenset[Resource] | None = None,
     unsettled: frozenset[Resource] | None = None,
     limits: MoveLimits = NO_LIMITS,
-) -> Problem:
+) -> AllocationProblem:
     active = _active(group)
-    return Problem(
+    return AllocationProblem(
         nodes=active,
         resources=group.resources,
         previous=_previous(group),
@@ -96,10 +96,6 @@ def _problem(
         moves_left=limits.moves_left,
         resting=limits.resting,
     )
-
-
-def _with_drained(group: Group, allocation: Allocation) -> dict[NodeId, frozenset[Resource]]:
-    return {node: allocation.shares.get(node, frozenset()) for node in group.members}
 
 
 def _active(group: Group) -> dict[NodeId, Member]:
@@ -537,11 +533,11 @@ class Leading:
         pinned = _pinned(group, pins)
         problem = _problem(group, pinned, special, unsettled, asked.limits)
         allocation = self._solve(problem)
-        targets = _with_drained(group, allocation)
+        targets = intended(group, allocation)
         unplaced = _unplaced(group, targets, unsettled if allocation.is_plain else None, pinned)
         if unplaced is None and unsettled is not None:
             allocation = self._solve(replace(problem, unsettled=None))
-            targets = _with_drained(group, allocation)
+            targets = intended(group, allocation)
             unplaced = _unplaced(group, targets, None, pinned)
         plan = self._planned(asked, targets, allocation)
         certificate = allocation.certificate

@@ -19,7 +19,7 @@ from support.allocation_checker import MILLION, check_constraints, check_nothing
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rebalanser.core.allocation import Problem
+    from rebalanser.core.allocation import AllocationProblem
     from rebalanser.core.group.types import Group, NodeId, Plan, Policy, Resource
 
 _EPSILON_S = 1e-4
@@ -29,7 +29,7 @@ _NEVER = float("-inf")
 class PlacingWorld(Protocol):
     """The world of leaders that place by weight."""
 
-    def problem_at(self, group: Group) -> Problem:
+    def problem_at(self, group: Group) -> AllocationProblem:
         """Return what a plan has to solve, as it really was when a group was read."""
         ...
 
@@ -99,7 +99,7 @@ class PlanChecks:
             self._rests.update(dict.fromkeys(moved, self._leader.now))
 
     def _wrong_move(
-        self, problem: Problem, before: Mapping[Resource, NodeId], moved: frozenset[Resource]
+        self, problem: AllocationProblem, before: Mapping[Resource, NodeId], moved: frozenset[Resource]
     ) -> str | None:
         """Why the policy forbids these moves for a better balance; None if it allows them."""
         policy = problem.policy
@@ -128,7 +128,9 @@ def _quiet_s(policy: Policy) -> float:
     return max(policy.move_interval_s, policy.cooldown_s)
 
 
-def _is_calm(problem: Problem, before: Mapping[Resource, NodeId], owners: Mapping[Resource, NodeId]) -> bool:
+def _is_calm(
+    problem: AllocationProblem, before: Mapping[Resource, NodeId], owners: Mapping[Resource, NodeId]
+) -> bool:
     if before.keys() != owners.keys():
         return False
     try:
@@ -138,7 +140,7 @@ def _is_calm(problem: Problem, before: Mapping[Resource, NodeId], owners: Mappin
     return True
 
 
-def _mean(problem: Problem, owners: Mapping[Resource, NodeId]) -> float:
+def _mean(problem: AllocationProblem, owners: Mapping[Resource, NodeId]) -> float:
     """The load per capacity if weights could be divided: no allocation is below it on every node."""
     given = [each.capacity for each in problem.nodes.values() if each.capacity is not None]
     capacity = max(given, default=1.0) * (len(problem.nodes) - len(given)) + sum(given)

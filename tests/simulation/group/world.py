@@ -10,7 +10,7 @@ from math import inf
 from random import Random
 from typing import TypeAlias
 
-from rebalanser.core.allocation import Allocation, Problem, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, solve
 from rebalanser.core.clock import Clock
 from rebalanser.core.group.messages import Fact, FactKind
 from rebalanser.core.group.node import Node, NodeOptions
@@ -206,7 +206,7 @@ class World:
         )
 
     @staticmethod
-    def _solve(problem: Problem) -> Allocation:
+    def _solve(problem: AllocationProblem) -> Allocation:
         allocation = solve(problem)
         try:
             check(problem, allocation)
@@ -559,13 +559,13 @@ class World:
         plan = next(host.plan for host in self.hosts if node.startswith(f"{host.name}."))
         return Member(node, plan.label, capacity=plan.capacity, tags=plan.tags, zone=plan.zone)
 
-    def problem_at(self, group: Group) -> Problem:
+    def problem_at(self, group: Group) -> AllocationProblem:
         """Return what a plan has to solve, as it really was when a group was read."""
         nodes = {node: self._member(node) for node in sorted(group.members)}
         nodes = {node: member for node, member in nodes.items() if member.label not in group.drained}
         specs = self.operations.specs_at(group.revision)
         by_label = {member.label: node for node, member in reversed(nodes.items())}
-        return Problem(
+        return AllocationProblem(
             nodes,
             specs,
             {node: share.resources for node, share in group.shares.items()},
@@ -581,7 +581,7 @@ class World:
             for access in accesses.values():
                 owners[_node_id(access.process)].add(resource)
         active = [process for process in live if process.host.plan.label not in self.drained]
-        problem = Problem(
+        problem = AllocationProblem(
             {_node_id(process): self._member(_node_id(process)) for process in active},
             self.resources,
             {node: frozenset(owned) for node, owned in owners.items()},

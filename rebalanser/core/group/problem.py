@@ -18,7 +18,7 @@ _NO_REFUSALS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AllocationProblem:
     """All that an allocation depends on: the same problem has the same allocation on each machine (RB-10)."""
 
     nodes: Mapping[NodeId, Member]
