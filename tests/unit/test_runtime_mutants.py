@@ -360,7 +360,7 @@ MUTANTS = (
     _mutant(
         "excess kept",
         "what became too much for a node leaves it",
-        _edit(_Search, "_give_up", "while self._loads[i] > limit:", "while False:"),
+        _edit(_Search, "_give_up", "if self._loads[i] > limit:", "if False:"),
         f"{CONSTRAINTS}::test_what_became_too_much_for_a_node_leaves_it",
         "RB-37",
     ),
@@ -395,7 +395,7 @@ MUTANTS = (
     _mutant(
         "cool-down ignored",
         "a resource in its cool-down does not move for a better balance",
-        _edit(_Search, "_listed", "if limited and problem.resting:", "if False:"),
+        _edit(_Search, "_may_move", "name not in self._problem.resting", "name"),
         f"{CONSTRAINTS}::test_a_resource_in_its_cool_down_does_not_move_for_a_better_balance",
         "RB-38",
     ),
