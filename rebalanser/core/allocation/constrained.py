@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -45,7 +46,6 @@ _Listed: TypeAlias = list[tuple[int, str]]
 class _Class:
     """Resources that may be on the same nodes."""
 
-    key: tuple[object, ...]
     open_to: Sequence[int]
     members: frozenset[int]
     apart: bool = False
@@ -53,6 +53,11 @@ class _Class:
     emptiest: dict[int, _Heap] | None = None
     """Nodes by relative load, apart for each binary order of capacities: to a small node the same resource is
     more. Entries of loads that have changed since are skipped."""
+
+
+def _narrowest(item: tuple[_Class, object]) -> tuple[int, Sequence[int]]:
+    """Sort classes by the number of their nodes, the fewest first."""
+    return len(item[0].open_to), item[0].open_to
 
 
 class _Improvement(NamedTuple):
@@ -91,8 +96,11 @@ class _Search:
         self._classes: dict[_Key, _Class] = {}
         self._common: dict[frozenset[str], _Class] = {}
         """Classes of resources that are neither pinned nor refused, by their needs."""
+        self._by_members: dict[frozenset[int], _Class] = {}
         self._in_order: list[_Class] = []
         """Classes of which the nodes are in order, as ``emptiest``."""
+        self._orders: list[list[dict[int, _Heap]]] = [[] for _ in self._live]
+        """For each node, those of them that it is in."""
         held, waiting = free_held(self._live, problem.resources, problem.previous, NO_PINS, problem.unsettled)
         self._held = [held[node] for node in self._live]
         self._lost: list[set[str]] = [set() for _ in self._live]
@@ -119,6 +127,11 @@ class _Search:
         self._capacities = [capacities.amounts[node] for node in self._live]
         self._sizes = [capacity.bit_length() for capacity in self._capacities]
         self._tags = [member.tags for member in members]
+        self._by_tags: dict[frozenset[str], list[int]] = defaultdict(list)
+        """The nodes that have room for anything, by their tags."""
+        for i, tags in enumerate(self._tags):
+            if self._capacities[i]:
+                self._by_tags[tags].append(i)
         by_zone = self._problem.policy.spread_over is SpreadOver.ZONE
         self._by_zone = by_zone
         self._sites: list[object] = [member.zone if by_zone else i for i, member in enumerate(members)]
@@ -183,17 +196,14 @@ class _Search:
         found = self._classes.get(key)
         if found is None:
             needs, refused, pin = key
-            nodes = range(len(self._live))
-            if pin is not None:
-                at = self._number.get(pin)
-                nodes = range(0) if at is None else range(at, at + 1)
-            open_to = [
-                i
-                for i in nodes
-                if self._capacities[i] and needs <= self._tags[i] and self._live[i] not in refused
-            ]
-            order = (len(open_to), sorted(needs), sorted(refused), pin or "")
-            found = self._classes[key] = _Class(order, open_to, frozenset(open_to))
+            open_to = sorted(
+                chain.from_iterable(nodes for tags, nodes in self._by_tags.items() if needs <= tags)
+            )
+            if refused or pin is not None:
+                live = self._live
+                open_to = [i for i in open_to if live[i] not in refused and pin in {None, live[i]}]
+            members = frozenset(open_to)
+            found = self._classes[key] = self._by_members.setdefault(members, _Class(open_to, members))
         return found
 
     # Changes of the state
@@ -232,9 +242,8 @@ class _Search:
             else:
                 self._taken[spread, self._sites[i]] = holder
         relative = self._relative(i)
-        for each in self._in_order:
-            if each.emptiest is not None and i in each.members:
-                heappush(each.emptiest[self._sizes[i]], (relative, i))
+        for heaps in self._orders[i]:
+            heappush(heaps[self._sizes[i]], (relative, i))
 
     def _relative(self, i: int) -> float:
         """The load of a node per capacity: a quotient of integers, rounded alike on every machine."""
@@ -332,7 +341,7 @@ class _Search:
         for name in sorted(self._waiting):
             together[self._class_of(name)].append(name)
         weights = self._weights
-        for each, names in sorted(together.items(), key=lambda item: item[0].key):
+        for each, names in sorted(together.items(), key=_narrowest):
             if not each.open_to:
                 continue
             names.sort(key=weights.__getitem__, reverse=True)
@@ -342,6 +351,8 @@ class _Search:
         self._lists.clear()
         for each in self._in_order:
             each.emptiest = None
+            for i in each.open_to:
+                self._orders[i].clear()
         self._in_order.clear()
 
     def _fill(self, names: Sequence[str], where: _Class) -> None:
@@ -642,7 +653,7 @@ class _Search:
             by_class: dict[_Class, _Listed] = defaultdict(list)
             for name in names:
                 by_class[self._class_of(name)].append((weights[name], name))
-            found = sorted(by_class.items(), key=lambda item: item[0].key)
+            found = sorted(by_class.items(), key=_narrowest)
             for _, listed in found:
                 listed.sort()
         if limited:
@@ -676,6 +687,7 @@ class _Search:
             heaps = where.emptiest = defaultdict(list)
             self._in_order.append(where)
             for i in where.open_to:
+                self._orders[i].append(heaps)
                 heaps[self._sizes[i]].append((self._relative(i), i))
             for heap in heaps.values():
                 heapify(heap)
