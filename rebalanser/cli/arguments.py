@@ -75,8 +75,9 @@ def _lines(lines: BinaryIO) -> Iterator[tuple[str, str]]:
 def read_described(file: Path) -> dict[str, dict[str, Any]]:
     """Return what a file says of resources, by name, as ``Admin.add_each`` takes it.
 
-    A ``.csv`` file has a line of ``CSV_COLUMNS`` first; an empty cell says nothing, and needs are separated
-    by semicolons. A ``.jsonl`` file has an object on each line, with ``name`` and what ``Admin.add`` takes.
+    A ``.csv`` file has a line of ``CSV_COLUMNS`` first; an empty cell says nothing, needs are separated by
+    semicolons, and spaces before a cell are ignored. A ``.jsonl`` file has an object on each line, with
+    ``name`` and what ``Admin.add`` takes.
 
     Raises:
         InvalidArgument: a line can't be read; the message says which.
@@ -104,14 +105,16 @@ def read_described(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = csv.reader(lines, strict=True)
+    rows = csv.reader(lines, strict=True, skipinitialspace=True)
     try:
-        columns = next(rows, [])
+        columns = [column.strip() for column in next(filter(None, rows), ())]
+        if not columns:
+            raise InvalidArgument("the line of columns is missing; nothing was changed")
         for column in columns:
             if column not in CSV_COLUMNS or columns.count(column) > 1:
                 raise InvalidArgument(
-                    f"line 1: {column!r} is not a column, or is given twice; "
-                    f"the columns are {', '.join(CSV_COLUMNS)}"
+                    f"line {rows.line_num}: {column!r} is not a column, or is given twice; "
+                    f"the columns are {', '.join(CSV_COLUMNS)}; nothing was changed"
                 )
         for cells in rows:
             place = f"line {rows.line_num}"

@@ -129,7 +129,7 @@ def test_needs_and_spreads_are_set_and_cleared(cli: Cli) -> None:
     assert cli("resources", "list", "orders").out == "a: no owner, weight 2\n"
 
 
-CSV = 'name,weight,needs,spread,pin\na,2.5,gpu; ssd,db,\n"b,c",,,,w1\n\nd,,,,\n'
+CSV = '\nname, weight, needs,spread,pin\na, 2.5,gpu; ssd,db,\n"b,c",,,, w1\n\nd,,,,\n'
 JSONL = (
     '{"name": "a", "weight": 2.5, "needs": ["gpu", "ssd"], "spread": "db"}\n\n'
     '{"name": "b,c", "pin": "w1"}\n{"name": "d"}\n'
@@ -158,6 +158,8 @@ def test_what_is_said_of_each_resource_comes_from_a_file(
     [
         ("r.csv", b"name,wieght\na,2\n", "line 1: 'wieght' is not a column"),
         ("r.csv", b"name,name\na,2\n", "line 1: 'name' is not a column, or is given twice"),
+        ("r.csv", b"", "the line of columns is missing"),
+        ("r.csv", b"\nnam\na\n", "line 2: 'nam' is not a column"),
         ("r.csv", b"weight\n2\n", "line 2: it has no name"),
         ("r.csv", b"name,weight\na,2\nb\n", "line 3: 1 cells for 2 columns"),
         ("r.csv", b"name,weight\na,heavy\n", "line 2: weight: 'heavy' is not a number"),

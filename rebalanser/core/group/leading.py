@@ -1,6 +1,6 @@
 """Leading: the election, and the rebalances of a leader.
 
-Like ``protocol.rebalancing`` this sends nothing; it decides what to do next.
+It sends nothing, like ``rebalancing``: it decides what to do next.
 """
 
 from __future__ import annotations
