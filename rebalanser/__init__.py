@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rebalanser.settings import Settings
     from rebalanser.state import GroupState
 
+    __version__: str
+
 __all__ = [
     "Admin",
     "AsyncAdmin",
@@ -64,6 +66,8 @@ def __getattr__(name: str) -> object:
     """Load a public name or package on its first use (PEP 562)."""
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        return import_module("importlib.metadata").version(__name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     loaded: object = getattr(import_module(_MODULES[name]), name)
@@ -72,4 +76,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*globals(), *__all__, *_PACKAGES, "__version__"})

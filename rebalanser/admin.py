@@ -78,9 +78,15 @@ _POLICY: Final[Mapping[str, TypeAdapter[Any]]] = MappingProxyType(
 
 
 def _named(resources: Iterable[Any]) -> list[str]:
-    """The names in the arguments; what is neither a name nor a list of names is taken for a name."""
+    """The names in the arguments; what is neither a name nor a list of names is taken for a name.
+
+    Raises:
+        InvalidArgument: an argument is a mapping, of which only the names would be taken.
+    """
     names: list[str] = []
     for each in resources:
+        if isinstance(each, Mapping):
+            raise InvalidArgument("a mapping is given as names; pass it to add_each; nothing was changed")
         is_list = isinstance(each, Iterable) and not isinstance(each, (str, bytes))
         names.extend(each if is_list else [each])
     return names

@@ -219,6 +219,13 @@ def test_many_resources_come_by_their_names(admin: Admin) -> None:
         admin.add_each(["a"])  # type: ignore[arg-type]
 
 
+@pytest.mark.rule("RB-29")
+def test_a_mapping_is_no_list_of_names(admin: Admin) -> None:
+    with pytest.raises(InvalidArgument, match="pass it to add_each; nothing was changed"):
+        admin.add({"a": {"weight": 2.0}})
+    assert names(admin) == []
+
+
 def test_configures_the_policy_field_by_field(shop: Shop) -> None:
     admin = shop.admin
     with pytest.raises(UnknownGroup):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -87,6 +88,11 @@ def test_a_public_package_is_found_without_importing_it_first(package: str) -> N
 @pytest.mark.parametrize("package", ["audit", "tasks", "testing"])
 def test_a_package_lists_names_that_it_loads_later(package: str) -> None:
     _loaded_by(f"import rebalanser.{package} as its; assert set(its.__all__) <= set(dir(its))")
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert rebalanser.__version__ == metadata.version("rebalanser")
+    assert "__version__" in dir(rebalanser)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

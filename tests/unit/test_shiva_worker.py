@@ -1637,6 +1637,7 @@ class TestOptions:
             ({"safety_margin_s": float("inf")}, "safety_margin_s inf"),
             ({"keep_files_s": -1.0}, "keep_files_s -1"),
             ({"keep_files_s": float("nan")}, "keep_files_s nan"),
+            ({"tags": "gpu"}, "tags 'gpu' must be a set of tags"),
         ],
     )
     def test_what_no_deadline_could_be_kept_with_is_refused(self, values: dict[str, Any], told: str) -> None:

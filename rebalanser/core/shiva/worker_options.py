@@ -19,7 +19,7 @@ class WorkerOptions:
     """Options of a worker.
 
     Raises:
-        InvalidSettings: a number is out of its range.
+        InvalidSettings: a number is out of its range, or a text is given in place of a set of tags.
         InvalidName: a tag is no valid name.
     """
 
@@ -49,6 +49,8 @@ class WorkerOptions:
         for name in ("min_pong_interval_s", "keep_files_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidSettings(f"{name} {getattr(self, name):g} must be a time of at least 0 s")
+        if isinstance(self.tags, str):
+            raise InvalidSettings(f"tags {self.tags!r} must be a set of tags, such as frozenset({{'gpu'}})")
         for tag in self.tags:
             check_part(tag, "tag")
 
