@@ -58,11 +58,11 @@ from rebalanser.core.shiva.options import LeaderOptions
 from rebalanser.core.shiva.records import AssignmentDocument, DocumentChange, Ping
 from rebalanser.core.shiva.types import Mode
 from rebalanser.testing.kafka_server import KafkaCluster
+from rebalanser.testing.waiting import PATIENCE_S
 from rebalanser_kafka.shiva.wire import decode
 
 MEMBER = Path(__file__).resolve().parent.parent / "tests" / "faults" / "neli_process.py"
 SPAN = struct.Struct("dd")
-PATIENCE_S = 90.0
 END_S = 5.0
 SAMPLE_EVERY_S = 0.01
 APPLICATIONS = 6

@@ -826,7 +826,7 @@ def test_an_endpoint_that_was_down_at_first_is_compared_once_it_answers(
         assert f"{other.endpoints[0]} belongs to the etcd cluster" in str(refused)
 
 
-@pytest.mark.parametrize("limit", [10, 37, 127])
+@pytest.mark.parametrize("limit", [16, 37, 127])
 def test_a_lower_limit_of_operations_is_found_out_and_kept(
     tmp_path: Path, connect: Opener, limit: int
 ) -> None:
@@ -862,7 +862,7 @@ def test_a_lower_limit_of_operations_that_shows_later_is_kept_from_then_on(
         assert group.put_resources(specs, lambda _: None) == len(specs)
         with pytest.raises(RequestTooLarge, match="etcd takes 37"):
             transact(registry, Transaction((), (Get("a"),) * 38))
-        server.flags.append("--max-txn-ops=9")
+        server.flags.append("--max-txn-ops=15")
         server.restart(0)
         with pytest.raises(RegistryRefused, match="raise --max-txn-ops"):
             transact(registry, Transaction((), (Get("a"),) * 37))
@@ -870,7 +870,7 @@ def test_a_lower_limit_of_operations_that_shows_later_is_kept_from_then_on(
 
 def test_a_limit_of_operations_that_no_group_fits_in_is_refused(tmp_path: Path) -> None:
     with (
-        EtcdCluster(data_folder=tmp_path, extra_args=["--max-txn-ops=9"]) as server,
+        EtcdCluster(data_folder=tmp_path, extra_args=["--max-txn-ops=15"]) as server,
         pytest.raises(RegistryRefused, match="raise --max-txn-ops"),
     ):
         open_etcd(parse_url(server.url()), TIMEOUT_S)

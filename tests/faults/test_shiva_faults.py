@@ -320,9 +320,14 @@ class TestLeaders:
                 return not list(data.glob("applications/*/files-*"))
             return False
 
+        def kept() -> set[str]:
+            with suppress(FileNotFoundError):
+                return {file.read_text().strip() for file in data.glob("applications/*/data/own")}
+            return set()
+
         wait_until(has_no_files, "no files of theirs are left")
-        kept = {file.read_text().strip() for file in data.glob("applications/*/data/own")}
-        assert kept == {"here", "away"}
+        wait_until(lambda: "gone" not in kept(), "the data of the one that was to go is gone")
+        assert kept() == {"here", "away"}
         for running in (again, leader):
             running.stop()
             assert running.wait(PATIENCE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from rebalanser.errors import (
     RequestTooLarge,
 )
 from rebalanser.redaction import redact
+from rebalanser.registry import GroupKeys, Translation
 from rebalanser.registry.contract import (
     Absent,
     Delete,
@@ -39,6 +41,7 @@ from rebalanser.registry.contract import (
     Stat,
     Transaction,
 )
+from rebalanser.registry.urls import open_registry
 from rebalanser_etcd import codec
 from rebalanser_etcd.codec import PAGE_KEYS, check_limits, prefix_end, to_outcome, to_request
 from rebalanser_etcd.endpoints import Endpoints, Repeat, Trust
@@ -489,3 +492,10 @@ def test_the_next_page_of_a_range_is_on_its_way_while_one_is_decoded(monkeypatch
     found = outcome.results[0]
     assert isinstance(found, tuple)
     assert [entry.key for entry in found] == [f"k{number}" for number in range(6)]
+
+
+def test_a_whole_group_is_read_within_the_least_limit_of_operations() -> None:
+    with contextlib.closing(open_registry("memory://least")) as registry:
+        asked = next(Translation(GroupKeys("rebalanser", "group"), registry.capabilities).read())
+    assert isinstance(asked, Transaction)
+    assert len(asked.then) <= codec.MIN_OPERATIONS
