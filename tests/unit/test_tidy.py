@@ -116,8 +116,8 @@ SHARED_NAMES = {
 }  # fmt: skip
 """Names of several classes, each with the reason."""
 TOP_LEVEL = {
-    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "backends", "benchmarks", "docs",
-    "examples", "pyproject.toml", "rebalanser", "tests",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "backends",
+    "benchmarks", "docs", "examples", "pyproject.toml", "rebalanser", "tests",
 }  # fmt: skip
 TIMELESS_TESTS = ("conformance", "simulation", "unit")
 REAL_TESTS = ("conformance", "e2e", "faults")
