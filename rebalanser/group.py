@@ -163,7 +163,7 @@ class Group:
         InvalidName: the name of the group, the node or a resource cannot be stored.
         InvalidArgument: ``resources`` is no list of names.
         InvalidUrl: the URL is none, or there is none.
-        InvalidSettings: the settings are none.
+        InvalidSettings: the settings are none, or have a ``rejoin_grace_s`` without a ``node``.
     """
 
     def __init__(
@@ -178,6 +178,11 @@ class Group:
         self.name = check_name(name, "group")
         self.node = check_name(node, "node") if node is not None else default_label()
         self.settings = Settings.of(settings)
+        if node is None and self.settings.rejoin_grace_s:
+            raise InvalidSettings(
+                "rejoin_grace_s keeps a share for a name that comes back: give the node one, as in "
+                'Group(..., node="worker-1")'
+            )
         self._url_text = url_or_default(url)
         self._url = parse_url(self._url_text)
         self._resources = [check_name(resource, "resource") for resource in _listed(resources)]
@@ -429,6 +434,7 @@ class Group:
             capacity=self.settings.capacity,
             tags=self.settings.tags,
             zone=self.settings.zone,
+            rejoin_grace_s=self.settings.rejoin_grace_s,
         )
 
     def _wait_joined(self, run: _Run) -> None:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from rebalanser.core.group import Mode, NodeOptions, OnOverrun, Timings
+from rebalanser.core.group.types import MAX_REJOIN_GRACE_S
 from rebalanser.errors import InvalidArgument, InvalidName, InvalidSettings
 from rebalanser.folders import PRIVATE, file_mode_of
 from rebalanser.redaction import redact
@@ -58,6 +59,7 @@ class Values(TypedDict, total=False):
     capacity: float | None
     tags: Iterable[str]
     zone: str
+    rejoin_grace_s: float
     history_dir: Path | str | None
     history_max_bytes: int
     history_file_mode: str
@@ -152,6 +154,10 @@ class Settings(BaseSettings):
     zone: Annotated[str, AfterValidator(_checked_zone)] = ""
     """The zone that the node is in, such as a data centre, for resources that are spread over zones
     (RB-37)."""
+    rejoin_grace_s: Annotated[float, Field(ge=0, le=MAX_REJOIN_GRACE_S, allow_inf_nan=False)] = 0.0
+    """Seconds for which the node's name keeps its share once it has left or died: the node that comes back
+    under the name gets exactly it (RB-39). 0 keeps nothing. It needs a name that stays the same:
+    ``Group(…, node="worker-1")``."""
     history_dir: Path | None = None
     """The folder to which the node appends what it did, as JSON lines; none where unset."""
     history_max_bytes: Annotated[int, Field(ge=65_536)] = 512 * 1024 * 1024

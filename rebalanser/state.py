@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.core.allocation import Allocation, solve
 from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, problem_of, releasers
+from rebalanser.core.group.succession import Succession, succession
 from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.registry import GroupView, Holding
 from rebalanser.registry.values import NEWER_PIN
@@ -36,6 +37,12 @@ class NodeState(BaseModel):
     capacity: float | None = Field(default=None, description="the most load that it may own; null for any")
     tags: tuple[str, ...] = Field(default=(), description="what it offers to resources that need it")
     zone: str = Field(default="", description="the zone that it is in")
+    rejoin_grace_s: float = Field(
+        default=0.0, description="how many seconds its share is kept for its label once it is gone"
+    )
+    superseded: bool = Field(
+        default=False, description="whether a later node of its label replaces it, so that it owns nothing"
+    )
     load: float = Field(
         default=0.0, description="the sum of the weights of the resources that the allocation gives the node"
     )
@@ -45,6 +52,19 @@ class NodeState(BaseModel):
     assigned: int = Field(description="how many resources the allocation gives the node")
     held: int = Field(description="how many barriers the node holds")
     completed: bool = Field(description="whether the node has acknowledged its share")
+
+
+class KeptState(BaseModel):
+    """A label whose node is gone, and for whose return its share is kept."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    node: str = Field(description="the node that is gone")
+    resources: int = Field(description="how many resources are kept for the label")
+    rejoin_grace_s: float = Field(
+        description="they go to other nodes this many seconds after the leader noticed that the node is gone"
+    )
 
 
 class ResourceState(BaseModel):
@@ -96,6 +116,9 @@ class GroupState(BaseModel):
     owned: int = Field(description="how many of the resources a live node owns")
     unowned: int = Field(description="how many of them nobody owns; the reason stands at each")
     drained: tuple[str, ...] = Field(description="the labels that are drained, of live nodes and of others")
+    kept: tuple[KeptState, ...] = Field(
+        default=(), description="the labels for whose return a share is kept; nobody owns these resources"
+    )
     policy: Policy = Field(default=Policy(), description="how resources are allocated: `Admin.configure`")
     nodes: tuple[NodeState, ...]
     resources: tuple[ResourceState, ...]
@@ -132,10 +155,10 @@ def describe(name: str, view: GroupView) -> GroupState:
     completed = {
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
-    specs, released = group.resources, releasers(group)
+    specs, released, passing = group.resources, releasers(group), succession(group)
     allocation = cache(lambda: solve(problem_of(group)))
     all_completed = header is not None and all(completed.values())
-    is_balanced = all_completed and shares.keys() == group.members.keys() and _is_stable(group, allocation())
+    is_balanced = all_completed and _is_stable(group, allocation(), passing)
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -151,6 +174,8 @@ def describe(name: str, view: GroupView) -> GroupState:
             capacity=member.capacity,
             tags=tuple(sorted(member.tags)),
             zone=member.zone,
+            rejoin_grace_s=member.rejoin_grace_s,
+            superseded=node in passing.superseded,
             load=fsum(specs[r].weight for r in _share_of(group, node) if r in specs),
             released=tuple(sorted(member.released)),
             assigned=len(_share_of(group, node)),
@@ -187,6 +212,15 @@ def describe(name: str, view: GroupView) -> GroupState:
         owned=len(group.resources) - unowned,
         unowned=unowned,
         drained=tuple(sorted(group.drained)),
+        kept=tuple(
+            KeptState(
+                label=group.remembered[node].label,
+                node=node,
+                resources=len(kept),
+                rejoin_grace_s=group.remembered[node].rejoin_grace_s,
+            )
+            for node, kept in sorted(passing.kept.items(), key=lambda item: group.remembered[item[0]].label)
+        ),
         policy=group.policy,
         nodes=nodes,
         resources=resources,
@@ -210,12 +244,11 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
     return item[1].label, item[0]
 
 
-def _is_stable(group: Group, allocation: Allocation) -> bool:
+def _is_stable(group: Group, allocation: Allocation, passing: Succession) -> bool:
     """Return True if a leader that read the group now, and allocated it so, would change no share."""
-    shares = group.shares
-    return all(
-        node in shares and shares[node].resources == target
-        for node, target in intended(group, allocation).items()
+    shares, targets = group.shares, intended(group, allocation, passing)
+    return shares.keys() == targets.keys() and all(
+        shares[node].resources == target for node, target in targets.items()
     )
 
 
@@ -261,6 +294,9 @@ def _why_unowned(
     unplaced: Callable[[], Mapping[str, str]],
 ) -> str:
     group, pin = view.group, spec.pin
+    gone = None if assigned_to in group.members else group.remembered.get(assigned_to or "")
+    if gone is not None and gone.label not in group.drained | labels and pin in {None, gone.label}:
+        return f"kept for {gone.label}, which is gone, for up to {gone.rejoin_grace_s:g} s"
     if not labels:
         return "no node takes part" + _lately(view.troubles)
     if pin == NEWER_PIN:

@@ -386,10 +386,11 @@ def list_nodes(
     ] = None,
     limit: LimitOption = None,
 ) -> None:
-    """List the nodes in the order of their labels and ids, then the drained labels that no live node has.
+    """List the nodes in the order of their labels and ids, then the labels that are away.
 
-    If there are more, the last line, or `next` in JSON, has the options for the next page. They work even if
-    the node that they name has left.
+    Those are drained labels that no live node has, and labels whose share is kept for their return. If there
+    are more, the last line, or `next` in JSON, has the options for the next page. They work even if the node
+    that they name has left.
     """
     if after_id is not None and after is None:
         raise typer.BadParameter("--after-id needs --after")
@@ -406,6 +407,10 @@ def list_nodes(
     page = nodes[: face.limit(limit)]
     rest = nodes[len(page) :]
     last = [f"{label}: drained, no live node" for label in absent]
+    last += [
+        f"{each.label}: away, {counted(each.resources, 'resource')} kept for up to {each.rejoin_grace_s:g} s"
+        for each in state.kept
+    ]
     place: dict[str, str] | None = None
     if rest:
         place = {"after": page[-1].label}
@@ -418,6 +423,7 @@ def list_nodes(
             "group": group,
             "nodes": [node.model_dump(mode="json") for node in page],
             "drained_and_absent": absent,
+            "kept": [each.model_dump(mode="json") for each in state.kept],
             "next": place,
         },
         *(node_line(node) for node in page),

@@ -106,6 +106,8 @@ def condition(state: GroupState) -> str:
 def condition_of(node: NodeState) -> str:
     """Return the state of a node in words."""
     condition = "ready" if node.completed else "rebalancing"
+    if node.superseded:
+        condition = f"replaced by a later node, {condition}"
     return f"drained, {condition}" if node.drained else condition
 
 

@@ -22,6 +22,8 @@ group's.
 ``changes/NUMBER``              the keys that an operator's write changed; the latest 100 (RB-45)
 ``header``                      the committed version, and the aborted ones before it (``void``). A
                                 node's share is its latest of a committed version
+``header/NODE``                 a member with ``rejoin_grace_s``, put with its first share and of no lease:
+                                what a leader needs to keep the share once the node is gone (RB-39)
 ``shares/NODE/VERSION/PART``    a part of a share, compressed; never changed once written
 ``barriers/RESOURCE/SLOT``      a barrier and its holder; under the holder's lease. Beside the
                                 resource, not under it (RB-16)
@@ -47,9 +49,20 @@ MAX_ATTRIBUTE_BYTES = 4096
 SLOT = 0
 _FOREIGN = "{!r} is a key that no Rebalanser wrote: delete it"
 _FOLDERS = frozenset(
-    {"nodes", "releases", "acks", "resources", "drains", "troubles", "changes", "shares", "barriers"}
+    {
+        "nodes",
+        "releases",
+        "acks",
+        "resources",
+        "drains",
+        "troubles",
+        "changes",
+        "shares",
+        "header",
+        "barriers",
+    }
 )
-_PARTS = _FOLDERS | {"term", "header", "operator", "policy"}
+_PARTS = _FOLDERS | {"term", "operator", "policy"}
 _is_path = re.compile(r"[A-Za-z0-9_.~/-]+").fullmatch
 
 
@@ -151,6 +164,7 @@ class GroupKeys:
         self.operator = f"{prefix}operator"
         self.changes = f"{prefix}changes/"
         self.shares = f"{prefix}shares/"
+        self.remembered = f"{prefix}header/"
         self.barriers = f"{prefix}barriers/"
 
     def node(self, node: str) -> str:
@@ -211,6 +225,10 @@ class GroupKeys:
             return SharePart(_unquoted(node), int(version), int(part))
         except ValueError:
             raise UnusableStore(f"{key!r} is not the key of a share: delete it") from None
+
+    def remember(self, node: str) -> str:
+        """The key of a member that is remembered beyond its lease."""
+        return self.remembered + _quoted(node)
 
     def barrier(self, resource: str) -> str:
         """The key of a resource's barrier."""

@@ -134,7 +134,7 @@ class LeaderScripts(Scripts):
     def _group_reads(self) -> tuple[Operation, ...]:
         keys = self.keys
         return (
-            Get(keys.header),
+            Range(keys.header),
             Range(keys.nodes),
             Range(keys.resources),
             Range(keys.drains),
@@ -145,10 +145,9 @@ class LeaderScripts(Scripts):
         )
 
     def _group_in(self, outcome: contract.Outcome) -> Group:
-        header_entry = one_entry(outcome.results[0])
-        nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
-        header = values.load_header(header_entry) if header_entry else None
         unreadable: dict[str, str] = {}
+        header, remembered = self._header_in(outcome.results[0], unreadable)
+        nodes, resources, drains, shares, acks = (all_entries(result) for result in outcome.results[1:6])
         stored, obsolete = self._allocation_in(header, shares, unreadable)
         return Group(
             revision=outcome.revision,
@@ -165,6 +164,7 @@ class LeaderScripts(Scripts):
                 acknowledgements=fingerprint_of(acks),
             ),
             policy=self._policy_in(one_entry(outcome.results[7]), unreadable),
+            remembered=remembered,
             unreadable=unreadable,
         )
 
@@ -180,6 +180,19 @@ class LeaderScripts(Scripts):
     def _member(self, entry: KeyValue) -> tuple[NodeId, Member]:
         node = self.keys.name(entry.key, self.keys.nodes)
         return node, values.load_member(node, entry)
+
+    def _header_in(
+        self, result: Result, unreadable: dict[str, str]
+    ) -> tuple[Header | None, dict[NodeId, Member]]:
+        """Return the header, and the members that are remembered beside it: one range has both."""
+        entries = {entry.key: entry for entry in all_entries(result)}
+        entry = entries.pop(self.keys.header, None)
+        header = values.load_header(entry) if entry else None
+        return header, readable(entries.values(), self._remembered, unreadable)
+
+    def _remembered(self, entry: KeyValue) -> tuple[NodeId, Member]:
+        node = self.keys.name(entry.key, self.keys.remembered)
+        return node, replace(values.load_member(node, entry), registered=0)
 
     def _policy_in(self, entry: KeyValue | None, unreadable: dict[str, str]) -> Policy:
         try:
@@ -258,7 +271,7 @@ class LeaderScripts(Scripts):
         """
         keys = self.keys
         head: list[Operation] = [
-            Get(keys.header),
+            Get(keys.header) if update.shares_known else Range(keys.header),
             Get(keys.operator),
             self._records(update),
             Stat(keys.nodes),
@@ -353,15 +366,22 @@ class LeaderScripts(Scripts):
         update.members_known = update.stats[0] == update.member_keys
 
     def _take_shares(self, update: _Update, found: Mapping[Operation, Result]) -> None:
-        entry = one_entry(found[Get(self.keys.header)])
-        header = values.load_header(entry) if entry else None
-        if Range(self.keys.shares) in found:
+        if Range(self.keys.header) in found:
+            update.reread(self.keys.remembered, found[Range(self.keys.header)])
+            header, remembered = self._header_in(found[Range(self.keys.header)], update.unreadable)
             entries = update.reread(self.keys.shares, found[Range(self.keys.shares)])
             shares, obsolete = self._allocation_in(header, entries, update.unreadable)
-            update.known = replace(update.known, header=header, shares=shares, obsolete_parts=obsolete)
+            update.known = replace(
+                update.known,
+                header=header,
+                shares=shares,
+                obsolete_parts=obsolete,
+                remembered=remembered,
+            )
             update.shares_known = True
-        elif header != update.known.header:
-            update.shares_known = False
+            return
+        entry = one_entry(found[Get(self.keys.header)])
+        update.shares_known = (values.load_header(entry) if entry else None) == update.known.header
 
     def _name(self, key: str, prefix: str) -> str:
         """Return the name in a key; empty for a key that no Rebalanser wrote."""
@@ -391,6 +411,9 @@ class LeaderScripts(Scripts):
 
         Shares are written only while the allocation is the one that the plan changes: no share is ever added
         to a version that a later header would take for committed.
+
+        Members are remembered before the header commits their shares, and forgotten with it: what a later
+        leader finds of a grace that is over is an ordinary share of a node that is gone (RB-39).
         """
         leadership, plan, based_on = command.leadership, command.plan, self._based_on(command.plan.based_on)
         header = Put(self.keys.header, values.dump_header(plan.version, leadership.term, plan.aborted))
@@ -399,17 +422,27 @@ class LeaderScripts(Scripts):
             for node in sorted(plan.changed)
             for put in self._parts(node, plan.version, plan.changed[node])
         ]
+        remember = [
+            Put(self.keys.remember(node), values.dump_member(member))
+            for node, member in sorted(plan.remember.items())
+        ]
+        commit_all: list[Put | Delete] = [Delete(self.keys.remember(node)) for node in sorted(plan.forget)]
+        commit_all.append(header)
         orphaned = [Delete(self.keys.share(part)) for part in sorted(plan.orphaned)]
         obsolete = [
             *orphaned,
             *(Delete(self.keys.share(part)) for part in sorted(plan.obsolete - plan.orphaned)),
         ]
-        together = list(self._chunks(sized([*shares, *obsolete, header])))
+        together = list(self._chunks(sized([*remember, *shares, *obsolete, *commit_all])))
         if len(together) == 1:
             before, commit, after = [], together[0], []
         else:
-            before = [*self._chunks(sized(orphaned)), *self._chunks(sized(shares))]
-            commit = [header]
+            *forgotten, commit = self._chunks(sized(commit_all))
+            before = [
+                *self._chunks(sized(orphaned)),
+                *self._chunks(sized([*remember, *shares])),
+                *forgotten,
+            ]
             after = list(self._chunks(sized(obsolete[len(orphaned) :])))
         written: dict[str, int] = {}
         for chunk in [*before, commit]:

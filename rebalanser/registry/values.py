@@ -71,6 +71,7 @@ class _Member(_Value):
     capacity: Weight | None = None
     tags: frozenset[str] = frozenset()
     zone: str = ""
+    rejoin_grace_s: NotNegative = 0.0
 
 
 class _Leadership(_Value):
@@ -187,6 +188,8 @@ def dump_member(member: Member) -> bytes:
         value["tags"] = sorted(member.tags)
     if member.zone:
         value["zone"] = member.zone
+    if member.rejoin_grace_s:
+        value["rejoin_grace_s"] = member.rejoin_grace_s
     return _dump(value)
 
 
@@ -206,6 +209,8 @@ def load_member(node: str, entry: KeyValue) -> Member:
             capacity=value.capacity,
             tags=value.tags,
             zone=value.zone,
+            rejoin_grace_s=value.rejoin_grace_s,
+            registered=entry.create_revision,
         )
 
 

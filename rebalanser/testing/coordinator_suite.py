@@ -439,11 +439,11 @@ class CoordinatorConformance:
         assert seen == member
 
     def test_a_member_says_what_it_offers(self, coordinator: Coordinator, connect: Connect) -> None:
-        """Holds: "A node's description of itself, stored when it joins", with capacity, tags and zone."""
+        """Holds: "A node's description of itself, stored when it joins", with capacity, tags, zone, grace."""
         some = (
             Member("n-0", "label", capacity=2.5),
             Member("n-1", "label", tags=frozenset({"gpu", "a b"})),
-            Member("n-2", "label", zone="eu-1"),
+            Member("n-2", "label", zone="eu-1", rejoin_grace_s=7.5),
         )
         members = {member.node: member for member in some}
         for member in members.values():
@@ -452,6 +452,35 @@ class CoordinatorConformance:
         releasing = replace(members["n-2"], released=frozenset({"r"}))
         perform(coordinator, RecordReleases(session, releasing, session.created), ReleasesRecorded)
         assert connect().read().group.members["n-2"] == releasing
+
+    def test_the_order_of_joining_is_told(self, coordinator: Coordinator) -> None:
+        """Holds: "The revision at which it joined: the order of nodes with the same label"."""
+        sessions = [join(coordinator) for _ in range(3)]
+        record_releases(coordinator, sessions[0], ["r"])
+        members = coordinator.read().group.members
+        assert {s.node: members[s.node].registered for s in sessions} == {s.node: s.created for s in sessions}
+
+    def test_a_plan_remembers_members_that_are_gone(self, coordinator: Coordinator, connect: Connect) -> None:
+        """Holds: "The members with a grace to which an allocation gave a share, also those that are gone"."""
+        session = join(coordinator)
+        leadership, other = elect(coordinator, session), join(coordinator)
+        member = Member(other.node, "label", zone="z", capacity=2.0, rejoin_grace_s=7.5)
+        shares = {session.node: ["a"], other.node: ["b"]}
+        plan = replace(planned(coordinator.read().group, shares), remember={other.node: member})
+        perform(coordinator, Publish(session, leadership, plan), Published)
+        perform(coordinator, Leave(other), Left)
+        group = connect().read().group
+        assert group.remembered == {other.node: member}
+        assert group.shares[other.node].resources == frozenset({"b"})
+        read = perform(coordinator, ReadGroup(session, leadership), GroupRead).group
+        assert (read.remembered, read.shares) == (group.remembered, group.shares)
+        plan = replace(planned(group, {session.node: ["a", "b"]}), forget=frozenset({other.node}))
+        perform(coordinator, Publish(session, leadership, plan), Published)
+        group = connect().read().group
+        assert not group.remembered
+        assert group.shares.keys() == {session.node}
+        read = perform(coordinator, ReadGroup(session, leadership, read, reread_shares=True), GroupRead).group
+        assert (read.remembered, read.shares) == (group.remembered, group.shares)
 
     def test_a_record_names_what_its_node_has_released(
         self, coordinator: Coordinator, connect: Connect

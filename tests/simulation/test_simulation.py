@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from random import Random
 from typing import Any
 
 import pytest
 
-from rebalanser.core.group import Event, FactKind, Node, rebalancing
+from rebalanser.core.group import Event, Fact, FactKind, Node, rebalancing
 from simulation.group import (
     ANYTHING,
     PROFILES,
+    HostPlan,
     Process,
     Profile,
     Report,
+    Scenario,
+    Trace,
+    World,
     exercised,
     replay_command,
     run_seed,
@@ -235,3 +240,56 @@ def test_the_command_line_replays_and_soaks(
     ended, said = command_line(SIMULATOR, *arguments)
     assert ended == status, said
     assert told in said
+
+
+@pytest.mark.rule("RB-39")
+def test_labels_keep_their_shares_and_pass_them_on() -> None:
+    report = run_seeds(0, 25, PROFILES["static membership"])
+    assert not report.violations, report.told(
+        lambda seed: replay_command(seed, PROFILES["static membership"])
+    )
+    assert exercised(report, PROFILES["static membership"]) == []
+
+
+@pytest.mark.rule("RB-39")
+@pytest.mark.parametrize("surge", [False, True], ids=["one by one", "with surge"])
+def test_a_rolling_restart_starts_each_resource_once_and_moves_none_between_labels(surge: bool) -> None:
+    """Of ten nodes with a thousand resources, in virtual time."""
+    plans = [HostPlan(f"host-{index}", rejoin_grace_s=30.0) for index in range(10)]
+    started: Counter[str] = Counter()
+    owners: dict[str, str] = {}
+
+    def told(label: str, fact: Fact, _wall: float, _monotonic: float) -> None:
+        if fact.kind is FactKind.START_ENTERED and fact.resource is not None:
+            started[fact.resource] += 1
+            owners[fact.resource] = label
+
+    def is_settled() -> bool:
+        return world.unsettled() is None and len(world.oracle.accesses) == 1000
+
+    def until(is_done: Callable[[], bool]) -> None:
+        ends = world.now + 60.0
+        while not is_done():
+            assert world.now < ends, world.unsettled()
+            world.run_for(0.2)
+
+    world = World(Scenario((*plans, *plans), resources=1000, writes=0.0), Random(1), Trace(None), told)
+    olds, news = world.hosts[:10], world.hosts[10:]
+    for host in olds:
+        world.start(host)
+    until(is_settled)
+    before = {resource: owner.partition("#")[0] for resource, owner in owners.items()}
+    assert Counter(before.values()) == dict.fromkeys((plan.label for plan in plans), 100)
+    started.clear()
+    for old, new in zip(olds, news, strict=True):
+        if surge:
+            world.start(new)
+            until(is_settled)
+        world.stop(old)
+        until(lambda host=old: host.running is None)  # type: ignore[misc]
+        if not surge:
+            world.start(old)
+        until(is_settled)
+    assert len(started) == 1000
+    assert set(started.values()) == {1}, "starts are exactly as many as resources"
+    assert {resource: owner.partition("#")[0] for resource, owner in owners.items()} == before

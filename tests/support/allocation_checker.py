@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from rebalanser.core.group.types import SpreadOver
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -85,6 +87,9 @@ def check_nothing_fits(problem: AllocationProblem, owners: Mapping[str, str]) ->
     """Raise AssertionError if what has no owner could be placed while all others stay."""
     loads = _loads(problem, owners)
     taken = {(problem.resources[name].spread, _site(problem, node)) for name, node in owners.items()}
+    for name, node in problem.pinned.items():
+        if node in problem.kept and problem.policy.spread_over is SpreadOver.ZONE:
+            taken.add((problem.resources[name].spread, problem.kept[node].zone))
     for name in problem.resources.keys() - owners.keys():
         weight, spread = _weight(problem, name), problem.resources[name].spread
         for node in problem.nodes:

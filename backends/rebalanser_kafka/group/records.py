@@ -6,8 +6,9 @@ Rebalanser wrote a value that is unreadable for another reason: all replicas fai
 aside.
 
 A record has the least format that tells all of it. Format 2 has what replicas that know only format 1 would
-ignore: capacity, tags and zone of a member, needs and spread of a resource, also in a snapshot, and the
-policy. So such replicas stop at it instead of placing resources against their needs (RB-37).
+ignore: capacity, tags, zone and grace of a member, the members that a plan remembers, needs and spread of a
+resource, also in a snapshot, and the policy. So such replicas stop at it instead of placing resources against
+their needs (RB-37).
 """
 
 from __future__ import annotations
@@ -187,14 +188,25 @@ def encode(request: Request) -> bytes:
 
 
 _NEW_IN_2: Final[Mapping[str, object]] = MappingProxyType(
-    {"capacity": None, "tags": frozenset(), "zone": "", "needs": frozenset(), "spread": None}
+    {
+        "capacity": None,
+        "tags": frozenset(),
+        "zone": "",
+        "rejoin_grace_s": 0.0,
+        "registered": 0,
+        "needs": frozenset(),
+        "spread": None,
+        "remember": {},
+        "forget": frozenset(),
+    }
 )
-"""Fields of members and resources that format 1 does not have, with their defaults."""
+"""Fields of members, resources and plans that format 1 does not have, with their defaults."""
 
 
 def _least_format(wish: Wish, body: dict[str, Any]) -> int:
     """Return the least format that tells all of a request; drop from it what is as by default and new."""
-    described = [*body.get("specs", ()), *([body["member"]] if "member" in body else ())]
+    described = [*body.get("specs", ()), *(body[name] for name in ("member", "plan") if name in body)]
+    described += [member for plan in described for member in plan.get("remember", {}).values()]
     for each in described:
         for name, default in _NEW_IN_2.items():
             if name in each and each[name] == default:

@@ -115,6 +115,10 @@ class _Search:
         self._taken: dict[tuple[str, object], str] = {}
         """The resource of each spread on each node or in each zone."""
         self._waiting = set(waiting)
+        self._kept: set[str] = set()
+        if problem.kept:
+            self._kept = {name for name in waiting if problem.pinned.get(name) in problem.kept}
+            self._waiting -= self._kept
         self._spent = 0
         self._mean = self._high = self._low = self._aim = 0.0
         self._lists: dict[int, list[tuple[_Class, _Listed]]] = {}
@@ -159,6 +163,7 @@ class _Search:
         for name in self._spreads:
             self._class_of(name).apart = True
         self._give_up()
+        self._take_kept_sites()
         self._total = sum(self._loads)
         changed = True
         while changed:
@@ -174,7 +179,7 @@ class _Search:
             shares[node] = as_before(self._problem.previous.get(node), share)
         return Solution(
             shares,
-            why_unplaced(self._problem, sorted(self._waiting)),
+            why_unplaced(self._problem, sorted(self._waiting | self._kept)),
             frozenset(self._forced),
             self._improvable,
         )
@@ -291,6 +296,13 @@ class _Search:
                 self._evict(name, i)
                 self._taken[self._spreads[name], self._sites[i]] = there
                 self._forced.add(name)
+
+    def _take_kept_sites(self) -> None:
+        """Keep the zones of kept resources free of others of their spread, for the return of their nodes."""
+        problem = self._problem
+        for name in sorted(self._kept & self._spreads.keys()) if self._by_zone else ():
+            zone = problem.kept[problem.pinned[name]].zone
+            self._taken.setdefault((self._spreads[name], zone), name)
 
     def _unwelcome(self, i: int, had: frozenset[str]) -> Iterable[str]:
         closed: set[str] = set()
@@ -490,6 +502,8 @@ class _Search:
         """The next resource that leaves: a sibling, the lightest that is enough, or the heaviest."""
         if not self._is_free(name, i):
             sibling = self._taken[self._spreads[name], self._sites[i]]
+            if sibling in self._kept:
+                return None
             source = i if self._holds(i, sibling) else self._holder(sibling)
             target = self._destination(sibling, i)
             return None if target is None else (sibling, source, target)

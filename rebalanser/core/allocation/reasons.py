@@ -154,6 +154,8 @@ def _why_no_room(spec: ResourceSpec, willing: _Willing, size: int) -> str:
 def _why_not_on_its_node(problem: AllocationProblem, name: Resource, pin: str) -> str:
     spec, member = problem.resources[name], problem.nodes.get(pin)
     label = spec.pin or pin
+    if pin in problem.kept:
+        return f"kept for {problem.kept[pin].label}, which is gone"
     if member is None:
         return f"pinned to {label}, which is not there or is drained"
     if pin in problem.refused.get(name, ()):

@@ -22,7 +22,9 @@ from rebalanser.core.group.messages import (
 )
 from rebalanser.core.group.problem import AllocationProblem
 from rebalanser.core.group.states import ROLE, Role, Vote
+from rebalanser.core.group.succession import Succession, succession
 from rebalanser.core.group.types import (
+    MAX_REJOIN_GRACE_S,
     Effort,
     Group,
     Header,
@@ -65,31 +67,43 @@ def _revision(header: Header | None) -> int:
     return header.revision if header is not None else 0
 
 
-def intended(group: Group, allocation: Allocation) -> dict[NodeId, frozenset[Resource]]:
-    """Return the share of each member by an allocation; drained nodes own nothing (RB-30)."""
-    return {node: allocation.shares.get(node, frozenset()) for node in group.members}
+def intended(
+    group: Group, allocation: Allocation, passing: Succession | None = None
+) -> dict[NodeId, frozenset[Resource]]:
+    """Return the share of each member by an allocation, and of each node whose share is kept (RB-39).
+
+    Drained nodes own nothing (RB-30).
+    """
+    kept = (succession(group) if passing is None else passing).kept
+    return {node: allocation.shares.get(node, frozenset()) for node in group.members} | dict(kept)
 
 
 def problem_of(group: Group) -> AllocationProblem:
-    """Return the allocation problem of a group in which everything may move."""
-    return _problem(group, _pinned(group, _pins(group)))
+    """Return the allocation problem of a group in which everything may move.
+
+    The share of a label is kept while it is stored: only its leader counts the time.
+    """
+    passing = succession(group)
+    return _problem(group, _pinned(group, _pins(group), passing), passing)
 
 
 def _problem(
     group: Group,
     pinned: Mapping[Resource, NodeId],
+    passing: Succession,
     special: frozenset[Resource] | None = None,
     unsettled: frozenset[Resource] | None = None,
     limits: MoveLimits = NO_LIMITS,
 ) -> AllocationProblem:
-    active = _active(group)
+    active = _active(group, passing.superseded)
     return AllocationProblem(
         nodes=active,
         resources=group.resources,
-        previous=_previous(group),
+        previous=_passed_on(group, passing),
         policy=group.policy,
         pinned=pinned,
         refused=releasers(group),
+        kept={node: group.remembered[node] for node in passing.kept},
         drained=frozenset(group.members.keys() - active.keys()),
         special=special,
         unsettled=unsettled,
@@ -98,13 +112,26 @@ def _problem(
     )
 
 
-def _active(group: Group) -> dict[NodeId, Member]:
+def _active(group: Group, superseded: frozenset[NodeId] = frozenset()) -> dict[NodeId, Member]:
     """The members that may own resources."""
-    return {node: member for node, member in group.members.items() if member.label not in group.drained}
+    return {
+        node: member
+        for node, member in group.members.items()
+        if member.label not in group.drained and node not in superseded
+    }
 
 
 def _previous(group: Group) -> dict[NodeId, frozenset[Resource]]:
     return {node: share.resources for node, share in group.shares.items()}
+
+
+def _passed_on(group: Group, passing: Succession) -> dict[NodeId, frozenset[Resource]]:
+    """Return the previous shares, where those of replaced nodes are their heirs' (RB-39)."""
+    shares = _previous(group)
+    for node, heir in passing.heirs.items():
+        inherited = shares.pop(node)
+        shares[heir] = inherited | shares[heir] if shares.get(heir) else inherited
+    return shares
 
 
 def _pins(group: Group) -> dict[Resource, str]:
@@ -112,20 +139,21 @@ def _pins(group: Group) -> dict[Resource, str]:
     return {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
 
 
-def _pinned(group: Group, pins: Mapping[Resource, str]) -> dict[Resource, NodeId]:
+def _pinned(group: Group, pins: Mapping[Resource, str], passing: Succession) -> dict[Resource, NodeId]:
     """The node that each pinned resource may be on; an empty id where the node is not there.
 
-    Of several nodes with the label it is the first that has not released the resource.
+    Of several nodes with the label it is the first that has not released the resource. What is kept for a
+    label, or passes to another node of it, is as if it were pinned (RB-39).
     """
     if not pins:
-        return {}
-    active = sorted(_active(group).items(), reverse=True)
+        return passing.bound
+    active = sorted(_active(group, passing.superseded).items(), reverse=True)
     by_label = {member.label: node for node, member in active}
     pinned = {resource: by_label.get(label, "") for resource, label in pins.items()}
     for resource in releasers(group).keys() & pins.keys():
         willing = (n for n, m in active if m.label == pins[resource] and resource not in m.released)
         pinned[resource] = min(willing, default=pinned[resource])
-    return pinned
+    return pinned | passing.bound
 
 
 def _differ(before: frozenset[Resource], after: frozenset[Resource]) -> bool:
@@ -203,6 +231,11 @@ class Leading:
         self._improvable = False
         self._improve_at: float | None = None
         """The time of the next plan for a better balance."""
+        self._graces: dict[NodeId, float] = {}
+        """The end of the grace of each remembered node that is gone, counted since this leader noticed it."""
+        self._grace_ends: float | None = None
+        """The next such end."""
+        self._inherits = False
         self._beats = 0
         self._keys: dict[str, int] = {}
         """Keys that a watch reported and that were not read since, each at its latest revision."""
@@ -302,6 +335,8 @@ class Leading:
         self._keys.clear()
         self._whole_at = self._lost_at = 0
         self._acknowledgements_missed = False
+        self._graces.clear()
+        self._grace_ends = None
 
     def _drop(self) -> None:
         self._forget_group()
@@ -401,7 +436,8 @@ class Leading:
         """The time at which to read the group for a rebalance; None while there is no reason to (RB-8)."""
         if self.role is not Role.LEADER:
             return None
-        at = self._improve_at
+        due = (at for at in (self._improve_at, self._grace_ends) if at is not None)
+        at = min(due, default=None)
         if self._changed_at is not None:
             # The changes settle first, also if more may move before: one reading is for both.
             at = self._changed_at + (self._timings.settle_time_s if self.group is not None else 0.0)
@@ -413,7 +449,7 @@ class Leading:
 
     def reading_group(self, session: Session, leadership: Leadership) -> ReadGroup:
         """Return the command that reads the group; changes from now on lead to another read."""
-        self._changed_at = self._improve_at = None
+        self._changed_at = self._improve_at = self._grace_ends = None
         return ReadGroup(
             session,
             leadership,
@@ -469,8 +505,23 @@ class Leading:
             frozenset(self._attempts),
             self._basis,
             self._move_limits(group.policy, now),
+            self._ended_graces(group, now),
         )
         return self.asked
+
+    def _ended_graces(self, group: Group, now: float) -> frozenset[NodeId]:
+        """Count the time since each remembered node was seen to be gone. Return those whose grace is over.
+
+        A new leader does not know when that was, and begins anew: clocks are never compared (RB-39).
+        """
+        known = self._graces
+        self._graces = {
+            node: known.get(node, now + min(member.rejoin_grace_s, MAX_REJOIN_GRACE_S))
+            for node, member in group.remembered.items()
+            if node in group.shares and node not in group.members
+        }
+        self._grace_ends = min((end for end in self._graces.values() if end > now), default=None)
+        return frozenset(node for node, end in self._graces.items() if end <= now)
 
     def _move_limits(self, policy: Policy, now: float) -> MoveLimits:
         """Return what may move now for a better balance (RB-38)."""
@@ -530,14 +581,15 @@ class Leading:
         group, unsettled = asked.group, asked.basis.unsettled if asked.basis else None
         pins = asked.basis.pins if asked.basis else _pins(group)
         special = asked.basis.special if asked.basis else special_resources(group.resources)
-        pinned = _pinned(group, pins)
-        problem = _problem(group, pinned, special, unsettled, asked.limits)
+        passing = succession(group, asked.ended, unsettled)
+        pinned = _pinned(group, pins, passing)
+        problem = _problem(group, pinned, passing, special, unsettled, asked.limits)
         allocation = self._solve(problem)
-        targets = intended(group, allocation)
+        targets = intended(group, allocation, passing)
         unplaced = _unplaced(group, targets, unsettled if allocation.is_plain else None, pinned)
         if unplaced is None and unsettled is not None:
             allocation = self._solve(replace(problem, unsettled=None))
-            targets = intended(group, allocation)
+            targets = intended(group, allocation, passing)
             unplaced = _unplaced(group, targets, None, pinned)
         plan = self._planned(asked, targets, allocation)
         certificate = allocation.certificate
@@ -547,6 +599,7 @@ class Leading:
             PlanBasis(unplaced, pins, special) if unplaced is not None else None,
             certificate.improvements if plan is not None and _spaces(group.policy) else frozenset(),
             certificate.improvable and group.policy.max_moves != 0,
+            bool(passing.inherited),
         )
 
     def plan_made(self, made: PlanMade, now: float) -> None:
@@ -563,6 +616,7 @@ class Leading:
                 self._plan_improvement(now)
         else:
             self._planned_basis = made.basis
+            self._inherits = made.inherits
             self._improving = {v: moved for v, moved in self._improving.items() if v in self._attempts}
             self._improving[made.plan.version] = made.improved
             self._attempted_version = made.plan.version
@@ -579,8 +633,14 @@ class Leading:
         previous = _previous(group)
         before = {node: share.version for node, share in group.shares.items()}
         changed = {n for n, share in targets.items() if n not in before or _differ(previous[n], share)}
+        remember = {
+            node: replace(member, released=frozenset(), registered=0)
+            for node, member in group.members.items()
+            if member.rejoin_grace_s and node not in group.remembered
+        }
+        forget = frozenset(group.remembered.keys() - targets.keys())
         if not changed and before.keys() == targets.keys():
-            if not asked.forbids:
+            if not (asked.forbids or remember or forget):
                 return None
         else:
             changed |= {n for n, member in group.members.items() if member.mode is Mode.EAGER}
@@ -596,6 +656,8 @@ class Leading:
                 part for part in group.obsolete_parts if part.version <= asked.inherited_version
             ),
             effort=allocation.effort,
+            remember=remember,
+            forget=forget,
         )
 
     def _remember(self, version: int, effort: Effort | None) -> None:
@@ -628,14 +690,24 @@ class Leading:
         self._attempts.pop(header.version, None)
         if self.group is not None and self.plan is not None:
             kept = {node: share for node, share in self.group.shares.items() if node in self.plan.shares}
+            plan, remembered = self.plan, self.group.remembered
+            if plan.remember or plan.forget:
+                left = {node: member for node, member in remembered.items() if node not in plan.forget}
+                remembered = {**left, **plan.remember}
             self.group = replace(
-                self.group, header=header, shares={**kept, **shares}, obsolete_parts=frozenset()
+                self.group,
+                header=header,
+                shares={**kept, **shares},
+                obsolete_parts=frozenset(),
+                remembered=remembered,
             )
             self._basis = self._planned_basis
         self.plan = None
         self._published_at = now
         self._record_improvement(header.version, now)
         self._plan_improvement(now)
+        if self._inherits:
+            self._improve_at = now
 
     def acknowledged(self, node: NodeId, version: int | None, now: float) -> None:
         """Handle that a node completed its share of ``version``; None if the version is unknown."""
@@ -655,7 +727,10 @@ class Leading:
         group, header = self.group, self.header
         if self.role is not Role.LEADER or group is None or header is None or self._completed:
             return None
-        if not all(self._has_completed(node, share.version) for node, share in group.shares.items()):
+        gone = group.remembered.keys() - group.members.keys()  # nobody completes what is kept (RB-39)
+        if not all(
+            self._has_completed(n, share.version) for n, share in group.shares.items() if n not in gone
+        ):
             return None
         self._completed_version = header.version
         return header.version

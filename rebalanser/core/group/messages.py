@@ -533,6 +533,8 @@ class MakePlan:
     basis: PlanBasis | None = None
     """Facts about the group that make the plan cheaper and change nothing in it."""
     limits: MoveLimits = NO_LIMITS
+    ended: frozenset[NodeId] = frozenset()
+    """Nodes that are gone, and whose labels' grace is over (RB-39)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +549,8 @@ class PlanMade:
     """The resources that it moves only for a better balance, if the policy spaces such moves."""
     improvable: bool = False
     """True if a later plan may improve the balance further."""
+    inherits: bool = False
+    """True if it moves only what goes to a node with the share of its label: another plan is to follow."""
 
 
 Event: TypeAlias = Start | Stop | Release | Accept | Wakeup | Answered | Noticed | HandlerReturned | PlanMade

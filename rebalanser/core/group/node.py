@@ -385,7 +385,9 @@ class Node:
                 self._rebalancing.stale_revision = outcome.session.created
                 self._rebalancing.acknowledged_revision = outcome.session.created
                 self._releases.revision = outcome.session.created
-                self._report(FactKind.JOINED, revision=outcome.session.created)
+                grace_s = self._member.rejoin_grace_s
+                detail = {"rejoin_grace_s": grace_s} if grace_s else {}
+                self._report(FactKind.JOINED, revision=outcome.session.created, **detail)
             case Failed():
                 self._report(FactKind.JOIN_FAILED, error=outcome.error, fatal=outcome.fatal)
                 self._move(Life.JOIN_FAILED)

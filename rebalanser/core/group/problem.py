@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rebalanser.core.group.types import Member, NodeId, Policy, Resource, ResourceSpec
 
 _NO_PINS: Mapping[str, str] = MappingProxyType({})
+_NOBODY: Mapping[str, Member] = MappingProxyType({})
 _NO_REFUSALS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
@@ -33,6 +34,9 @@ class AllocationProblem:
     """The only node that a resource may be on; one that is not in ``nodes`` is none (RB-29)."""
     refused: Mapping[Resource, frozenset[NodeId]] = field(default_factory=lambda: _NO_REFUSALS)
     """The nodes that have released a resource, and must not get it."""
+    kept: Mapping[NodeId, Member] = field(default_factory=lambda: _NOBODY)
+    """Nodes that are gone and for whose labels their shares are kept: ``pinned`` has each of these resources,
+    on none of ``nodes`` (RB-39)."""
     drained: frozenset[NodeId] = frozenset()
     """Nodes that are live and may not own resources (RB-30); for the reasons of moves only."""
     special: frozenset[Resource] | None = None

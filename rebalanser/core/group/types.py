@@ -96,6 +96,14 @@ class Member:
     """What it offers to resources that need it (RB-37)."""
     zone: str = ""
     """The zone that it is in; the empty zone is one of its own."""
+    rejoin_grace_s: float = 0.0
+    """Seconds for which its label keeps its share once it is gone (RB-39)."""
+    registered: int = field(default=0, compare=False)
+    """The revision at which it joined: the order of nodes with the same label. It is not in its record."""
+
+
+MAX_REJOIN_GRACE_S: Final = 86_400.0
+"""Maximum seconds for which a share is kept: a day. More counts as this much."""
 
 
 @record
@@ -240,6 +248,8 @@ class Group:
     acknowledged: Mapping[NodeId, int]
     fingerprint: Fingerprint
     policy: Policy = Policy()
+    remembered: Mapping[NodeId, Member] = field(default_factory=lambda: MappingProxyType({}))
+    """The members with a grace to which an allocation gave a share, also those that are gone (RB-39)."""
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Keys that no Rebalanser wrote, or a newer one, and what is wrong with each: they are left alone."""
 
@@ -290,6 +300,10 @@ class Plan:
     """Obsolete parts left by leaders of earlier terms: no publication under way can commit them."""
     effort: Effort | None = None
     """Its cost; None if it is not measured."""
+    remember: Mapping[NodeId, Member] = field(default_factory=dict)
+    """Members to remember beyond their leases (RB-39)."""
+    forget: frozenset[NodeId] = frozenset()
+    """Members that were remembered and are no longer."""
 
 
 def is_special(spec: ResourceSpec) -> bool:

@@ -62,6 +62,7 @@ from rebalanser.core.group.messages import (
     Stop,
 )
 from rebalanser.core.group.types import Mode, TopicKind
+from simulation.group.labels import LabelChecks, LabelWorld
 from simulation.group.oracle import Judged
 from simulation.group.placing import PlacingWorld, PlanChecks
 from simulation.kernel.reports import Violation
@@ -100,7 +101,7 @@ class Dutiful(Judged, Protocol):
         ...
 
 
-class DutyWorld(PlacingWorld, Protocol):
+class DutyWorld(PlacingWorld, LabelWorld, Protocol):
     """The world of a process that has duties."""
 
     scenario: Scenario
@@ -184,6 +185,7 @@ class Duties:
         """The term that it resigned from, while it knows of no other."""
         self._resigned_at = _NEVER
         self.plans = PlanChecks(process)
+        self._labels = LabelChecks(process)
 
     @property
     def _now(self) -> float:
@@ -363,12 +365,14 @@ class Duties:
                     raise Violation("RB-28", f"{self._label} gave up term {self._term}, which it still led")
                 self._term = leadership.term
                 self.plans.elected()
+                self._labels.elected()
                 self._begin_term()
             case Resigned(leadership=leadership):
                 self._resigned, self._resigned_at = leadership, self._now
             case GroupRead(group=group):
                 self._group = group
                 self.plans.read(group)
+                self._labels.read(group)
                 self._read_revision = group.revision
                 if isinstance(command, ReadGroup) and (
                     command.known is None or command.reread_acknowledgements
@@ -600,6 +604,8 @@ class Duties:
         if self._process.world.scenario.placement:
             self.plans.publishes(plan, group)
             return
+        group, active, held = self._labels.publishes(plan, group)
+        owners = {resource: node for node in active for resource in after.get(node, ())}
         if len({spec.weight for spec in group.resources.values()}) > 1:
             return
         if any(group.members[node].released for node in active):

@@ -45,6 +45,7 @@ class HostPlan:
     capacity: float | None = None
     tags: frozenset[str] = frozenset()
     zone: str = ""
+    rejoin_grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class Profile:
     burst: tuple[float, float] = (0.1, 0.5)
     placement: bool = False
     """True if nodes have capacities, tags and zones, resources weights, needs and spreads, and a policy."""
+    graces_s: tuple[float, ...] = ()
+    """The graces of which each label has one (RB-39)."""
 
     def draw(self, random: Random) -> Scenario:
         """A scenario."""
@@ -188,6 +191,8 @@ class Profile:
             may_lead=index == 0 or random.random() >= self.may_not_lead,
             kills=random.random() < self.kills,
         )
+        if self.graces_s:
+            plan = replace(plan, rejoin_grace_s=random.choice(self.graces_s))
         if not self.placement:
             return plan
         return replace(
@@ -538,6 +543,26 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 mean_between_faults_s=(0.3, 0.8),
                 burst=(0.05, 0.3),
                 placement=True,
+            ),
+            _closer(
+                "static membership",
+                {
+                    **_CHANGES,
+                    FaultKind.GRACEFUL_STOP: 12,
+                    FaultKind.CRASH: 6,
+                    FaultKind.PAUSE_LONG: 2,
+                    FaultKind.PARTITION: 2,
+                    FaultKind.REQUEST_LATE: 2,
+                    FaultKind.REPLY_LOST: 2,
+                    FaultKind.WATCH_SILENT: 1,
+                },
+                hosts=(3, 6),
+                resources=(4, 16),
+                max_operations=(8, 128),
+                equal_labels=0.3,
+                graces_s=(0.0, 1.0, 3.0, 3.0, 6.0),
+                chaos_s=(8.0, 14.0),
+                mean_between_faults_s=(0.3, 0.9),
             ),
         )
     }

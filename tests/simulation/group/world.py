@@ -45,6 +45,7 @@ from rebalanser.registry.translation import Translation
 from rebalanser.testing.memory import MemoryStore
 from simulation.group.duties import Promptness
 from simulation.group.faults import FaultKind
+from simulation.group.labels import replaced
 from simulation.group.network import Network
 from simulation.group.operators import Change, Operations, Operator
 from simulation.group.oracle import OPERATOR, Judged, Oracle
@@ -196,6 +197,7 @@ class World:
                 capacity=plan.capacity,
                 tags=plan.tags,
                 zone=plan.zone,
+                rejoin_grace_s=plan.rejoin_grace_s,
             ),
             self.scenario.timings,
             self._solve,
@@ -554,9 +556,13 @@ class World:
                 return f"RB-6: {process.label} takes itself for the leader, which is {oracle.leader}"
         return None
 
+    def plan_of(self, node: NodeId) -> HostPlan:
+        """What runs on the host of a node."""
+        return next(host.plan for host in self.hosts if node.startswith(f"{host.name}."))
+
     def _member(self, node: NodeId) -> Member:
         """A node as its host describes it."""
-        plan = next(host.plan for host in self.hosts if node.startswith(f"{host.name}."))
+        plan = self.plan_of(node)
         return Member(node, plan.label, capacity=plan.capacity, tags=plan.tags, zone=plan.zone)
 
     def problem_at(self, group: Group) -> AllocationProblem:
@@ -580,7 +586,13 @@ class World:
                 return f"RB-7: {resource} is removed and still accessed"
             for access in accesses.values():
                 owners[_node_id(access.process)].add(resource)
-        active = [process for process in live if process.host.plan.label not in self.drained]
+        plans = {_node_id(process): process.host.plan for process in live}
+        superseded = replaced(plans, plans, self.oracle.members)
+        active = [
+            process
+            for process in live
+            if process.host.plan.label not in self.drained and _node_id(process) not in superseded
+        ]
         problem = AllocationProblem(
             {_node_id(process): self._member(_node_id(process)) for process in active},
             self.resources,
