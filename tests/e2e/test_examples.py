@@ -210,6 +210,18 @@ def test_gpu_workers_example() -> None:
     )
 
 
+@pytest.mark.rule("RB-39")
+def test_rolling_deploy_example() -> None:
+    found = run("rolling_deploy.py", "--processes", "3", "--resources", "6")
+    assert found.returncode == 0, found.stderr
+    cost = dict(re.findall(r"^(with.*): (.*)$", found.stdout, re.MULTILINE))
+    assert list(cost) == ["without a grace", "with a grace", "with a grace, and surge"]
+    assert not cost["without a grace"].startswith("6 starts, 0 moves")
+    for way in ("with a grace", "with a grace, and surge"):
+        assert cost[way].startswith("6 starts, 0 moves between labels, unowned p50"), cost[way]
+    assert "not measured, give --kafka HOST:PORT" in found.stdout
+
+
 @pytest.mark.rule("RB-12", "RB-26")
 def test_any_language_example() -> None:
     scripts = Path(sys.executable).parent

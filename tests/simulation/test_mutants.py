@@ -797,7 +797,7 @@ MUTANTS = (
     Mutant(
         "allocation from scratch",
         "an allocation moves as few resources as balance allows",
-        _edit(leading_module, "_problem", "previous=_previous(group),", "previous={},"),
+        _edit(leading_module, "_problem", "previous=_passed_on(group, passing),", "previous={},"),
         frozenset({"RB-10"}),
     ),
     Mutant(
@@ -1274,6 +1274,87 @@ MUTANTS = (
         + _edit(Leading, "make_plan", " and group.policy.max_moves != 0", ""),
         frozenset({"RB-7"}),
         "placement",
+    ),
+    Mutant(
+        "grace ignored",
+        "the share of a label that is gone is kept",
+        _edit(Leading, "_ended_graces", "if end <= now", "if True"),
+        frozenset({"RB-39"}),
+        "static membership",
+    ),
+    Mutant(
+        "grace without an end",
+        "nothing is kept longer than the grace",
+        (
+            Switch(Leading, "_ended_graces", always(frozenset())),
+            *_edit(Leading, "make_plan", "asked.ended", "frozenset()"),
+        ),
+        frozenset({"RB-39", "RB-2"}),
+        "static membership",
+    ),
+    Mutant(
+        "grace counted anew",
+        "a leader counts the grace since it noticed that the node is gone",
+        _edit(Leading, "_ended_graces", "known = self._graces", "known = {}"),
+        frozenset({"RB-39", "RB-2"}),
+        "static membership",
+    ),
+    Mutant(
+        "share for any newcomer",
+        "what is kept for a label goes to a node of that label",
+        _edit(
+            leading_module,
+            "succession",
+            "latest.get(member.label, newcomers.get(member.label))",
+            "max(newcomers.values(), default=latest.get(member.label))",
+        ),
+        frozenset({"RB-39"}),
+        "static membership",
+    ),
+    Mutant(
+        "share kept beside its heir",
+        "the node that comes back under a label gets the share",
+        _edit(leading_module, "succession", "if heir is not None:", "if False:"),
+        frozenset({"RB-39"}),
+        "static membership",
+    ),
+    Mutant(
+        "surge to all",
+        "of two nodes with one label the later gets the share of the older",
+        _edit(
+            leading_module,
+            "succession",
+            "{node: latest[members[node].label] for node in superseded if node in group.shares}",
+            "{}",
+        ),
+        frozenset({"RB-39"}),
+        "static membership",
+    ),
+    Mutant(
+        "surge given back",
+        "of two nodes with one label the later gets the share of the older",
+        _edit(leading_module, "succession", "label: max(those", "label: min(those"),
+        frozenset({"RB-39"}),
+        "static membership",
+    ),
+    Mutant(
+        "new leader forgets",
+        "a new leader knows for which label a share is kept",
+        _edit(
+            Translation,
+            "_header_in",
+            "readable(entries.values(), self._remembered, unreadable)",
+            "{}",
+        ),
+        frozenset({"RB-39"}),
+        "static membership",
+    ),
+    Mutant(
+        "drained and kept",
+        "a drain ends what is kept for a label",
+        _edit(leading_module, "succession", "if member.label in group.drained:", "if False:"),
+        frozenset({"RB-39"}),
+        "static membership",
     ),
 )
 

@@ -604,8 +604,9 @@ class Duties:
         if self._process.world.scenario.placement:
             self.plans.publishes(plan, group)
             return
-        group, active, held = self._labels.publishes(plan, group)
+        group, active, inherited = self._labels.publishes(plan, group)
         owners = {resource: node for node in active for resource in after.get(node, ())}
+        held = {resource: node for node in active for resource in before.get(node, ())} | inherited
         if len({spec.weight for spec in group.resources.values()}) > 1:
             return
         if any(group.members[node].released for node in active):
@@ -614,7 +615,7 @@ class Duties:
                 raise Violation("RB-10", f"version {plan.version} of {self._label}: {wrong}")
             return
         moves = sum(owners.get(resource, node) != node for resource, node in held.items())
-        least = least_moves(group, active, held)
+        least = least_moves(group, active, held, inherited)
         if moves != least:
             raise Violation(
                 "RB-10", f"version {plan.version} of {self._label} moves {moves} resources, not {least}"
@@ -666,8 +667,15 @@ class Duties:
         return self._process.label
 
 
-def least_moves(group: Group, active: Collection[NodeId], held: Mapping[Resource, NodeId]) -> int:
+def least_moves(
+    group: Group,
+    active: Collection[NodeId],
+    held: Mapping[Resource, NodeId],
+    inherited: Mapping[Resource, NodeId],
+) -> int:
     """The fewest resources that can leave an active node for another, counted one resource at a time.
+
+    What is ``inherited`` is where it must be, and not a resource of the group.
 
     Each free resource is poured onto a node with the least load, and there onto one that has some of its own
     left to keep if there is such a node: so none that could be kept is counted as moved.
@@ -679,6 +687,8 @@ def least_moves(group: Group, active: Collection[NodeId], held: Mapping[Resource
         if spec.pin is not None
     }
     loads = {node: sum(pin == node for pin in pins.values()) for node in active}
+    for node in inherited.values():
+        loads[node] += 1
     own = dict.fromkeys(active, 0)
     forced = 0
     for resource, node in held.items():

@@ -72,8 +72,8 @@ class LabelChecks:
     def publishes(self, plan: Plan, group: Group) -> tuple[Group, list[NodeId], dict[Resource, NodeId]]:
         """Judge what a plan does with shares of labels.
 
-        Return the group without what is kept, and with what goes to a node of its label pinned to it; the
-        nodes that may own anything; and what each of them holds, with what it takes over.
+        Return the group without what is kept or goes to a node of its label; the nodes that may own anything;
+        and the node of its label to which each such resource goes.
         """
         world, version = self._leader.world, plan.version
         plans = {node: world.plan_of(node) for node in group.members.keys() | group.shares.keys()}
@@ -84,7 +84,8 @@ class LabelChecks:
         )
         before = {node: share.resources for node, share in group.shares.items()}
         after = {node: plan.changed.get(node, before.get(node, _NONE)) for node in plan.shares}
-        held = {name: node for node in active for name in before.get(node, ())}
+        self._check_drained(plan, group, plans)
+        inherited: dict[Resource, NodeId] = {}
         specs = dict(group.resources)
         for node in sorted(before.keys() - group.members.keys() | superseded & before.keys()):
             label, grace_s = plans[node].label, plans[node].rejoin_grace_s
@@ -100,16 +101,22 @@ class LabelChecks:
                 share -= group.members[heir].released
                 if not share <= after[heir]:
                     raise Violation("RB-39", f"version {version} gives {heir} not all of what {node} had")
-                held.update(dict.fromkeys(share, heir))
-                specs.update({name: replace(specs[name], pin=label) for name in share})
+                inherited.update(dict.fromkeys(share, heir))
+            elif not self._is_kept(node, label, share, grace_s, after, version):
                 continue
-            if self._is_kept(node, label, share, grace_s, after, version):
-                for name in share:
-                    specs.pop(name)
+            for name in share:
+                specs.pop(name, None)
         for node in superseded:
             if after.get(node):
                 raise Violation("RB-39", f"version {version} gives {node} something, which is replaced")
-        return replace(group, resources=specs), active, held
+        return replace(group, resources=specs), active, inherited
+
+    @staticmethod
+    def _check_drained(plan: Plan, group: Group, plans: Mapping[NodeId, HostPlan]) -> None:
+        """Check that nothing is kept for a drained label."""
+        for node in sorted(plan.shares.keys() - group.members.keys()):
+            if plans[node].label in group.drained:
+                raise Violation("RB-39", f"version {plan.version} keeps what {node} had, which is drained")
 
     def _is_kept(
         self,
