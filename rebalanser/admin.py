@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from pydantic import StrictStr, TypeAdapter
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
-from rebalanser.core.group import Policy, ResourceSpec, SpreadOver, Topic, TopicKind
+from rebalanser.core.group import Member, Mode, Policy, ResourceSpec, SpreadOver, Topic, TopicKind
 from rebalanser.core.group.messages import Noticed
 from rebalanser.core.group.types import SPEC_FIELDS
 from rebalanser.errors import (
     InvalidArgument,
     InvalidName,
+    InvalidSettings,
     InvalidState,
     NotSettled,
     RebalanserError,
@@ -39,6 +40,8 @@ from rebalanser.runtime.clock import SystemClock
 from rebalanser.settings import Settings, check_argument, check_timeout
 
 if TYPE_CHECKING:
+    from rebalanser.explanation import Explanation
+    from rebalanser.plan import GroupPlan
     from rebalanser.state import GroupState, ResourceState
 
 ResultT = TypeVar("ResultT")
@@ -65,6 +68,7 @@ def _no_progress(done: int, total: int) -> None:
 _WEIGHT: Final = TypeAdapter[float](Weight)
 _WEIGHTS: Final = TypeAdapter[Mapping[str, float]](Mapping[str, Weight])
 _ATTRIBUTES: Final = TypeAdapter[Mapping[str, str]](Mapping[str, StrictStr])
+_PINS: Final = TypeAdapter[Mapping[str, str | None]](Mapping[str, StrictStr | None])
 _TAGS: Final = TypeAdapter[list[str]](list[StrictStr])
 _POLICY: Final[Mapping[str, TypeAdapter[Any]]] = MappingProxyType(
     {
@@ -122,6 +126,90 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             check_attribute(name, value, "resource")
         said["attributes"] = dict(said["attributes"])
     return said
+
+
+def _checked_policy(**given: Any) -> dict[str, Any]:
+    """The fields of a policy that are given.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+    changes = {name: value for name, value in given.items() if value is not UNCHANGED}
+    for name, value in changes.items():
+        check_argument(_POLICY[name], value, name)
+    if "spread_over" in changes:
+        changes["spread_over"] = SpreadOver(changes["spread_over"])
+    return changes
+
+
+def _checked_each(resources: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is said of each of these resources, if it can be stored.
+
+    Raises:
+        InvalidArgument: a value is of a wrong type or out of range, or there is no such thing to say.
+        InvalidName: a pin, a spread, a tag or an attribute can't be stored.
+    """
+    checked: dict[str, dict[str, Any]] = {}
+    for name, given in resources.items():
+        try:
+            checked[name] = _checked(given)
+        except RebalanserError as error:
+            raise type(error)(f"resource {name!r}: {error}; nothing was changed") from None
+    return checked
+
+
+def _labels(given: Iterable[str]) -> list[str]:
+    """The labels of nodes in an argument.
+
+    Raises:
+        InvalidName: a label can't be stored, or is given twice.
+    """
+    labels = _named([given])
+    seen: set[str] = set()
+    for label in labels:
+        check_name(label, "node")
+        if label in seen:
+            raise InvalidName(f"node {label!r} is given twice")
+        seen.add(label)
+    return labels
+
+
+def _nodes_to_come(given: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> tuple[Member, ...]:
+    """Members for a plan, by their labels and what their ``Settings`` would say of them.
+
+    Raises:
+        InvalidArgument: something is said of a node that is not among ``_NODE_FIELDS``, or is out of range.
+        InvalidName: a label can't be stored.
+    """
+    offered: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    described = given if isinstance(given, Mapping) else dict.fromkeys(_labels(given), offered)
+    _labels(list(described))
+    members = []
+    for label, offers in described.items():
+        if not isinstance(offers, Mapping) or (unknown := sorted(offers.keys() - _NODE_FIELDS.keys())):
+            what = unknown[0] if isinstance(offers, Mapping) else type(offers).__name__
+            raise InvalidArgument(f"node {label!r}: {what}: give any of {', '.join(_NODE_FIELDS)}")
+        try:
+            settings = Settings(**{**_NODE_FIELDS, **offers})
+        except InvalidSettings as error:
+            raise InvalidArgument(f"node {label!r}: {error}") from None
+        members.append(
+            Member(
+                "",
+                label,
+                mode=settings.mode,
+                capacity=settings.capacity,
+                tags=settings.tags,
+                zone=settings.zone,
+            )
+        )
+    return tuple(members)
+
+
+_NODE_FIELDS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"capacity": None, "tags": (), "zone": "", "mode": Mode.COOPERATIVE}
+)
+"""The settings that matter to a plan of a node, with their defaults, whatever the environment says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,11 +421,7 @@ class Admin:
             raise InvalidArgument(f"resources: {type(resources).__name__} is no mapping from names")
         self._check(list(resources))
         by_fields: dict[frozenset[str], list[ResourceSpec]] = {}
-        for name, given in resources.items():
-            try:
-                said = _checked(given)
-            except RebalanserError as error:
-                raise type(error)(f"resource {name!r}: {error}; nothing was changed") from None
+        for name, said in _checked_each(resources).items():
             by_fields.setdefault(frozenset(said), []).append(ResourceSpec(name, **said))
         added = done = 0
         for fields, specs in by_fields.items():
@@ -462,18 +546,13 @@ class Admin:
             UnknownGroup: there is no such group.
             UnusableStore: a newer version of Rebalanser wrote the policy; nothing was changed.
         """
-        given: dict[str, Any] = {
-            "spread_over": spread_over,
-            "imbalance_band": imbalance_band,
-            "max_moves": max_moves,
-            "move_interval_s": move_interval_s,
-            "cooldown_s": cooldown_s,
-        }
-        changes = {name: value for name, value in given.items() if value is not UNCHANGED}
-        for name, value in changes.items():
-            check_argument(_POLICY[name], value, name)
-        if "spread_over" in changes:
-            changes["spread_over"] = SpreadOver(changes["spread_over"])
+        changes = _checked_policy(
+            spread_over=spread_over,
+            imbalance_band=imbalance_band,
+            max_moves=max_moves,
+            move_interval_s=move_interval_s,
+            cooldown_s=cooldown_s,
+        )
         self._refuse_unknown()
         self._insist(lambda: self._coordinator.set_policy(Policy(**changes), frozenset(changes)))
 
@@ -482,6 +561,91 @@ class Admin:
         from rebalanser.state import describe  # noqa: PLC0415 - its models are slow to import
 
         return describe(self.name, self._insist(self._coordinator.read))
+
+    def plan(
+        self,
+        *,
+        add_nodes: Iterable[str] | Mapping[str, Mapping[str, Any]] = (),
+        remove_nodes: Iterable[str] = (),
+        drain: Iterable[str] = (),
+        undrain: Iterable[str] = (),
+        add: Iterable[str] | Mapping[str, Mapping[str, Any]] = (),
+        remove: Iterable[str] = (),
+        weights: Mapping[str, float] = MappingProxyType({}),
+        pins: Mapping[str, str | None] = MappingProxyType({}),
+        spread_over: SpreadOver | Literal["node", "zone"] | Unchanged = UNCHANGED,
+        imbalance_band: float | Unchanged = UNCHANGED,
+        max_moves: int | Unchanged | None = UNCHANGED,
+        move_interval_s: float | Unchanged = UNCHANGED,
+        cooldown_s: float | Unchanged = UNCHANGED,
+    ) -> GroupPlan:
+        """Return what the next allocation would do about a change; nothing is written (RB-35).
+
+        All is one change of the group as it is now, allocated by the leader's own code. Without a change it
+        is what the leader is about to do anyway. A text is one name.
+
+        - ``add_nodes``: labels of nodes to come, or for each label what it offers:
+          ``{"w9": {"capacity": 8, "tags": ["gpu"], "zone": "eu-1", "mode": "eager"}}``.
+        - ``remove_nodes``, ``drain``, ``undrain``: labels of live nodes; also drained ones for ``undrain``.
+        - ``add``: resources as ``add`` takes them, or as ``add_each`` does; ``remove``: resources that are
+          there.
+        - ``weights``, ``pins``: the weight or pin of resources that are there, or are added; a pin of None
+          lets every node own the resource.
+        - The others are the group's policy, as ``configure`` takes it.
+
+        Raises:
+            InvalidArgument: a node or resource is not there, a value is out of range, or parts of the change
+                contradict each other.
+            InvalidName: a name can't be stored, or is given twice.
+            UnknownGroup: there is no such group.
+        """
+        from rebalanser.plan import GroupChange, plan_change  # noqa: PLC0415 - its models are slow to import
+
+        said: Mapping[str, Any] = MappingProxyType({})
+        put = add if isinstance(add, Mapping) else dict.fromkeys(self._checked_names(add), said)
+        check_argument(_WEIGHTS, weights, "weights")
+        check_argument(_PINS, pins, "pins")
+        self._check(list(put))
+        _labels({label for label in pins.values() if label is not None})
+        change = GroupChange(
+            nodes_added=_nodes_to_come(add_nodes),
+            nodes_removed=frozenset(_labels(remove_nodes)),
+            drained=frozenset(_labels(drain)),
+            undrained=frozenset(_labels(undrain)),
+            put=_checked_each(put),
+            removed=frozenset(self._checked_names(remove)),
+            weights=weights,
+            pins=pins,
+            policy=_checked_policy(
+                spread_over=spread_over,
+                imbalance_band=imbalance_band,
+                max_moves=max_moves,
+                move_interval_s=move_interval_s,
+                cooldown_s=cooldown_s,
+            ),
+        )
+        change.check()
+        self._refuse_unknown()
+        view = self._insist(self._coordinator.read)
+        return plan_change(self.name, view, change, self._settings.timings)
+
+    def _checked_names(self, given: Iterable[str]) -> list[str]:
+        names = _named([given])
+        self._check(names)
+        return names
+
+    def explain(self, resource: str) -> Explanation:
+        """Return why a resource is where it is, why it is on no other node, and what it waits for (RB-35).
+
+        Raises:
+            InvalidArgument: there is no such resource.
+            UnknownGroup: there is no such group.
+        """
+        from rebalanser.explanation import explain  # noqa: PLC0415 - its models are slow to import
+
+        check_name(resource, "resource")
+        self._refuse_unknown()
+        return explain(self.name, self._insist(self._coordinator.read), resource)
 
     def wait_balanced(self, timeout_s: float = 30.0) -> GroupState:
         """Wait until every resource that can be placed has its owner, and all nodes have completed.

@@ -66,5 +66,7 @@ class AsyncAdmin:
     policy = awaited(Admin.policy)
     configure = awaited(Admin.configure)
     exists = awaited(Admin.exists)
+    plan = awaited(Admin.plan)
+    explain = awaited(Admin.explain)
     state = awaited(Admin.state)
     wait_balanced = awaited(Admin.wait_balanced)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.core.allocation import Allocation, solve
 from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, problem_of, releasers
-from rebalanser.core.group.succession import Succession, succession
+from rebalanser.core.group.succession import succession
 from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.registry import GroupView, Holding
 from rebalanser.registry.values import NEWER_PIN
@@ -132,7 +132,7 @@ class GroupState(BaseModel):
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause the collector of cycles: it would look many times at hundreds of thousands of new objects."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -143,7 +143,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_paused()
+@collector_paused()
 def describe(name: str, view: GroupView) -> GroupState:
     """The state of group ``name`` from what was read of it."""
     group, header = view.group, view.group.header
@@ -158,7 +158,7 @@ def describe(name: str, view: GroupView) -> GroupState:
     specs, released, passing = group.resources, releasers(group), succession(group)
     allocation = cache(lambda: solve(problem_of(group)))
     all_completed = header is not None and all(completed.values())
-    is_balanced = all_completed and _is_stable(group, allocation(), passing)
+    is_balanced = all_completed and is_stable(group, allocation())
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
     nodes = tuple(
         NodeState(
@@ -244,9 +244,9 @@ def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
     return item[1].label, item[0]
 
 
-def _is_stable(group: Group, allocation: Allocation, passing: Succession) -> bool:
+def is_stable(group: Group, allocation: Allocation) -> bool:
     """Return True if a leader that read the group now, and allocated it so, would change no share."""
-    shares, targets = group.shares, intended(group, allocation, passing)
+    shares, targets = group.shares, intended(group, allocation)
     return shares.keys() == targets.keys() and all(
         shares[node].resources == target for node, target in targets.items()
     )
@@ -274,7 +274,7 @@ def _resource(
         token=holding.token if holding else None,
         reason=None
         if removed or holder
-        else _why_unowned(spec, view, labels, leader, assigned_to, released_by, unplaced),
+        else why_unowned(spec, view, labels, leader, assigned_to, released_by, unplaced),
         weight=spec.weight,
         pin=spec.pin,
         attributes=dict(spec.attributes),
@@ -284,7 +284,7 @@ def _resource(
     )
 
 
-def _why_unowned(
+def why_unowned(
     spec: ResourceSpec,
     view: GroupView,
     labels: AbstractSet[str],
@@ -293,6 +293,7 @@ def _why_unowned(
     released_by: AbstractSet[NodeId],
     unplaced: Callable[[], Mapping[str, str]],
 ) -> str:
+    """Return why no live node owns a resource."""
     group, pin = view.group, spec.pin
     gone = None if assigned_to in group.members else group.remembered.get(assigned_to or "")
     if gone is not None and gone.label not in group.drained | labels and pin in {None, gone.label}:

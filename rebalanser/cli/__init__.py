@@ -6,7 +6,7 @@ standard error. Exit codes:
 =====  ==========================================================================================
 0      success
 1      the answer of ``status --exit-code``, ``check`` or ``audit --fail-on-findings`` is no
-2      wrong usage of the command
+2      wrong usage of the command; of ``plan`` also: a resource would have no owner
 3      a person must change something first: the name, the settings, the registry
 4      a temporary failure: try again later
 70     a bug of Rebalanser; please report it

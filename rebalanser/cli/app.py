@@ -55,6 +55,14 @@ _COMMANDS: Final = {
         "for each change.",
     ),
     "node": _Command("groups", "node_app", "List, drain and undrain nodes."),
+    "plan": _Command(
+        "plan", "plan", "Show what the next allocation would do about a change, without making it."
+    ),
+    "explain": _Command(
+        "plan",
+        "explain",
+        "Say why a resource is where it is, why it is on no other node, and what it waits for.",
+    ),
     "run": _Command(
         "run",
         "run",

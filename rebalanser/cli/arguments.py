@@ -155,14 +155,19 @@ def _json_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def read_conditions(given: Sequence[str]) -> dict[str, str]:
     """Parse the conditions of ``--where KEY=VALUE``."""
-    conditions: dict[str, str] = {}
+    return read_pairs(given, "--where")
+
+
+def read_pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    """Parse the ``KEY=VALUE`` texts of an option."""
+    pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not (name and equals) or name in conditions:
-            reason = "is given twice" if name in conditions else "is not KEY=VALUE"
-            raise typer.BadParameter(f"{text!r} {reason}", param_hint="'--where'")
-        conditions[name] = value
-    return conditions
+        if not (name and equals) or name in pairs:
+            reason = "is given twice" if name in pairs else "is not KEY=VALUE"
+            raise typer.BadParameter(f"{text!r} {reason}", param_hint=f"'{option}'")
+        pairs[name] = value
+    return pairs
 
 
 def read_attributes(given: Sequence[str]) -> dict[str, str]:

@@ -13,14 +13,17 @@ from rebalanser.cli.arguments import read_attributes, read_conditions, read_desc
 from rebalanser.cli.commands import Commands
 from rebalanser.cli.lines import absent_drains, first_nodes, node_line, plain, resource_line
 from rebalanser.cli.options import (
+    FromOption,
     GroupArgument,
     LimitOption,
+    PolicyOptions,
     RegistryOptions,
+    ResourceOptions,
     complete_node,
     complete_resource,
 )
 from rebalanser.cli.output import Face, counted
-from rebalanser.core.group import Policy, SpreadOver
+from rebalanser.core.group import Policy
 from rebalanser.errors import InvalidArgument
 from rebalanser.state import GroupState, NodeState
 
@@ -68,61 +71,10 @@ group_app = Commands("Set and show the policy of a group.")
 def set_policy(
     on: RegistryOptions,
     group: GroupArgument,
-    spread_over: Annotated[
-        SpreadOver | None,
-        typer.Option(
-            help="Keep resources with the same spread on distinct nodes, or in distinct zones.",
-            show_default=False,
-        ),
-    ] = None,
-    imbalance_band: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PART",
-            help="Move nothing for a better balance while the largest load is over the lower bound by at "
-            "most this part; 0.1 is a tenth.",
-            show_default=False,
-        ),
-    ] = None,
-    max_moves: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="The most resources that one rebalance moves for a better balance.",
-            show_default=False,
-        ),
-    ] = None,
-    any_moves: Annotated[bool, typer.Option("--any-moves", help="No limit to these moves.")] = False,
-    move_interval: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Minimum time between two rebalances that only improve the balance.",
-            show_default=False,
-        ),
-    ] = None,
-    cooldown: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Time after a move in which a resource does not move again for a better balance.",
-            show_default=False,
-        ),
-    ] = None,
+    policy_options: PolicyOptions,
 ) -> None:
     """Change the policy of a group. Options that are not given change nothing."""
-    if any_moves and max_moves is not None:
-        raise typer.BadParameter("--max-moves and --any-moves exclude each other")
-    given = {
-        "spread_over": spread_over,
-        "imbalance_band": imbalance_band,
-        "max_moves": max_moves,
-        "move_interval_s": move_interval,
-        "cooldown_s": cooldown,
-    }
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if any_moves:
-        changes["max_moves"] = None
+    changes = policy_options.changes
     if not changes:
         raise typer.BadParameter("nothing to change; give an option")
     face = on.face()
@@ -180,67 +132,14 @@ FileOption = Annotated[
 ]
 
 
-def _set_or_cleared(name: str, value: object, clear: str, cleared: object) -> dict[str, Any]:
-    """Return what two options say of a field: one sets it, the other clears it; empty if neither is given."""
-    if value is not None and cleared is not None:
-        raise typer.BadParameter(f"--{name} and {clear} exclude each other")
-    if cleared is not None:
-        return {name: cleared if cleared is not True else None}
-    return {} if value is None else {name: value}
-
-
 @resources_app.command()
 def add(
     on: RegistryOptions,
     group: GroupArgument,
+    described: ResourceOptions,
     names: NamesArgument = None,
     file: FileOption = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="PATH",
-            help="A file of resources and what is said of each: .csv with the columns name, weight, needs, "
-            "spread and pin, or .jsonl. The options apply where it says nothing.",
-            show_default=False,
-        ),
-    ] = None,
-    weight: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="The weight of each, its part of a node's load; 1 by default.",
-            show_default=False,
-        ),
-    ] = None,
-    needs: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TAG",
-            help="A tag that their node must have; repeatable. The given tags replace all earlier ones.",
-            show_default=False,
-        ),
-    ] = None,
-    no_needs: Annotated[bool, typer.Option("--no-needs", help="Need no tags any more.")] = False,
-    spread: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORD",
-            help="Keep them, and all others with the same word, on distinct nodes or in distinct zones.",
-            show_default=False,
-        ),
-    ] = None,
-    no_spread: Annotated[bool, typer.Option("--no-spread", help="Keep them apart no more.")] = False,
-    pin: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODE",
-            help="The label of the only node that may own them.",
-            show_default=False,
-            autocompletion=complete_node,
-        ),
-    ] = None,
-    unpin: Annotated[bool, typer.Option("--unpin", help="Let every node own them again.")] = False,
+    source: FromOption = None,
     attribute: Annotated[
         list[str] | None,
         typer.Option(
@@ -252,10 +151,7 @@ def add(
 ) -> None:
     """Add resources, or change existing ones. Options that are not given change nothing."""
     said: dict[str, Any] = {
-        **({} if weight is None else {"weight": weight}),
-        **_set_or_cleared("needs", needs, "--no-needs", [] if no_needs else None),
-        **_set_or_cleared("spread", spread, "--no-spread", no_spread or None),
-        **_set_or_cleared("pin", pin, "--unpin", unpin or None),
+        **described.said,
         **({} if attribute is None else {"attributes": read_attributes(attribute)}),
     }
     if source is not None and (names or file is not None):
@@ -467,7 +363,7 @@ def _set_drained(
     if (node is None) == (not conditions):
         raise typer.BadParameter("name a NODE, or describe nodes with --where")
     with face.admin_of_known(group) as admin:
-        labels = [node] if node is not None else _labels_where(face.known(admin.state()), conditions)
+        labels = [node] if node is not None else labels_where(face.known(admin.state()), conditions)
         for label in labels:
             if drained:
                 admin.drain(label)
@@ -492,7 +388,7 @@ def _set_drained(
     )
 
 
-def _labels_where(state: GroupState, conditions: dict[str, str]) -> list[str]:
+def labels_where(state: GroupState, conditions: dict[str, str]) -> list[str]:
     """Return the labels of the live nodes that meet all conditions, at least one.
 
     Raises:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rebalanser.cli.output import SHOWN, Face, default_url
+from rebalanser.core.group import SpreadOver
 from rebalanser.registry.urls import KAFKA_VARIABLE, REGISTRY_VARIABLE
 from rebalanser.settings import PREFIX
 
@@ -67,6 +68,16 @@ LimitOption = Annotated[
         metavar="N",
         show_default=f"{SHOWN} on a terminal, else all",
         help="Show at most N, and the number of the others.",
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="A file of resources and what is said of each: .csv with the columns name, weight, needs, "
+        "spread and pin, or .jsonl. The options apply where it says nothing.",
+        show_default=False,
     ),
 ]
 RegistryOption = Annotated[
@@ -135,3 +146,126 @@ class ParticipantOptions:
     history: HistoryOption = None
     history_topic: HistoryTopicOption = None
     verbose: VerboseOption = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """The options that change a group's policy; one that is not given changes nothing."""
+
+    spread_over: Annotated[
+        SpreadOver | None,
+        typer.Option(
+            help="Keep resources with the same spread on distinct nodes, or in distinct zones.",
+            show_default=False,
+        ),
+    ] = None
+    imbalance_band: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PART",
+            help="Move nothing for a better balance while the largest load is over the lower bound by at "
+            "most this part; 0.1 is a tenth.",
+            show_default=False,
+        ),
+    ] = None
+    max_moves: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The most resources that one rebalance moves for a better balance.",
+            show_default=False,
+        ),
+    ] = None
+    any_moves: Annotated[bool, typer.Option("--any-moves", help="No limit to these moves.")] = False
+    move_interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Minimum time between two rebalances that only improve the balance.",
+            show_default=False,
+        ),
+    ] = None
+    cooldown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time after a move in which a resource does not move again for a better balance.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields of the policy that are given, as ``Admin.configure`` takes them."""
+        if self.any_moves and self.max_moves is not None:
+            raise typer.BadParameter("--max-moves and --any-moves exclude each other")
+        given = {
+            "spread_over": self.spread_over,
+            "imbalance_band": self.imbalance_band,
+            "max_moves": self.max_moves,
+            "move_interval_s": self.move_interval,
+            "cooldown_s": self.cooldown,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return changes | ({"max_moves": None} if self.any_moves else {})
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceOptions:
+    """The options that say something of resources; one that is not given changes nothing."""
+
+    weight: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="The weight of each, its part of a node's load; 1 by default.",
+            show_default=False,
+        ),
+    ] = None
+    needs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TAG",
+            help="A tag that their node must have; repeatable. The given tags replace all earlier ones.",
+            show_default=False,
+        ),
+    ] = None
+    no_needs: Annotated[bool, typer.Option("--no-needs", help="Need no tags any more.")] = False
+    spread: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="Keep them, and all others with the same word, on distinct nodes or in distinct zones.",
+            show_default=False,
+        ),
+    ] = None
+    no_spread: Annotated[bool, typer.Option("--no-spread", help="Keep them apart no more.")] = False
+    pin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            help="The label of the only node that may own them.",
+            show_default=False,
+            autocompletion=complete_node,
+        ),
+    ] = None
+    unpin: Annotated[bool, typer.Option("--unpin", help="Let every node own them again.")] = False
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What is said of the resources, as ``Admin.add`` takes it."""
+        return {
+            **({} if self.weight is None else {"weight": self.weight}),
+            **_set_or_cleared("needs", self.needs, "--no-needs", [] if self.no_needs else None),
+            **_set_or_cleared("spread", self.spread, "--no-spread", self.no_spread or None),
+            **_set_or_cleared("pin", self.pin, "--unpin", self.unpin or None),
+        }
+
+
+def _set_or_cleared(name: str, value: object, clear: str, cleared: object) -> dict[str, Any]:
+    """Return what two options say of a field: one sets it, the other clears it; empty if neither is given."""
+    if value is not None and cleared is not None:
+        raise typer.BadParameter(f"--{name} and {clear} exclude each other")
+    if cleared is not None:
+        return {name: cleared if cleared is not True else None}
+    return {} if value is None else {name: value}

@@ -38,7 +38,7 @@ from rebalanser.settings import Settings
 from rebalanser.testing.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rebalanser.registry import Coordinator, RegistryUrl
     from rebalanser.registry.contract import Capabilities, Registry, Reply, Request
@@ -250,6 +250,127 @@ def test_nodes_are_drained_by_what_they_are(cli: Cli) -> None:
         mixed = cli("node", "drain", "orders", "--where", "zone=eu-1")
         refused(mixed, 3, "the label w2 not all have zone=eu-1", "nothing was changed")
         assert cli("status", "orders", "--json").document["drained"] == ["w1"]
+
+
+@pytest.fixture
+def three_nodes(cli: Cli) -> Iterator[Coordinator]:
+    """Three members of the group "orders", which has no leader."""
+    cli("resources", "add", "orders", "a", "b", "c")
+    members = [
+        Member("1", "w1", zone="eu-1"),
+        Member("2", "w2", zone="eu-1"),
+        Member("3", "w3", zone="eu-2", tags=frozenset({"gpu"})),
+    ]
+    url = os.environ["REBALANSER_REGISTRY"]
+    with closing(open_coordinator("orders", url, Settings(), SystemClock())) as coordinator:
+        for member in members:
+            assert isinstance(coordinator.perform(Join(member, 60.0)), Joined)
+        yield coordinator
+
+
+@pytest.mark.rule("RB-35")
+@pytest.mark.usefixtures("three_nodes")
+def test_a_change_is_planned_and_not_made(cli: Cli, tmp_path: Path) -> None:
+    before = cli("status", "orders", "--json").out
+    pause = "the larger of settle_time_s 0 and min_rebalance_interval_s 0.1 of the leader, from the change on"
+    to_come = "w4,capacity=2,tags=gpu;ssd,zone=eu-3"
+    answer = cli("plan", "orders", "--add-node", to_come, "--remove-node", "w2")
+    assert answer == Answer(0, answer.out, "")
+    assert answer.out.splitlines() == [
+        "orders: 3 resources would get a node, 0 would have none",
+        "  largest load per capacity 0 now, 0.5 then; no allocation gets below 0.5",
+        "moves:",
+        "  3, no node -> w1 1, w3 1, w4 1 (it had no node): a, b, c",
+        "unowned by this process's settings, without requests to the registry and OnStart:",
+        f"  up to 0.1 s: 3 resources without an owner before ({pause})",
+        "nodes:",
+        "  w1: 0 -> 1 resource, load 0 -> 1",
+        "  w2: removed, 0 -> 0 resources, load 0 -> 0",
+        "  w3: 0 -> 1 resource, load 0 -> 1",
+        "  w4: added, 0 -> 1 resource, load 0 -> 1 of 2",
+        "note: the group is not balanced now: moves that are due without the change are among these",
+        "note: the group has no leader now: nothing moves until one is elected",
+        "note: ids decide between nodes that are equally good, and a node to come gets its id when it joins",
+    ]
+    rows = tmp_path / "rows.csv"
+    rows.write_text("name,weight,needs\nd,2,gpu\ne,,tpu\n")
+    options = ("--from", str(rows), "--weight", "4", "--set-weight", "a=3", "--set-pin", "b=w2", "--where")
+    answer = cli("plan", "orders", *options, "zone=eu-1", "--undrain", "w3", "--remove", "c", "--json")
+    assert answer.code == 2
+    assert {each["resource"]: each["reason"] for each in answer.document["unplaced"]} == {
+        "b": "pinned to w2, which is not there or is drained",
+        "e": "no node has the tag tpu",
+    }
+    assert {each["resource"]: each["target"] for each in answer.document["moves"]} == {"a": "w3", "d": "w3"}
+    assert [(each["label"], each["change"]) for each in answer.document["nodes"]] == [
+        ("w1", "drained"),
+        ("w2", "drained"),
+        ("w3", None),
+    ]
+    assert answer.document["largest_after"] == 5.0
+    assert cli("plan", "orders", "--drain", "w1", "--drain", "w2", "--drain", "w3").code == 2
+    assert cli("status", "orders", "--json").out == before
+
+
+@pytest.mark.rule("RB-35")
+@pytest.mark.usefixtures("three_nodes")
+def test_a_long_plan_is_shortened(cli: Cli) -> None:
+    cli("resources", "add", "orders", *(f"r{number:02}" for number in range(60)))
+    lines = cli("plan", "orders", "--limit", "2").out.splitlines()
+    assert "  63, no node -> w1 21, w2 21, w3 21 (it had no node): a, b, c, r00, r01 and 58 more" in lines
+    at = lines.index("nodes:")
+    assert lines[at + 1 : at + 4] == [
+        "  w1: 0 -> 21 resources, load 0 -> 21",
+        "  w2: 0 -> 21 resources, load 0 -> 21",
+        "  and 1 more",
+    ]
+
+
+@pytest.mark.rule("RB-35")
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--set-weight", "a=many"), 2, "the weight of 'a' is 'many': give a number"),
+        (("--set-weight", "a"), 2, "'a' is not KEY=VALUE"),
+        (("--set-weight", "a=0"), 3, "greater than 0"),
+        (("--set-weight", "a=nan"), 3, "finite"),
+        (("--set-weight", "z=1"), 3, "there is no resource 'z'; nothing was planned"),
+        (("--weight", "2"), 2, "need --add or --from"),
+        (("--add", "z", "--weight", "-1"), 3, "resource 'z': weight: "),
+        (("--add", "z", "--add", "z"), 2, "--add has a resource twice"),
+        (("--add", "a", "--remove", "a"), 3, "'a' can't be added and removed in one plan"),
+        (("--set-pin", "a=w1", "--clear-pin", "a"), 2, "the pin of 'a' is given twice"),
+        (("--max-moves", "1", "--any-moves"), 2, "exclude each other"),
+        (("--drain", "w9"), 3, "there is no live node with the label 'w9'; nothing was planned"),
+        (("--remove-node", "w9"), 3, "there is no live node with the label 'w9'"),
+        (("--where", "zone=eu-9"), 3, "no live node of orders has zone=eu-9"),
+        (("--where", "zone=eu-1", "--undrain", "w1"), 3, "'w1' can't be drained and undrained in one plan"),
+        (("--add-node", "w4,size=2"), 3, "node 'w4': size: give any of capacity, tags, zone, mode"),
+        (("--add-node", "w4,capacity=none"), 3, "node 'w4': capacity: "),
+        (("--add-node", "w4", "--add-node", "w4"), 2, "'w4' is given twice"),
+    ],
+)
+@pytest.mark.usefixtures("three_nodes")
+def test_a_bad_plan_is_refused(cli: Cli, options: tuple[str, ...], code: int, message: str) -> None:
+    refused(cli("plan", "orders", *options), code, message)
+
+
+@pytest.mark.rule("RB-35")
+def test_a_resource_is_explained(cli: Cli, three_nodes: Coordinator) -> None:
+    refused(cli("explain", "nowhere", "a"), 3, "no such group: 'nowhere'")
+    refused(cli("explain", "orders", "z"), 3, "there is no resource 'z'")
+    cli("resources", "add", "orders", "g", "--needs", "gpu")
+    for number in range(6):
+        three_nodes.perform(Join(Member(f"x{number}", f"x{number}"), 60.0))
+    answer = cli("explain", "orders", "g")
+    assert answer.out.splitlines() == [
+        "g: no owner",
+        "  why: the group has no leader",
+        "  waits: the group has no leader",
+        "  not on w1, w2, x0, x1, x2 and 3 more: it lacks the tag gpu",
+    ]
+    document = cli("explain", "orders", "g", "--json").document
+    assert (document["owner"], document["next"], len(document["nodes"])) == (None, "w3", 8)
 
 
 @pytest.mark.rule("RB-29")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 CLAIMED = {
-    *(f"RB-{number}" for number in (*range(1, 31), 33, 34, *range(36, 40), *range(41, 47))),
+    *(f"RB-{number}" for number in (*range(1, 31), *range(33, 40), *range(41, 47))),
     *(f"SH-{number}" for number in (*range(1, 21), *range(22, 28))),
     *(f"NE-{number}" for number in range(1, 17)),
     *(f"AU-{number}" for number in range(1, 11)),

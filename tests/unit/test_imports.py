@@ -103,7 +103,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_command_loads_no_other_command() -> None:
     loaded = _loaded_by("from rebalanser.cli import main; main(['status', '--help'])")
     assert "rebalanser.cli.groups" in loaded
-    others = {"audit", "check", "feed", "history", "neli", "run", "shiva", "tasks"}
+    others = {"audit", "check", "feed", "history", "neli", "plan", "run", "shiva", "tasks"}
     assert not loaded & {f"rebalanser.cli.{other}" for other in others}
 
 

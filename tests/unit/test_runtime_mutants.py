@@ -13,16 +13,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rebalanser import explanation
 from rebalanser import group as group_module
+from rebalanser import plan as plan_module
 from rebalanser import settings as settings_module
 from rebalanser.admin import Admin
-from rebalanser.core.allocation import bounds
+from rebalanser.core.allocation import bounds, reasons
 from rebalanser.core.allocation.constrained import _Search
 from rebalanser.core.group import leading as leading_module
 from rebalanser.core.group.leading import Leading
@@ -39,6 +41,7 @@ from rebalanser.core.tasks.writes import Batches
 from rebalanser.group import Group
 from rebalanser.history import Journal
 from rebalanser.observer import Observer
+from rebalanser.plan import GroupChange
 from rebalanser.registry import keys as keys_module
 from rebalanser.registry import script, values
 from rebalanser.registry.translation import Translation
@@ -81,11 +84,17 @@ async def _in_default_executor(function: Callable[..., Any], *arguments: Any) ->
     return await asyncio.to_thread(function, *arguments)
 
 
+def _stated_with(**fields: Any) -> Callable[..., Any]:
+    """``problem_of``, but for these fields of the problem."""
+    return lambda problem_of: lambda group: replace(problem_of(group), **fields)
+
+
 LATE_SHARES = (
     "unit/test_translation.py::test_shares_of_a_version_that_was_given_up_are_nobodys_however_late_they_come"
 )
 CONSTRAINTS = "unit/test_allocation_constraints.py"
 LEADING = "unit/test_leading.py"
+PLANS = "unit/test_plan.py"
 PAUSES = "conformance/test_task_pauses.py"
 QUEUES = "conformance/test_task_queues.py"
 STORIES = "simulation/test_tasks_scenarios.py"
@@ -426,6 +435,78 @@ MUTANTS = (
         _edit(Leading, "group_read", "self._record_improvement(group.header.version, now)", "pass"),
         f"{LEADING}::test_moves_whose_publication_is_known_late_count_from_then",
         "RB-38",
+    ),
+    _mutant(
+        "plan without pins",
+        "a plan goes on from the present pins",
+        (Switch(plan_module, "problem_of", _stated_with(pinned={})),),
+        f"{PLANS}::test_a_plan_goes_on_from_present_pins_drains_and_policy",
+        "RB-35",
+    ),
+    _mutant(
+        "plan from nothing",
+        "a plan moves only what the leader moves from where it is",
+        (Switch(plan_module, "problem_of", _stated_with(previous={})),),
+        f"{PLANS}::test_what_is_planned_is_what_the_leader_publishes[nothing]",
+        "RB-35",
+    ),
+    _mutant(
+        "plan under the old policy",
+        "a plan allocates by the changed policy",
+        _edit(GroupChange, "made_to", "replace(group.policy, **self.policy)", "group.policy"),
+        f"{PLANS}::test_what_is_planned_is_what_the_leader_publishes[a weight changes under a budget]",
+        "RB-35",
+    ),
+    _mutant(
+        "plan that keeps who leaves",
+        "a plan gives nothing to the nodes that it removes",
+        _edit(GroupChange, "_members", "if member.label not in self.nodes_removed", ""),
+        f"{PLANS}::test_what_is_planned_is_what_the_leader_publishes[a node leaves]",
+        "RB-35",
+    ),
+    _mutant(
+        "plan without restarts",
+        "a plan counts what stops and starts on a node in eager mode",
+        _edit(plan_module, "_nodes", "restarts and member.mode is Mode.EAGER", "False"),
+        f"{PLANS}::test_a_plan_counts_what_restarts_on_an_eager_node",
+        "RB-35",
+    ),
+    _mutant(
+        "plan without the leader's pause",
+        "a plan says how long a resource of a removed node may be without an owner",
+        _edit(plan_module, "_times", "timings.stop_timeout_s + pause", "timings.stop_timeout_s"),
+        f"{PLANS}::test_a_plan_says_how_long_resources_may_be_without_an_owner",
+        "RB-35",
+    ),
+    _mutant(
+        "explanation without tags",
+        "an explanation names the constraint that keeps a resource from a node",
+        _edit(
+            reasons, "_obstacles", "elif missing := spec.needs - member.tags", "elif missing := frozenset()"
+        ),
+        f"{PLANS}::test_each_node_has_the_constraint_that_keeps_a_resource_from_it",
+        "RB-35",
+    ),
+    _mutant(
+        "explanation without zones",
+        "an explanation keeps resources of a spread apart as the policy says",
+        _edit(reasons, "_obstacles", "(member.zone if by_zone else node) in", "node in"),
+        f"{PLANS}::test_a_zone_with_a_sibling_keeps_a_resource_from_all_its_other_nodes",
+        "RB-35",
+    ),
+    _mutant(
+        "explanation without the policy",
+        "an explanation says if the policy holds a better balance back",
+        _edit(explanation, "why_not_there", "allocation.certificate.improvable", "False"),
+        f"{PLANS}::test_a_policy_that_holds_moves_back_is_named",
+        "RB-35",
+    ),
+    _mutant(
+        "wait for nobody",
+        "an explanation says which node has yet to give a resource up",
+        _edit(explanation, "_waits", "elif holder is not None and holder != assigned", "elif False"),
+        f"{PLANS}::test_an_explanation_says_what_a_resource_waits_for",
+        "RB-35",
     ),
     _mutant(
         "special forever",

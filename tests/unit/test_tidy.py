@@ -28,7 +28,9 @@ CORE = PURE | LEAVES | {"rebalanser.registry"}
 LIBRARY = CORE | {
     "rebalanser.forks",
     "rebalanser.history",
+    "rebalanser.explanation",
     "rebalanser.observer",
+    "rebalanser.plan",
     "rebalanser.runtime",
     "rebalanser.settings",
     "rebalanser.state",
@@ -65,6 +67,8 @@ WALLS: dict[str, set[str]] = {
     "rebalanser.runtime": LEAVES | {"rebalanser.core", "rebalanser.core.group", "rebalanser.registry"},
     "rebalanser.settings": CORE | {"rebalanser.folders"},
     "rebalanser.state": CORE,
+    "rebalanser.plan": CORE | {"rebalanser.state"},
+    "rebalanser.explanation": CORE | {"rebalanser.state"},
     "rebalanser.observer": LIBRARY,
     "rebalanser.group": LIBRARY,
     "rebalanser.async_group": LIBRARY | {"rebalanser.group"},
