@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rebalanser.core.allocation import Allocation, MoveReason, solve
 from rebalanser.core.allocation.bounds import MILLION, Capacities
 from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, problem_of
+from rebalanser.core.group.succession import succession
 from rebalanser.core.group.types import NodeId, Resource, Timings
 from rebalanser.errors import InvalidArgument
 from rebalanser.registry import GroupView
@@ -361,12 +362,15 @@ def _notes(view: GroupView, after: Group, allocation: Allocation) -> Iterator[st
     group, policy = view.group, after.policy
     leader = view.leadership.leader if view.leadership else ""
     now = solve(problem_of(group))
-    if group.shares.keys() != group.members.keys() or not is_stable(group, now):
+    if not is_stable(group, now):
         yield "the group is not balanced now: moves that are due without the change are among these"
     if leader not in group.members:
         yield "the group has no leader now: nothing moves until one is elected"
     elif leader not in after.members:
         yield "the leader is among the removed nodes: nothing moves until another one is elected"
+    kept = sum(len(share) for share in succession(after).kept.values())
+    if kept:
+        yield f"{kept:,} resources have no owner while they are kept for labels that may return"
     if after.members.keys() - group.members.keys():
         yield "ids decide between nodes that are equally good, and a node to come gets its id when it joins"
     if allocation.certificate.improvable:

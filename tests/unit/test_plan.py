@@ -185,7 +185,7 @@ class Fleet:
             name for name, label in after.items() if before.get(name) != label
         }
         assert {each.resource for each in planned.unplaced} == {
-            each.resource for each in state.resources
+            each.resource for each in state.resources if not each.removed
         } - after.keys()
         for each in planned.unplaced:
             assert each.source == before.get(each.resource)
@@ -386,6 +386,21 @@ def test_a_plan_says_what_limits_it(fleet: Fleet) -> None:
     held_back = fleet.admin.plan(weights={"r00": 9.0}, max_moves=0)
     assert held_back.improvable
     assert "later rebalances" in held_back.notes[-1]
+
+
+@pytest.mark.rule("RB-35")
+def test_a_plan_says_what_is_kept_for_a_label_that_may_return(fleet: Fleet) -> None:
+    three(fleet)
+    fleet.plan_and_do({"drain": ["w3"]})
+    fleet.join("w4", rejoin_grace_s=60.0)
+    fleet.settle()
+    fleet.take()
+    planned = fleet.admin.plan(remove_nodes="w4")
+    assert not planned.moves
+    assert planned.notes == ("4 resources have no owner while they are kept for labels that may return",)
+    fleet.leave("w4")
+    fleet.rebalance()
+    assert fleet.admin.plan().notes == planned.notes, "the group is balanced, and they are still kept"
 
 
 BAD_PLANS: list[tuple[dict[str, Any], type[Exception], str]] = [
