@@ -150,6 +150,7 @@ def test_the_simulator_is_marked_with_the_rules_whose_mutants_it_notices() -> No
     judges = {
         "test_no_rule_is_broken_whatever_fails",
         "test_resources_are_placed_and_moved_as_the_policy_says",
+        "test_labels_keep_their_shares_and_pass_them_on",
     }
     marked = {
         mark.key
