@@ -462,6 +462,14 @@ def test_a_spread_with_far_more_resources_than_nodes_is_given_up(monkeypatch: py
     assert len(tried) < 20
 
 
+@pytest.mark.rule("RB-36")
+def test_a_node_that_can_own_nothing_does_not_matter() -> None:
+    """A load divided by a capacity and multiplied by it again may be a little less than it was."""
+    for weight in range(1, 1000):
+        stated = problem([node("m", 3.0), node("n", 0.0)], [spec("a", weight / 1000)])
+        assert given_names(solved(stated)) == {"m": "a", "n": ""}
+
+
 @pytest.mark.rule("RB-38")
 def test_what_leaves_a_node_of_next_to_no_capacity_is_no_improvement() -> None:
     nodes = [node("m", 1e-9), node("n", 9.0), node("o", 9.0)]

@@ -614,7 +614,8 @@ class _Search:
         The heaviest are taken to be on the largest nodes.
         """
         total, capacity = self._total, sum(self._capacities)
-        largest = sorted(self._capacities, reverse=True)
+        # Nodes that can own nothing count for nothing.
+        largest = sorted(filter(None, self._capacities), reverse=True)
         waiting = self._waiting
         heavy: list[int] = []
         while True:
