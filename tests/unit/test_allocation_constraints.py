@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebalanser.core.allocation import Allocation, AllocationProblem, MoveReason, solve
-from rebalanser.core.allocation.constrained import _Search
+from rebalanser.core.allocation import Allocation, AllocationProblem, MoveReason, constrained, solve
+from rebalanser.core.allocation.constrained import _Heap, _Search
 from rebalanser.core.group import Member, ResourceSpec
 from rebalanser.core.group.types import Policy, SpreadOver
 from support.allocation_checker import check
@@ -468,6 +468,31 @@ def test_a_node_that_can_own_nothing_does_not_matter() -> None:
     for weight in range(1, 1000):
         stated = problem([node("m", 3.0), node("n", 0.0)], [spec("a", weight / 1000)])
         assert given_names(solved(stated)) == {"m": "a", "n": ""}
+
+
+@pytest.mark.rule("RB-36")
+def test_a_move_is_not_entered_for_each_resource_that_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a group of which many have released something would be allocated for minutes."""
+    specs = different_weights(600)
+    before = [f"n{number:02}" for number in range(20)]
+    previous = {name: [each.resource for each in specs[number::20]] for number, name in enumerate(before)}
+    refused = {
+        each.resource: frozenset({f"n{(number + 1) % 20:02}", f"n{(number + 2 + number // 20) % 20:02}"})
+        for number, each in enumerate(specs)
+        if number // 20 < 17
+    }
+    entered: list[_Heap] = []
+    original = constrained.heappush
+
+    def noted(heap: _Heap, entry: tuple[float, int]) -> None:
+        entered.append(heap)
+        original(heap, entry)
+
+    monkeypatch.setattr(constrained, "heappush", noted)
+    nodes = [node(name) for name in [*before, "o", "p"]]
+    allocation = solved(problem(nodes, specs, previous, refused=refused))
+    assert allocation.shares["o"]
+    assert len(entered) < 100 * len(allocation.certificate.moves)
 
 
 @pytest.mark.rule("RB-38")

@@ -35,6 +35,9 @@ _LOOKED_AT: Final = 8
 """Maximum resources of a node that are looked at for one step, in either direction of the wanted weight."""
 _RECEIVERS: Final = 3
 """Maximum nodes that are looked at for a resource with a spread."""
+_SKIPPED: Final = 8
+"""Maximum nodes that a class lacks without an order of its own: nodes release many resources, each of another
+class, and every move is entered in all orders."""
 
 _Key: TypeAlias = tuple[frozenset[str], frozenset[str], str | None]
 _Heap: TypeAlias = list[tuple[float, int]]
@@ -52,7 +55,8 @@ class _Class:
     """True if some of them have a spread."""
     emptiest: dict[int, _Heap] | None = None
     """Nodes by relative load, apart for each binary order of capacities: to a small node the same resource is
-    more. Entries of loads that have changed since are skipped."""
+    more. Entries of loads that have changed since are skipped. A class that lacks few nodes has no order of
+    its own: it reads that of all nodes."""
 
 
 def _narrowest(item: tuple[_Class, object]) -> tuple[int, Sequence[int]]:
@@ -697,22 +701,25 @@ class _Search:
 
     def _receivers(self, where: _Class, but: int, count: int) -> Iterator[int]:
         """The least full nodes that are open to a class, of each size."""
-        heaps = where.emptiest
+        anywhere = self._class((frozenset(), frozenset(), None))
+        order = anywhere if len(anywhere.open_to) - len(where.open_to) <= _SKIPPED else where
+        heaps = order.emptiest
         if heaps is None:
-            heaps = where.emptiest = defaultdict(list)
-            self._in_order.append(where)
-            for i in where.open_to:
+            heaps = order.emptiest = defaultdict(list)
+            self._in_order.append(order)
+            for i in order.open_to:
                 self._orders[i].append(heaps)
                 heaps[self._sizes[i]].append((self._relative(i), i))
             for heap in heaps.values():
                 heapify(heap)
         for heap in heaps.values():
             found: list[tuple[float, int]] = []
+            closed: list[tuple[float, int]] = []
             while heap and len(found) < count + 1:
                 entry = heappop(heap)
-                if entry[0] == self._relative(entry[1]) and entry not in found:
-                    found.append(entry)
-            for entry in found:
+                if entry[0] == self._relative(entry[1]) and entry not in found and entry not in closed:
+                    (found if entry[1] in where.members else closed).append(entry)
+            for entry in chain(found, closed):
                 heappush(heap, entry)
             yield from [i for _, i in found if i != but][:count]
 
