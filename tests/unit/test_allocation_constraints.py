@@ -193,6 +193,18 @@ def test_what_has_no_node_says_why(
 
 
 @pytest.mark.rule("RB-37")
+def test_a_spread_is_a_reason_only_where_it_is_one() -> None:
+    nodes = [node("m", 2.0, ["gpu"]), node("n")]
+    resources = [spec("a", 2.0, ["gpu"]), spec("b", needs=["gpu"], spread="s"), spec("c", spread="s")]
+    stated = problem(nodes, resources, {"m": "a", "n": "c"}, pinned={"a": "m", "c": "n"})
+    why = "no node that may own it has room for its weight of 1"
+    assert solved(stated).certificate.unplaced == {"b": why}
+    wider = problem([*nodes, node("o", tags=["gpu"])], [*resources, spec("d", needs=["gpu"], spread="s")])
+    unplaced = solved(replace(wider, pinned={"a": "m", "c": "n", "d": "o"})).certificate.unplaced
+    assert unplaced == {"b": f"{why} and no other of the spread s"}
+
+
+@pytest.mark.rule("RB-37")
 def test_others_make_room_for_what_has_none() -> None:
     stated = problem(
         [node("m", 4.0), node("n", 4.0)],

@@ -116,7 +116,7 @@ class _Search:
         self._fresh: set[str] = set(waiting)
         """Resources that no node held, and those that had to leave theirs: they move for nothing."""
         self._forced: set[str] = set()
-        self._taken: dict[tuple[str, object], str] = {}
+        self._taken: dict[tuple[str, str], str] = {}
         """The resource of each spread on each node or in each zone."""
         self._waiting = set(waiting)
         self._kept: set[str] = set()
@@ -142,7 +142,9 @@ class _Search:
                 self._by_tags[tags].append(i)
         by_zone = self._problem.policy.spread_over is SpreadOver.ZONE
         self._by_zone = by_zone
-        self._sites: list[object] = [member.zone if by_zone else i for i, member in enumerate(members)]
+        self._sites = [
+            member.zone if by_zone else node for node, member in zip(self._live, members, strict=True)
+        ]
 
     def _read_resources(self) -> None:
         problem = self._problem
@@ -183,7 +185,7 @@ class _Search:
             shares[node] = as_before(self._problem.previous.get(node), share)
         return Solution(
             shares,
-            why_unplaced(self._problem, sorted(self._waiting | self._kept)),
+            why_unplaced(self._problem, sorted(self._waiting | self._kept), self._taken),
             frozenset(self._forced),
             self._improvable,
         )

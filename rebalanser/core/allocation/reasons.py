@@ -9,7 +9,7 @@ from rebalanser.core.allocation.bounds import MILLION, Capacities, millionths
 from rebalanser.core.group.types import SpreadOver
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Container, Mapping
 
     from rebalanser.core.allocation.solver import Allocation
     from rebalanser.core.group.problem import AllocationProblem
@@ -81,8 +81,15 @@ def why_full(
     return f"{which} {together} free at the same time"
 
 
-def why_unplaced(problem: AllocationProblem, names: Collection[Resource]) -> dict[Resource, str]:
-    """Return for each of these resources why no node owns it (RB-37)."""
+def why_unplaced(
+    problem: AllocationProblem,
+    names: Collection[Resource],
+    taken: Container[tuple[str, str]] = frozenset(),
+) -> dict[Resource, str]:
+    """Return for each of these resources why no node owns it (RB-37).
+
+    ``taken`` has the spreads of all others, each with the node, or the zone, that has one of them.
+    """
     resources, refused = problem.resources, problem.refused
     sizes: Counter[str | None] = Counter()
     if any(resources[name].spread is not None for name in names):
@@ -101,7 +108,7 @@ def why_unplaced(problem: AllocationProblem, names: Collection[Resource]) -> dic
         if isinstance(willing, str):
             reasons[name] = willing
         else:
-            reasons[name] = _why_no_room(spec, willing, sizes[spec.spread])
+            reasons[name] = _why_no_room(spec, willing, sizes[spec.spread], taken)
     return reasons
 
 
@@ -113,8 +120,8 @@ class _Willing(NamedTuple):
     largest: str | None
     """The label of the one with the largest capacity; None if one has no limit."""
     capacity: float
-    sites: int
-    """Number of them, or of their zones, if spreads are over zones."""
+    sites: frozenset[str]
+    """They, or their zones, if spreads are over zones."""
     site: str
 
 
@@ -134,26 +141,29 @@ def _willing(problem: AllocationProblem, needs: frozenset[str], refused: frozens
     given = [(capacity, node) for capacity, node in capacities if capacity is not None]
     capacity, largest = min(given, key=lambda each: (-each[0], each[1]), default=(0.0, ""))
     by_zone = problem.policy.spread_over is SpreadOver.ZONE
-    sites = len({nodes[node].zone for node in willing}) if by_zone else len(willing)
+    sites = frozenset(nodes[node].zone for node in willing) if by_zone else frozenset(willing)
     return _Willing(
         "no node" if len(willing) == len(nodes) else "no node that may own it",
         nodes[largest].label if len(given) == len(willing) else None,
         capacity,
         sites,
-        ("zone" if by_zone else "node") + ("" if sites == 1 else "s"),
+        ("zone" if by_zone else "node") + ("" if len(sites) == 1 else "s"),
     )
 
 
-def _why_no_room(spec: ResourceSpec, willing: _Willing, size: int) -> str:
+def _why_no_room(spec: ResourceSpec, willing: _Willing, size: int, taken: Container[tuple[str, str]]) -> str:
     """Return why none of the nodes that may own a resource does; ``size`` is that of its spread."""
     which, weight = willing.which, f"{spec.weight:g}"
     if willing.largest is not None and spec.weight > willing.capacity:
         has = f"{willing.capacity:g}"
         return f"{which} has a capacity of {weight}: {willing.largest}, the largest, has {has}"
-    if spec.spread is None:
+    with_others = (
+        sum((spec.spread, site) in taken for site in willing.sites) if spec.spread is not None else 0
+    )
+    if not with_others:
         return f"{which} has room for its weight of {weight}"
-    if size > willing.sites:
-        where = f"{willing.sites} {willing.site} that may own one"
+    if with_others == len(willing.sites) and size > with_others:
+        where = f"{with_others} {willing.site} that may own one"
         return f"{size} resources with the spread {spec.spread} on {where}"
     return f"{which} has room for its weight of {weight} and no other of the spread {spec.spread}"
 
