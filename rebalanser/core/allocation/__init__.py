@@ -147,8 +147,9 @@ heaviest resource is on some node that it may be on.
    move away.
 3. The fullest nodes give resources to the least full ones that are open to them, while that lowers the
    fuller of both; if no single resource helps, two are moved on or exchanged. Where weights differ only
-   nodes that are a hundredth above the level give, or that others lack a hundredth: noise moves nothing. The
-   resource is the heaviest that both sides have use for, so that few move.
+   nodes that are a hundredth above the level give, or that others lack a hundredth: little noise moves
+   little, and only a band makes sure that it moves nothing. The resource is the heaviest that both sides
+   have use for, so that few move.
 
 *How far off it is.* Let the fullest node have relative load ``M`` after step 3, and let all resources be
 open to all nodes. No resource ``w`` of it lowers ``M`` on any node ``j``, so that ``load(j) + w >= M ·
