@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator
 from pydantic import BaseModel, ConfigDict, Field
 
 from rebalanser.core.allocation import Allocation, solve
-from rebalanser.core.allocation.reasons import some, why_not_there, why_there
+from rebalanser.core.allocation.explanations import why_not_there, why_there
+from rebalanser.core.allocation.reasons import some
 from rebalanser.core.group import Group, ResourceSpec, problem_of, releasers
 from rebalanser.core.group.types import NodeId, Resource
 from rebalanser.errors import InvalidArgument

@@ -1117,6 +1117,7 @@ def test_groups_and_nodes_are_listed(cli: Cli) -> None:
         "group": "mail",
         "nodes": [],
         "drained_and_absent": ["w-7"],
+        "kept": [],
         "next": None,
     }
     refused(cli("groups", "--registry", "sqlite:///"), 3, "names no file")

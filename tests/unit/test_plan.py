@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rebalanser import Admin, Settings
 from rebalanser.core.allocation import solve
-from rebalanser.core.allocation.reasons import HELD_BACK, NO_BETTER, TOO_LITTLE
+from rebalanser.core.allocation.explanations import HELD_BACK, NO_BETTER, TOO_LITTLE
 from rebalanser.core.group import Header, Leadership, Member, Mode, Session, problem_of
 from rebalanser.core.group.leading import Leading
 from rebalanser.core.group.messages import (

@@ -24,7 +24,7 @@ from rebalanser import group as group_module
 from rebalanser import plan as plan_module
 from rebalanser import settings as settings_module
 from rebalanser.admin import Admin
-from rebalanser.core.allocation import bounds, reasons
+from rebalanser.core.allocation import bounds, explanations
 from rebalanser.core.allocation.constrained import _Search
 from rebalanser.core.group import leading as leading_module
 from rebalanser.core.group.leading import Leading
@@ -482,7 +482,10 @@ MUTANTS = (
         "explanation without tags",
         "an explanation names the constraint that keeps a resource from a node",
         _edit(
-            reasons, "_obstacles", "elif missing := spec.needs - member.tags", "elif missing := frozenset()"
+            explanations,
+            "_obstacles",
+            "elif missing := spec.needs - member.tags",
+            "elif missing := frozenset()",
         ),
         f"{PLANS}::test_each_node_has_the_constraint_that_keeps_a_resource_from_it",
         "RB-35",
@@ -490,7 +493,7 @@ MUTANTS = (
     _mutant(
         "explanation without zones",
         "an explanation keeps resources of a spread apart as the policy says",
-        _edit(reasons, "_obstacles", "(member.zone if by_zone else node) in", "node in"),
+        _edit(explanations, "_obstacles", "(member.zone if by_zone else node) in", "node in"),
         f"{PLANS}::test_a_zone_with_a_sibling_keeps_a_resource_from_all_its_other_nodes",
         "RB-35",
     ),

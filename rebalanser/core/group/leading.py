@@ -22,7 +22,7 @@ from rebalanser.core.group.messages import (
 )
 from rebalanser.core.group.problem import AllocationProblem
 from rebalanser.core.group.states import ROLE, Role, Vote
-from rebalanser.core.group.succession import Succession, succession
+from rebalanser.core.group.succession import LabelSuccession, succession
 from rebalanser.core.group.types import (
     MAX_REJOIN_GRACE_S,
     Effort,
@@ -68,7 +68,7 @@ def _revision(header: Header | None) -> int:
 
 
 def intended(
-    group: Group, allocation: Allocation, passing: Succession | None = None
+    group: Group, allocation: Allocation, passing: LabelSuccession | None = None
 ) -> dict[NodeId, frozenset[Resource]]:
     """Return the share of each member by an allocation, and of each node whose share is kept (RB-39).
 
@@ -90,7 +90,7 @@ def problem_of(group: Group) -> AllocationProblem:
 def _problem(
     group: Group,
     pinned: Mapping[Resource, NodeId],
-    passing: Succession,
+    passing: LabelSuccession,
     special: frozenset[Resource] | None = None,
     unsettled: frozenset[Resource] | None = None,
     limits: MoveLimits = NO_LIMITS,
@@ -125,7 +125,7 @@ def _previous(group: Group) -> dict[NodeId, frozenset[Resource]]:
     return {node: share.resources for node, share in group.shares.items()}
 
 
-def _passed_on(group: Group, passing: Succession) -> dict[NodeId, frozenset[Resource]]:
+def _passed_on(group: Group, passing: LabelSuccession) -> dict[NodeId, frozenset[Resource]]:
     """Return the previous shares, where those of replaced nodes are their heirs' (RB-39)."""
     shares = _previous(group)
     for node, heir in passing.heirs.items():
@@ -139,7 +139,7 @@ def _pins(group: Group) -> dict[Resource, str]:
     return {r: spec.pin for r, spec in group.resources.items() if spec.pin is not None}
 
 
-def _pinned(group: Group, pins: Mapping[Resource, str], passing: Succession) -> dict[Resource, NodeId]:
+def _pinned(group: Group, pins: Mapping[Resource, str], passing: LabelSuccession) -> dict[Resource, NodeId]:
     """The node that each pinned resource may be on; an empty id where the node is not there.
 
     Of several nodes with the label it is the first that has not released the resource. What is kept for a

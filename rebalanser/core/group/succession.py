@@ -31,7 +31,7 @@ NOBODY: Final[frozenset[NodeId]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Succession:
+class LabelSuccession:
     """What labels keep, and to whom it goes."""
 
     kept: Mapping[NodeId, frozenset[Resource]]
@@ -51,7 +51,7 @@ class Succession:
 
 def succession(
     group: Group, ended: AbstractSet[NodeId] = NOBODY, unsettled: AbstractSet[Resource] | None = None
-) -> Succession:
+) -> LabelSuccession:
     """Return the succession in a group. Nothing is kept for the nodes in ``ended``: their grace is over.
 
     ``unsettled`` has the only names of which an operator's wish may have changed; None if it is not known.
@@ -65,7 +65,7 @@ def succession(
     latest = {label: max(those, key=lambda n: (members[n].registered, n)) for label, those in stating.items()}
     superseded = {n for label, those in stating.items() for n in those if n != latest[label]}
     if not gone and not superseded:
-        return Succession({}, {}, {})
+        return LabelSuccession({}, {}, {})
     heirs = {node: latest[members[node].label] for node in superseded if node in group.shares}
     newcomers = _newcomers(group) if gone else {}
     kept: dict[NodeId, frozenset[Resource]] = {}
@@ -78,7 +78,7 @@ def succession(
             heirs[node] = heir
         elif node not in ended:
             kept[node] = _kept(group, node, member, unsettled)
-    return Succession(
+    return LabelSuccession(
         {node: share for node, share in kept.items() if share},
         heirs,
         dict(_inherited(group, heirs)),
