@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from math import fsum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.core.allocation import Allocation, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, solve
 from rebalanser.core.group import Group, Member, Mode, Policy, ResourceSpec, intended, problem_of, releasers
 from rebalanser.core.group.succession import succession
 from rebalanser.core.group.types import NodeId, Resource
@@ -100,7 +101,8 @@ class GroupState(BaseModel):
     version: int
     completed: bool = Field(description="every live node has completed its share of this version")
     balanced: bool = Field(
-        description="completed, and the allocation is the one for these nodes and resources"
+        description="completed, and the allocation is the one for these nodes and resources; moves that only "
+        "improve the balance and that the policy keeps apart in time are not waited for"
     )
     trouble: str | None = Field(
         description="why the last leader resigned; null while balanced, and once a later one has published"
@@ -156,7 +158,7 @@ def describe(name: str, view: GroupView) -> GroupState:
         node: node in shares and group.acknowledged.get(node, 0) >= shares[node] for node in group.members
     }
     specs, released, passing = group.resources, releasers(group), succession(group)
-    allocation = cache(lambda: solve(problem_of(group)))
+    allocation = cache(lambda: solve(_present_problem(group)))
     all_completed = header is not None and all(completed.values())
     is_balanced = all_completed and is_stable(group, allocation())
     leader = view.leadership.leader if view.leadership and view.leadership.leader in group.members else None
@@ -242,6 +244,16 @@ def _lately(troubles: Mapping[str, str]) -> str:
 
 def _by_label(item: tuple[str, Member]) -> tuple[str, str]:
     return item[1].label, item[0]
+
+
+def _present_problem(group: Group) -> AllocationProblem:
+    """Return the allocation problem of a group, without moves for a better balance if the policy delays them.
+
+    Only the leader knows when such moves are due. A group that waits for them is balanced (RB-38).
+    """
+    problem, policy = problem_of(group), group.policy
+    is_delayed = policy.move_interval_s > 0.0 or policy.cooldown_s > 0.0
+    return replace(problem, moves_left=0) if is_delayed else problem
 
 
 def is_stable(group: Group, allocation: Allocation) -> bool:

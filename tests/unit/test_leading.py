@@ -193,3 +193,26 @@ def test_the_state_says_why_a_resource_has_no_node() -> None:
         "new": "the next allocation is to place it",
     }
     assert not state.balanced
+
+
+@pytest.mark.rule("RB-19", "RB-38")
+def test_a_group_is_balanced_while_moves_for_a_better_balance_wait_for_their_interval() -> None:
+    def is_balanced(policy: Policy, drained: frozenset[str] = frozenset()) -> bool:
+        group = Group(
+            revision=3,
+            members={"m": Member("m", "one"), "n": Member("n", "two")},
+            resources={name: ResourceSpec(name) for name in NAMES},
+            drained=drained,
+            header=Header(version=1, term=1, revision=2),
+            shares={"m": Share(1, frozenset(NAMES)), "n": Share(1, frozenset())},
+            obsolete_parts=frozenset(),
+            acknowledged={"m": 1, "n": 1},
+            fingerprint=Fingerprint(),
+            policy=policy,
+        )
+        return describe("g", GroupView(group, Leadership(term=1, leader="m", revision=2), ())).balanced
+
+    for policy in (Policy(move_interval_s=60.0), Policy(cooldown_s=60.0)):
+        assert is_balanced(policy)
+        assert not is_balanced(policy, frozenset({"one"})), "a drain is no matter of balance"
+    assert not is_balanced(Policy())

@@ -23,6 +23,7 @@ from rebalanser import explanation
 from rebalanser import group as group_module
 from rebalanser import plan as plan_module
 from rebalanser import settings as settings_module
+from rebalanser import state as state_module
 from rebalanser.admin import Admin
 from rebalanser.core.allocation import bounds, explanations
 from rebalanser.core.allocation.constrained import _Search
@@ -427,6 +428,14 @@ MUTANTS = (
         "a leader plans again when more may move",
         (Switch(Leading, "_plan_improvement", always(None)),),
         f"{LEADING}::test_a_leader_goes_on_with_what_one_rebalance_left",
+        "RB-38",
+    ),
+    _mutant(
+        "balance awaited",
+        "a group that waits until more may move for a better balance is balanced",
+        _edit(state_module, "_present_problem", "if is_delayed", "if False"),
+        f"{LEADING}::test_a_group_is_balanced_while_moves_for_a_better_balance_wait_for_their_interval",
+        "RB-19",
         "RB-38",
     ),
     _mutant(
