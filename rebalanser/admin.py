@@ -113,7 +113,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         check_argument(_WEIGHT, said["weight"], "weight")
     if "needs" in said:
         if isinstance(said["needs"], Mapping):
-            raise InvalidArgument("needs: tags are listed; a mapping from tags has no meaning")
+            raise InvalidArgument("needs: give a list of tags, not a mapping")
         needs = _named([said["needs"]])
         check_argument(_TAGS, needs, "needs")
         said["needs"] = check_tags(needs)

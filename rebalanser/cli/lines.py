@@ -59,7 +59,7 @@ def offers(node: NodeState) -> list[str]:
         parts.append(f"load {node.load:g} of {node.capacity:g}")
     elif node.load != node.assigned:
         parts.append(f"load {node.load:g}")
-    parts += [f"tags {', '.join(node.tags)}"] if node.tags else []
+    parts += [f"tags {','.join(node.tags)}"] if node.tags else []
     parts += [f"zone {node.zone}"] if node.zone else []
     return parts
 
@@ -72,7 +72,7 @@ def resource_line(resource: ResourceState) -> str:
         parts.append(f"weight {resource.weight:g}")
     if resource.pin is not None:
         parts.append(f"pinned to {resource.pin}")
-    parts += [f"needs {', '.join(resource.needs)}"] if resource.needs else []
+    parts += [f"needs {','.join(resource.needs)}"] if resource.needs else []
     parts += [f"spread {resource.spread}"] if resource.spread is not None else []
     parts += [f"{name}={printable(value)}" for name, value in resource.attributes.items()]
     return f"{resource.resource}: {', '.join(parts)}"

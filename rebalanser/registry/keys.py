@@ -87,15 +87,20 @@ def check_name(name: str, what: str) -> str:
 def check_tags(tags: Iterable[str]) -> frozenset[str]:
     """Return the tags as a set if they can be stored; a text is one tag.
 
+    A tag has no comma or semicolon, as these separate tags in the environment, on the command line and in
+    files.
+
     Raises:
-        InvalidName: one can't be stored, or is given twice, or they are a mapping.
+        InvalidName: a tag can't be stored, or is given twice, or they are a mapping.
     """
     if isinstance(tags, Mapping):
-        raise InvalidName("tags are listed; a mapping from tags has no meaning")
+        raise InvalidName("give a list of tags, not a mapping")
     checked: set[str] = set()
     for tag in [tags] if isinstance(tags, str) else tags:
         if check_name(tag, "tag") in checked:
             raise InvalidName(f"tag {tag!r} is given twice")
+        if "," in tag or ";" in tag:
+            raise InvalidName(f"tag {tag!r} has a comma or a semicolon: give each tag by itself")
         checked.add(tag)
     return frozenset(checked)
 

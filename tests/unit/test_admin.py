@@ -188,11 +188,12 @@ def test_says_another_thing_of_each_resource(admin: Admin) -> None:
         ),
         ({"b": {"weight": float("nan")}}, InvalidArgument, "resource 'b': weight: .*; nothing was changed"),
         ({"b": {"needs": ["", "x"]}}, InvalidName, "resource 'b': a tag name must not be empty; nothing was"),
+        ({"b": {"needs": "gpu;ssd"}}, InvalidName, "tag 'gpu;ssd' has a comma or a semicolon: give each"),
         ({"": {}}, InvalidName, "a resource name must not be empty"),
         (
             {"b": {"needs": {"gpu": False}}},
             InvalidArgument,
-            "resource 'b': needs: tags are listed; .*; nothing",
+            "resource 'b': needs: give a list of tags, not a mapping; nothing",
         ),
         (
             {"b": None},

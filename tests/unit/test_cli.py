@@ -122,7 +122,9 @@ def test_resources_are_weighed_pinned_and_described_at_any_time(cli: Cli) -> Non
 @pytest.mark.rule("RB-29")
 def test_needs_and_spreads_are_set_and_cleared(cli: Cli) -> None:
     cli("resources", "add", "orders", "a", "--needs", "ssd", "--needs", "gpu", "--spread", "db")
-    assert cli("resources", "list", "orders").out == "a: no owner, needs gpu, ssd, spread db\n"
+    assert cli("resources", "list", "orders").out == "a: no owner, needs gpu,ssd, spread db\n"
+    both = cli("resources", "add", "orders", "a", "--needs", "gpu,ssd")
+    refused(both, 3, "tag 'gpu,ssd' has a comma or a semicolon: give each tag by itself")
     cli("resources", "add", "orders", "a", "--no-needs", "--weight", "2")
     assert cli("resources", "list", "orders").out == "a: no owner, weight 2, spread db\n"
     cli("resources", "add", "orders", "a", "--no-spread")
@@ -147,7 +149,7 @@ def test_what_is_said_of_each_resource_comes_from_a_file(
     answer = cli("resources", "add", "orders", "--from", str(file), "--weight", "3")
     assert answer.out == "added 2 resources; 1 was there already\n"
     assert cli("resources", "list", "orders").out == (
-        "a: no owner, weight 2.5, pinned to stays, needs gpu, ssd, spread db\n"
+        "a: no owner, weight 2.5, pinned to stays, needs gpu,ssd, spread db\n"
         "b,c: no owner, weight 3, pinned to w1\nd: no owner, weight 3\n"
     )
 
