@@ -153,9 +153,16 @@ def _json_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"line {number}", row
 
 
-def read_conditions(given: Sequence[str]) -> dict[str, str]:
-    """Parse the conditions of ``--where KEY=VALUE``."""
-    return read_pairs(given, "--where")
+def read_conditions(given: Sequence[str], option: str = "--where") -> dict[str, str]:
+    """Parse the conditions of ``--where KEY=VALUE``.
+
+    An empty value is refused: ``zone=$ZONE`` without the variable would choose every node without a zone.
+    """
+    conditions = read_pairs(given, option)
+    for name, value in conditions.items():
+        if not value:
+            raise typer.BadParameter(f"{name}= has no value", param_hint=f"'{option}'")
+    return conditions
 
 
 def read_pairs(given: Sequence[str], option: str) -> dict[str, str]:

@@ -377,8 +377,9 @@ def _set_drained(
         resources = f"it holds {counted(held, 'resource')} now" if here else "no live node has that label now"
         subject = f"{node} is"
     else:
-        resources = f"they hold {counted(held, 'resource')} now"
-        subject = f"{counted(len(labels), 'label')} ({', '.join(labels)}) are"
+        is_one = len(labels) == 1
+        resources = f"{'it holds' if is_one else 'they hold'} {counted(held, 'resource')} now"
+        subject = f"{counted(len(labels), 'label')} ({', '.join(labels)}) {'is' if is_one else 'are'}"
     if wait_s is not None and state.unowned:
         resources += f"; resources of the group without an owner: {state.unowned:,}, see rebalanser status"
     named = {"node": node} if node is not None else {"nodes": labels}
@@ -397,7 +398,10 @@ def labels_where(state: GroupState, conditions: dict[str, str]) -> list[str]:
     meeting = [node for node in state.nodes if _meets(node, conditions)]
     described = ", ".join(f"{name}={value}" for name, value in conditions.items())
     if not meeting:
-        raise InvalidArgument(f"no live node of {state.group} has {described}; nothing was changed")
+        raise InvalidArgument(
+            f"no live node of {state.group} has {described} as its label, zone or attributes; "
+            "nothing was changed"
+        )
     labels = {node.label for node in meeting}
     for node in state.nodes:
         if node.label in labels and not _meets(node, conditions):

@@ -159,7 +159,7 @@ def plan(
         "pins": pins,
         **policy.changes,
     }
-    drains, undrains = read_conditions(where or ()), read_conditions(undrain_where or ())
+    drains, undrains = read_conditions(where or ()), read_conditions(undrain_where or (), "--undrain-where")
     face = on.face()
     with face.admin_of_known(group) as admin:
         state = face.known(admin.state()) if drains or undrains else None

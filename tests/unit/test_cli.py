@@ -237,6 +237,10 @@ def test_nodes_are_drained_by_what_they_are(cli: Cli) -> None:
         answer = cli("node", "drain", "orders", "--where", "zone=eu-1")
         assert answer.out == "2 labels (w1, w2) are drained; they hold 0 resources now\n"
         cli("node", "undrain", "orders", "--where", "zone=eu-1")
+        one = cli("node", "undrain", "orders", "--where", "label=w1")
+        assert one.out == "1 label (w1) is undrained; it holds 0 resources now\n"
+        for empty in ("zone=", "version="):
+            refused(cli("node", "drain", "orders", "--where", empty), 2, f"{empty} has no value")
         both = ("--where", "zone=eu-1", "--where", "version=1.4")
         assert cli("node", "drain", "orders", *both, "--json").document == {
             "group": "orders",
@@ -247,7 +251,9 @@ def test_nodes_are_drained_by_what_they_are(cli: Cli) -> None:
         }
         assert cli("status", "orders", "--json").document["drained"] == ["w1"]
         nobody = cli("node", "drain", "orders", "--where", "label=w9")
-        refused(nobody, 3, "no live node of orders has label=w9; nothing was changed")
+        refused(
+            nobody, 3, "no live node of orders has label=w9 as its label, zone or attributes; nothing was"
+        )
         coordinator.perform(Join(Member("4", "w2", zone="eu-2"), 60.0))
         mixed = cli("node", "drain", "orders", "--where", "zone=eu-1")
         refused(mixed, 3, "the label w2 not all have zone=eu-1", "nothing was changed")
@@ -343,6 +349,7 @@ def test_a_long_plan_is_shortened(cli: Cli) -> None:
         (("--add", "a", "--remove", "a"), 3, "'a' can't be added and removed in one plan"),
         (("--set-pin", "a=w1", "--clear-pin", "a"), 2, "the pin of 'a' is given twice"),
         (("--max-moves", "1", "--any-moves"), 2, "exclude each other"),
+        (("--undrain-where", "zone"), 2, "'--undrain-where': 'zone' is not KEY=VALUE"),
         (("--drain", "w9"), 3, "there is no live node with the label 'w9'; nothing was planned"),
         (("--remove-node", "w9"), 3, "there is no live node with the label 'w9'"),
         (("--where", "zone=eu-9"), 3, "no live node of orders has zone=eu-9"),
