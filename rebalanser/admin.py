@@ -104,10 +104,11 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         InvalidName: a pin, a spread, a tag or an attribute can't be stored.
     """
     if not isinstance(given, Mapping):
-        raise InvalidArgument(f"it is said by {type(given).__name__} and not by a mapping")
+        raise InvalidArgument(f"give a mapping of its fields, not {type(given).__name__}")
     for name in given.keys() - SPEC_FIELDS:
-        near = "".join(f"; is {each} meant?" for each in get_close_matches(str(name), SPEC_FIELDS, 1))
-        raise InvalidArgument(f"{name}: no resource has such a field{near}")
+        near = get_close_matches(str(name), SPEC_FIELDS, 1)
+        hint = f"is {near[0]} meant?" if near else f"the fields are {', '.join(sorted(SPEC_FIELDS))}"
+        raise InvalidArgument(f"{name}: no resource has such a field; {hint}")
     said = dict(given)
     if "weight" in said:
         check_argument(_WEIGHT, said["weight"], "weight")
@@ -418,7 +419,7 @@ class Admin:
             RetryLater: the registry was away; what was written stays, and adding again completes it.
         """
         if not isinstance(resources, Mapping):
-            raise InvalidArgument(f"resources: {type(resources).__name__} is no mapping from names")
+            raise InvalidArgument(f"resources must be a mapping from names, not {type(resources).__name__}")
         self._check(list(resources))
         by_fields: dict[frozenset[str], list[ResourceSpec]] = {}
         for name, said in _checked_each(resources).items():

@@ -108,14 +108,7 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     rows = csv.reader(lines, strict=True, skipinitialspace=True)
     try:
         columns = [column.strip() for column in next(filter(None, rows), ())]
-        if not columns:
-            raise InvalidArgument("the line of columns is missing; nothing was changed")
-        for column in columns:
-            if column not in CSV_COLUMNS or columns.count(column) > 1:
-                raise InvalidArgument(
-                    f"line {rows.line_num}: {column!r} is not a column, or is given twice; "
-                    f"the columns are {', '.join(CSV_COLUMNS)}; nothing was changed"
-                )
+        _check_columns(columns, f"line {rows.line_num}")
         for cells in rows:
             place = f"line {rows.line_num}"
             if cells and len(cells) != len(columns):
@@ -131,6 +124,19 @@ def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield place, row
     except csv.Error as error:
         raise InvalidArgument(f"line {rows.line_num}: {error}; nothing was changed") from error
+
+
+def _check_columns(columns: Sequence[str], place: str) -> None:
+    if not columns:
+        raise InvalidArgument("the line of columns is missing; nothing was changed")
+    for column in columns:
+        if column not in CSV_COLUMNS:
+            raise InvalidArgument(
+                f"{place}: {column!r} is not a column; the first line has columns, "
+                f"out of {', '.join(CSV_COLUMNS)}; nothing was changed"
+            )
+        if columns.count(column) > 1:
+            raise InvalidArgument(f"{place}: column {column!r} is given twice; nothing was changed")
 
 
 def _number(text: str, place: str) -> float:

@@ -23,7 +23,7 @@ from rebalanser.cli.options import (
     complete_resource,
 )
 from rebalanser.cli.output import Face, counted
-from rebalanser.core.group import Policy
+from rebalanser.core.group import Policy, SpreadOver
 from rebalanser.errors import InvalidArgument
 from rebalanser.state import GroupState, NodeState
 
@@ -97,9 +97,10 @@ def show_policy(on: RegistryOptions, group: GroupArgument) -> None:
 
 def _show_policy(face: Face, group: str, policy: Policy) -> None:
     moves = "any number of" if policy.max_moves is None else f"at most {policy.max_moves:,}"
+    apart = "in distinct zones" if policy.spread_over is SpreadOver.ZONE else "on distinct nodes"
     face.answer(
         {"group": group, "policy": asdict(policy)},
-        f"{group}: resources with the same spread are on distinct {policy.spread_over}s",
+        f"{group}: resources with the same spread are {apart}",
         f"  imbalance band {policy.imbalance_band:g}, {moves} moves for a better balance in one rebalance",
         f"  at least {policy.move_interval_s:g} s between such rebalances, "
         f"and {policy.cooldown_s:g} s between such moves of one resource",

@@ -186,6 +186,11 @@ def test_says_another_thing_of_each_resource(admin: Admin) -> None:
             InvalidArgument,
             "resource 'b': wieght: no resource has such a field; is weight meant",
         ),
+        (
+            {"b": {"tags": ["gpu"]}},
+            InvalidArgument,
+            "tags: no resource has such a field; the fields are attributes, needs, pin, spread, weight",
+        ),
         ({"b": {"weight": float("nan")}}, InvalidArgument, "resource 'b': weight: .*; nothing was changed"),
         ({"b": {"needs": ["", "x"]}}, InvalidName, "resource 'b': a tag name must not be empty; nothing was"),
         ({"b": {"needs": "gpu;ssd"}}, InvalidName, "tag 'gpu;ssd' has a comma or a semicolon: give each"),
@@ -198,12 +203,12 @@ def test_says_another_thing_of_each_resource(admin: Admin) -> None:
         (
             {"b": None},
             InvalidArgument,
-            "resource 'b': it is said by NoneType and not by a mapping; nothing was",
+            "resource 'b': give a mapping of its fields, not NoneType; nothing was",
         ),
         (
             {"b": ["gpu"]},
             InvalidArgument,
-            "resource 'b': it is said by list and not by a mapping; nothing was",
+            "resource 'b': give a mapping of its fields, not list; nothing was",
         ),
     ],
 )
@@ -216,7 +221,7 @@ def test_one_bad_resource_of_many_changes_nothing(
 
 
 def test_many_resources_come_by_their_names(admin: Admin) -> None:
-    with pytest.raises(InvalidArgument, match="resources: list is no mapping from names"):
+    with pytest.raises(InvalidArgument, match="resources must be a mapping from names, not list"):
         admin.add_each(["a"])  # type: ignore[arg-type]
 
 

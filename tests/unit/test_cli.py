@@ -159,7 +159,7 @@ def test_what_is_said_of_each_resource_comes_from_a_file(
     ("name", "content", "fragment"),
     [
         ("r.csv", b"name,wieght\na,2\n", "line 1: 'wieght' is not a column"),
-        ("r.csv", b"name,name\na,2\n", "line 1: 'name' is not a column, or is given twice"),
+        ("r.csv", b"name,name\na,2\n", "line 1: column 'name' is given twice"),
         ("r.csv", b"", "the line of columns is missing"),
         ("r.csv", b"\nnam\na\n", "line 2: 'nam' is not a column"),
         ("r.csv", b"weight\n2\n", "line 2: it has no name"),
@@ -202,7 +202,7 @@ def test_the_policy_of_a_group_is_set_and_shown(cli: Cli) -> None:
     )
     answer = cli("group", "set", "orders", "--spread-over", "zone", "--max-moves", "3", "--cooldown", "60")
     assert answer.out == (
-        "orders: resources with the same spread are on distinct zones\n"
+        "orders: resources with the same spread are in distinct zones\n"
         "  imbalance band 0, at most 3 moves for a better balance in one rebalance\n"
         "  at least 0 s between such rebalances, and 60 s between such moves of one resource\n"
     )
