@@ -356,7 +356,7 @@ MUTANTS = (
     _mutant(
         "needs ignored",
         "a resource is only on nodes with the tags that it needs",
-        _edit(_Search, "_class", "needs <= self._tags[i]", "True"),
+        _edit(_Search, "_class", "if needs <= tags", "if True"),
         f"{CONSTRAINTS}::test_a_resource_is_only_where_its_needs_are_met",
         "RB-37",
     ),
