@@ -1081,21 +1081,35 @@ def _main(results: Path) -> None:
     """Write a file of JSON for the tests without a mutant, and one for each mutant."""
     everything = sorted({mutant.test for mutant in MUTANTS})
     _run(everything, "--collect-only")
-    children = 0
-    for name, switches, tests in (
+    jobs = [
         ("", (), everything),
         *((mutant.name, mutant.switches, [mutant.test]) for mutant in MUTANTS),
-    ):
-        if os.fork() == 0:
-            with switched(switches), (results / str(os.getpid())).open("w") as file:
-                json.dump([name, asdict(_run(tests))], file)
-            os._exit(0)
-        children += 1
-        if children == AT_ONCE or not name:
-            os.wait()
-            children -= 1
-    for _ in range(children):
-        os.wait()
+    ]
+    running: dict[int, tuple[str, tuple[Switch, ...], list[str]]] = {}
+    for job in jobs:
+        running[_fork(results, *job)] = job
+        while len(running) == AT_ONCE or (running and not job[0]):
+            _wait_for_one(running)
+    while running:
+        _wait_for_one(running)
+
+
+def _fork(results: Path, name: str, switches: tuple[Switch, ...], tests: list[str]) -> int:
+    """Run tests in a child process, which writes a file; return its id."""
+    if child := os.fork():
+        return child
+    with switched(switches):
+        verdict = _run(tests)
+    (results / str(os.getpid())).write_text(json.dumps([name, asdict(verdict)]))
+    os._exit(0)
+
+
+def _wait_for_one(running: dict[int, tuple[str, tuple[Switch, ...], list[str]]]) -> None:
+    child, status = os.wait()
+    if child in running:  # and no process that a module started
+        name = running.pop(child)[0]
+        if status:
+            raise RuntimeError(f"the tests of {name!r} ended with {os.waitstatus_to_exitcode(status)}")
 
 
 @pytest.fixture(scope="module")
