@@ -97,10 +97,10 @@ def _named(resources: Iterable[Any]) -> list[str]:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of a resource, if it can be stored.
+    """Return the given fields of a resource, if they can be stored.
 
     Raises:
-        InvalidArgument: a value is of a wrong type or out of range, or there is no such thing to say.
+        InvalidArgument: a value is of a wrong type or out of range, or there is no such field.
         InvalidName: a pin, a spread, a tag or an attribute can't be stored.
     """
     if not isinstance(given, Mapping):
@@ -144,10 +144,10 @@ def _checked_policy(**given: Any) -> dict[str, Any]:
 
 
 def _checked_each(resources: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What is said of each of these resources, if it can be stored.
+    """Return the given fields of each resource, if they can be stored.
 
     Raises:
-        InvalidArgument: a value is of a wrong type or out of range, or there is no such thing to say.
+        InvalidArgument: a value is of a wrong type or out of range, or there is no such field.
         InvalidName: a pin, a spread, a tag or an attribute can't be stored.
     """
     checked: dict[str, dict[str, Any]] = {}
@@ -382,7 +382,7 @@ class Admin:
         attributes: Mapping[str, str] | Unchanged = UNCHANGED,
         progress: Progress = _no_progress,
     ) -> int:
-        """Add resources, or change what is said of those that are there; how many are new (RB-29).
+        """Add resources, or change existing ones; return the number of new ones (RB-29).
 
         What is not given stays as it is. All names are checked before anything is written.
 
@@ -408,14 +408,14 @@ class Admin:
     def add_each(
         self, resources: Mapping[str, Mapping[str, Any]], *, progress: Progress = _no_progress
     ) -> int:
-        """Add resources of which different things are said; how many are new (RB-29).
+        """Add resources, each with its own weight, needs and so on; return the number of new ones (RB-29).
 
         ``resources`` has for each name what ``add`` takes: ``{"db-1": {"weight": 2, "needs": ["ssd"]}}``.
         Everything is checked before anything is written.
 
         Raises:
             InvalidName: a name can't be stored; nothing was changed.
-            InvalidArgument: something else is said than ``add`` takes; nothing was changed.
+            InvalidArgument: a field is not one that ``add`` takes, or is invalid; nothing was changed.
             RetryLater: the registry was away; what was written stays, and adding again completes it.
         """
         if not isinstance(resources, Mapping):

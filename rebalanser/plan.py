@@ -56,7 +56,7 @@ class UnplacedResource(BaseModel):
 
 
 class PlannedNode(BaseModel):
-    """What a node has now, and what it would have."""
+    """Resources and load of a node, now and after the change."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -89,7 +89,7 @@ class UnownedTime(BaseModel):
 
 
 class GroupPlan(BaseModel):
-    """What the next allocation would do about a change of the group."""
+    """Outcome of the next allocation after a change of the group."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -123,7 +123,7 @@ class GroupChange:
     drained: frozenset[str] = frozenset()
     undrained: frozenset[str] = frozenset()
     put: Mapping[Resource, Mapping[str, Any]] = field(default_factory=dict)
-    """What is said of resources that are added, or there already."""
+    """Fields of resources that are added or changed."""
     removed: frozenset[Resource] = frozenset()
     weights: Mapping[Resource, float] = field(default_factory=dict)
     pins: Mapping[Resource, str | None] = field(default_factory=dict)

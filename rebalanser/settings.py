@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     capacity: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """The greatest sum of weights of resources that the node owns; without limit where unset (RB-37)."""
     tags: Annotated[frozenset[str], NoDecode, BeforeValidator(_checked_tags)] = frozenset()
-    """What the node offers to resources that need it, such as ``gpu`` (RB-37). In the environment they are
+    """Tags that resources may need, such as ``gpu`` (RB-37). In the environment they are
     separated by commas: ``REBALANSER_TAGS=gpu,ssd``."""
     zone: Annotated[str, AfterValidator(_checked_zone)] = ""
     """The zone that the node is in, such as a data centre, for resources that are spread over zones

@@ -30,7 +30,7 @@ from rebalanser.registry.contract import (
 MAX_OPERATIONS: Final = 128
 """etcd's default ``--max-txn-ops``; higher limits are not used."""
 MIN_OPERATIONS: Final = 16
-"""What a transaction must hold: the one that reads a whole group has 11, later versions may have more."""
+"""Minimum operations of a transaction: reading a whole group takes 11, and later versions may take more."""
 MAX_REQUEST_BYTES: Final = 1_500_000
 """etcd's default ``--max-request-bytes`` (1.5 MiB) minus the overhead of its encoding."""
 _MOD: Final = etcdrpc.Compare.MOD

@@ -1,4 +1,4 @@
-"""Arguments as values: names of resources and what is said of them, attributes, times and durations."""
+"""Arguments as values: names and fields of resources, attributes, times and durations."""
 
 from __future__ import annotations
 

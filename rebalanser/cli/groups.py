@@ -25,6 +25,7 @@ from rebalanser.cli.options import (
 from rebalanser.cli.output import Face, counted
 from rebalanser.core.group import Policy, SpreadOver
 from rebalanser.errors import InvalidArgument
+from rebalanser.runtime.narration import shown_names
 from rebalanser.state import GroupState, NodeState
 
 
@@ -128,7 +129,8 @@ FileOption = Annotated[
         metavar="PATH",
         allow_dash=True,
         show_default=False,
-        help="A file of names, one per line; - is standard input. If one is invalid, nothing is changed.",
+        help="A file of names alone, one per line; - is standard input. If one is invalid, nothing is "
+        "changed.",
     ),
 ]
 
@@ -380,7 +382,7 @@ def _set_drained(
     else:
         is_one = len(labels) == 1
         resources = f"{'it holds' if is_one else 'they hold'} {counted(held, 'resource')} now"
-        subject = f"{counted(len(labels), 'label')} ({', '.join(labels)}) {'is' if is_one else 'are'}"
+        subject = f"{counted(len(labels), 'label')} ({shown_names(labels)}) {'is' if is_one else 'are'}"
     if wait_s is not None and state.unowned:
         resources += f"; resources of the group without an owner: {state.unowned:,}, see rebalanser status"
     named = {"node": node} if node is not None else {"nodes": labels}

@@ -230,7 +230,7 @@ class ResourceOptions:
             show_default=False,
         ),
     ] = None
-    no_needs: Annotated[bool, typer.Option("--no-needs", help="Need no tags any more.")] = False
+    no_needs: Annotated[bool, typer.Option("--no-needs", help="Remove their needs.")] = False
     spread: Annotated[
         str | None,
         typer.Option(
@@ -239,7 +239,7 @@ class ResourceOptions:
             show_default=False,
         ),
     ] = None
-    no_spread: Annotated[bool, typer.Option("--no-spread", help="Keep them apart no more.")] = False
+    no_spread: Annotated[bool, typer.Option("--no-spread", help="Keep them apart no longer.")] = False
     pin: Annotated[
         str | None,
         typer.Option(
@@ -253,7 +253,7 @@ class ResourceOptions:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What is said of the resources, as ``Admin.add`` takes it."""
+        """The given fields of the resources, as ``Admin.add`` takes them."""
         return {
             **({} if self.weight is None else {"weight": self.weight}),
             **_set_or_cleared("needs", self.needs, "--no-needs", [] if self.no_needs else None),

@@ -313,7 +313,7 @@ class LogCoordinator(Coordinator):
         self._operate(SetDrained(label, drained))
 
     def policy(self) -> Policy:
-        """Read the policy of the group, with all of it."""
+        """Read the policy, as part of the whole group."""
         view = self.read()
         with self._lock:
             key = self._follower.replica.keys.policy

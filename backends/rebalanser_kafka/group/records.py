@@ -5,7 +5,7 @@ a newer format is never skipped: this reader's replica would differ from all oth
 Rebalanser wrote a value that is unreadable for another reason: all replicas fail to read it, and set it
 aside.
 
-A record has the least format that tells all of it. Format 2 has what replicas that know only format 1 would
+A record has the lowest format that can hold it. Format 2 has what replicas that know only format 1 would
 ignore: capacity, tags, zone and grace of a member, the members that a plan remembers, needs and spread of a
 resource, also in a snapshot, and the policy. So such replicas stop at it instead of placing resources against
 their needs (RB-37).
@@ -204,7 +204,7 @@ _NEW_IN_2: Final[Mapping[str, object]] = MappingProxyType(
 
 
 def _least_format(wish: Wish, body: dict[str, Any]) -> int:
-    """Return the least format that tells all of a request; drop from it what is as by default and new."""
+    """Return the lowest format that can hold a request; drop new fields that have their defaults."""
     described = [*body.get("specs", ()), *(body[name] for name in ("member", "plan") if name in body)]
     described += [member for plan in described for member in plan.get("remember", {}).values()]
     for each in described:

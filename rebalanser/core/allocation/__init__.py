@@ -4,9 +4,9 @@ An allocation maps the id of every live node to the sorted names of the resource
 reads a clock, draws a random number or depends on the order of its input, so that any two leaders that see
 the same snapshot compute the same allocation (RB-10).
 
-The leader of a group calls ``solve`` with a ``AllocationProblem``. The ``Allocation`` that it returns has a
-certificate: a lower bound of the largest load, the moves with their reasons, and why what is unplaced has no
-node. Where all nodes and resources are alike, counts decide (*balanced* below, and *place* where nodes
+The leader of a group calls ``solve`` with an ``AllocationProblem``. The ``Allocation`` that it returns has a
+certificate: a lower bound of the largest load, the moves with their reasons, and why resources are unplaced.
+ Where all nodes and resources are alike, counts decide (*balanced* below, and *place* where nodes
 refuse resources); else weights do (*groups with weights*). Shiva calls ``place`` for its applications:
 workers have tags and capacities, and each application is kept to those that it may be on.
 
@@ -156,7 +156,7 @@ open to all nodes. No resource ``w`` of it lowers ``M`` on any node ``j``, so th
 capacity(j)``, summed over all ``n`` nodes: ``M <= total / capacities + w · n / capacities``. So the largest
 relative load is above the mean by no more than its lightest resource is on a node of mean capacity, unless
 it is within the hundredth (RB-36). Where pins, needs, spreads or limits hinder a move this need not hold;
-small cases are compared with the best there is. To pack in any better way is NP-hard.
+small cases are compared with the best there is. Optimal packing is NP-hard.
 
 *Moves* of step 1, and those that make room, are needed. Those of step 3 are for the **balance** only, and
 the policy limits them (RB-38): at most ``max_moves``; none of a resource in its cool-down; none while the

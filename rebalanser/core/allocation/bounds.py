@@ -31,7 +31,7 @@ def millionths(amount: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """What loads are divided by, and what they must not exceed, in millionths."""
+    """Divisors and limits of loads, in millionths."""
 
     amounts: Mapping[NodeId, int]
     """The capacity of each node; where it has none the largest of any, or 1 if none has one."""

@@ -54,9 +54,9 @@ class _Class:
     apart: bool = False
     """True if some of them have a spread."""
     emptiest: dict[int, _Heap] | None = None
-    """Nodes by relative load, apart for each binary order of capacities: to a small node the same resource is
-    more. Entries of loads that have changed since are skipped. A class that lacks few nodes has no order of
-    its own: it reads that of all nodes."""
+    """Nodes by relative load: one heap for each bit length of capacities, as a small node gains more by the
+    same resource. Entries with an old load are skipped. A class that lacks few nodes has no heaps of its own:
+    it reads those of all nodes."""
 
 
 def _narrowest(item: tuple[_Class, object]) -> tuple[int, Sequence[int]]:
@@ -79,7 +79,7 @@ class Solution:
     shares: dict[str, frozenset[str]]
     unplaced: dict[str, str] = field(default_factory=dict)
     forced: frozenset[str] = frozenset()
-    """Resources that moved to make room, or as they could not stay for want of capacity or a spread."""
+    """Resources that moved to make room, or that a capacity or a spread forced to leave."""
     improvable: bool = False
 
 
@@ -102,9 +102,9 @@ class _Search:
         """Classes of resources that are neither pinned nor refused, by their needs."""
         self._by_members: dict[frozenset[int], _Class] = {}
         self._in_order: list[_Class] = []
-        """Classes of which the nodes are in order, as ``emptiest``."""
+        """Classes that have ``emptiest``."""
         self._orders: list[list[dict[int, _Heap]]] = [[] for _ in self._live]
-        """For each node, those of them that it is in."""
+        """For each node, their heaps that it is in."""
         held, waiting = free_held(self._live, problem.resources, problem.previous, NO_PINS, problem.unsettled)
         self._held = [held[node] for node in self._live]
         self._lost: list[set[str]] = [set() for _ in self._live]
@@ -114,7 +114,7 @@ class _Search:
         self._origin: dict[str, int] = {}
         """The node that held each resource which has left it."""
         self._fresh: set[str] = set(waiting)
-        """Resources that no node held, and those that had to leave theirs: they move for nothing."""
+        """Resources that no node held, or that had to leave: their moves don't count."""
         self._forced: set[str] = set()
         self._taken: dict[tuple[str, str], str] = {}
         """The resource of each spread on each node or in each zone."""
@@ -275,7 +275,7 @@ class _Search:
     # What has to leave
 
     def _give_up(self) -> None:
-        """Let go of what may not stay: over tags, releases and pins, then spreads, then capacities."""
+        """Evict what may not stay: for tags, releases and pins, then spreads, then capacities."""
         for i, had in enumerate(self._held):
             for name in sorted(self._unwelcome(i, had)):
                 self._evict(name, i)
@@ -324,7 +324,7 @@ class _Search:
         return closed
 
     def _excess(self, i: int) -> list[str]:
-        """What leaves a node with too much: the lightest that is enough, else the heaviest and so on."""
+        """Return what leaves a node over its capacity: the lightest that is enough, or the heaviest ones."""
         over = self._loads[i] - self._limits[i]
         pinned, weights = self._problem.pinned, self._weights
         names = sorted(self._names(i), key=lambda name: (name in pinned, -weights[name], name))
@@ -376,7 +376,7 @@ class _Search:
     def _fill(self, names: Sequence[str], where: _Class) -> None:
         """Place resources, the heaviest first, each where it leaves the smallest relative load.
 
-        The order of nodes is kept for a weight between this one and twice as much, to compute it seldom.
+        The order of nodes is computed for one weight, and used for others down to half of it.
         """
         weights, loads, capacities, limits = self._weights, self._loads, self._capacities, self._limits
         got, lost, origin = self._got, self._lost, self._origin
@@ -437,7 +437,7 @@ class _Search:
                 taken_everywhere.add(self._spreads[name])
 
     def _with(self, i: int, weight: int) -> float:
-        """The relative load of a node with so much more."""
+        """The relative load of a node with this weight added."""
         return (self._loads[i] + weight) / self._capacities[i]
 
     def _first_free(self, name: str, heaps: Iterable[_Heap], reference: int) -> int | None:
@@ -596,7 +596,7 @@ class _Search:
         return self._problem.max_moves is not None or bool(self._problem.resting)
 
     def _is_uneven(self) -> bool:
-        """Set what the loads are aimed at; False if nothing is to move."""
+        """Set the loads to aim at; return False if nothing is to move."""
         capacity = sum(self._capacities)
         if not capacity:
             return False
@@ -688,7 +688,7 @@ class _Search:
         return not self._is_used_up and name not in self._problem.resting
 
     def _relist(self, name: str, i: int, came: bool) -> None:
-        """Add a resource to those that are listed of a node, or remove it, as to sort all takes long."""
+        """Add a resource to the sorted ones of a node, or remove it: sorting them again takes long."""
         where, entry = self._class_of(name), (self._weights[name], name)
         listed = next((listed for each, listed in self._lists[i] if each is where), None)
         if listed is None:
@@ -780,7 +780,7 @@ class _Search:
         return any(other < full and (full > self._high or other < self._low) for other in least)
 
     def _candidates(self, i: int, j: int, listed: _Listed) -> Iterator[tuple[int, str]]:
-        """Resources of a node next to the weight that is wanted, which leave the other less full than it."""
+        """Yield resources near the wanted weight whose move leaves the other node less full than this one."""
         full, other = self._relative(i), self._relative(j)
         if full <= self._high and other >= self._low:
             return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MoveReason(StrEnum):
-    """Why a resource is on another node than before."""
+    """Reason why a resource is on another node than before."""
 
     NEW = "it had no node"
     GONE = "its node is gone"
@@ -77,7 +77,7 @@ class Allocation:
 
     @property
     def effort(self) -> Effort | None:
-        """Its moves beside the fewest possible; None unless the problem is plain: else there is no proof."""
+        """Its moves beside the fewest possible; None if the problem is not plain: these are unknown then."""
         problem = self._problem
         if not self.is_plain:
             return None
@@ -92,7 +92,10 @@ class Allocation:
 
 
 class Certificate:
-    """What an allocation achieves, for anybody to check. Most of it is computed when it is asked for."""
+    """Facts about an allocation that anybody can check: loads, their bound, moves, and what is unplaced.
+
+    Most of it is computed on first use.
+    """
 
     def __init__(self, problem: AllocationProblem, solution: Solution) -> None:
         self._problem = problem

@@ -1,13 +1,13 @@
 """Static membership: the node to which the share of a label goes, or for which it is kept (RB-39).
 
-A member with ``rejoin_grace_s`` stands for its label. The leader stores its description beside its share,
+A member with ``rejoin_grace_s`` represents its label. The leader stores its description beside its share,
 under no lease, so that any later leader knows both once the member is gone.
 
-*Gone, and nobody of its label is there.* The share is **kept**: nothing is taken from it or added to it, and
-the others share out the rest among themselves. So the kept resources are owned by nobody.
+*Gone, and no live node has its label.* The share is **kept**: nothing is taken from it or added to it, and
+the others share out the rest among themselves. So the kept resources have no owner.
 
-*Somebody of its label is there.* That node is the **heir**, and gets the whole share, in an allocation that
-moves nothing else. Only after it may the balance be improved.
+*Gone, and a live node has its label.* That node is the **heir**, and gets the whole share, in an allocation
+that moves nothing else. Only after it may the balance be improved.
 
 *Two of its label live*, and both state a grace: the one that registered last replaces the others, which are
 **superseded** (surge). Their shares go to the heir in the same way: it waits for each barrier as any node
@@ -32,10 +32,10 @@ NOBODY: Final[frozenset[NodeId]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class LabelSuccession:
-    """What labels keep, and to whom it goes."""
+    """Shares of labels: those that are kept, and those that pass to other nodes."""
 
     kept: Mapping[NodeId, frozenset[Resource]]
-    """What each node keeps that is gone and has no heir."""
+    """Resources that are kept for each node that is gone and has no heir."""
     heirs: Mapping[NodeId, NodeId]
     """The heir of each node that is gone or superseded, and of which a share is stored."""
     inherited: Mapping[Resource, NodeId]

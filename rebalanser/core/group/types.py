@@ -93,9 +93,9 @@ class Member:
     capacity: float | None = None
     """The greatest sum of weights that it may own (RB-37); None for no limit."""
     tags: frozenset[str] = frozenset()
-    """What it offers to resources that need it (RB-37)."""
+    """Tags that resources may need (RB-37)."""
     zone: str = ""
-    """The zone that it is in; the empty zone is one of its own."""
+    """The zone that it is in; nodes without one share the empty zone."""
     rejoin_grace_s: float = 0.0
     """Seconds for which its label keeps its share once it is gone (RB-39)."""
     registered: int = field(default=0, compare=False)
@@ -127,7 +127,7 @@ SPEC_FIELDS: Final = frozenset({"weight", "pin", "attributes", "needs", "spread"
 
 
 class SpreadOver(StrEnum):
-    """Where two resources with the same ``spread`` may not be together."""
+    """Places of which each has at most one resource of a ``spread``."""
 
     NODE = "node"
     ZONE = "zone"
@@ -135,10 +135,10 @@ class SpreadOver(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the resources of a group are allocated; it is kept in the registry, the same for every leader."""
+    """Rules by which every leader allocates the resources of a group; they are kept in the registry."""
 
     spread_over: SpreadOver = SpreadOver.NODE
-    """What resources with the same ``spread`` are kept apart by (RB-37)."""
+    """The places that keep resources with the same ``spread`` apart (RB-37)."""
     imbalance_band: float = 0.0
     """The part by which the largest load per capacity may exceed the lower bound before anything moves to
     lower it: 0.1 is a tenth (RB-38)."""
