@@ -6,7 +6,7 @@ the same snapshot compute the same allocation (RB-10).
 
 The leader of a group calls ``solve`` with an ``AllocationProblem``. The ``Allocation`` that it returns has a
 certificate: a lower bound of the largest load, the moves with their reasons, and why resources are unplaced.
- Where all nodes and resources are alike, counts decide (*balanced* below, and *place* where nodes
+Where all nodes and resources are alike, counts decide (*balanced* below, and *place* where nodes
 refuse resources); else weights do (*groups with weights*). Shiva calls ``place`` for its applications:
 workers have tags and capacities, and each application is kept to those that it may be on.
 

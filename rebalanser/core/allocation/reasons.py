@@ -1,4 +1,4 @@
-"""Reasons why a resource is on a node or a worker, or on none, in sentences for people."""
+"""Reasons why a resource is on no worker or node, in sentences for people."""
 
 from __future__ import annotations
 
