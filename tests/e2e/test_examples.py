@@ -178,7 +178,7 @@ def test_the_comparison_sees_what_is_lost_doubled_or_wrong(
 
 @pytest.mark.rule("RB-2", "RB-12", "RB-26")
 def test_asyncio_example(tmp_path: Path) -> None:
-    found = run("asyncio_group.py", "--seconds", "1", "--registry", f"sqlite:///{tmp_path / 'groups.db'}")
+    found = run("asyncio_group.py", "--seconds", "4", "--registry", f"sqlite:///{tmp_path / 'groups.db'}")
     assert found.returncode == 0, found.stderr
     halves = re.search(r"^a owns (\[.*\]), b owns (\[.*\])$", found.stdout, re.MULTILINE)
     assert halves
