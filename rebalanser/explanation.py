@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rebalanser.core.allocation import Allocation, solve
+from rebalanser.core.allocation import Allocation, AllocationProblem, solve
 from rebalanser.core.allocation.explanations import why_not_there, why_there
 from rebalanser.core.allocation.reasons import some
 from rebalanser.core.group import Group, ResourceSpec, problem_of, releasers
@@ -68,15 +68,16 @@ def explain(name: str, view: GroupView, resource: Resource) -> Explanation:
     assigned = next((n for n, share in group.shares.items() if resource in share.resources), None)
     holder = group.members.get(holding.node) if holding else None
     leader = leadership.leader if leadership and leadership.leader in group.members else None
-    allocation = solve(problem_of(group))
+    problem = problem_of(group)
+    allocation = solve(problem)
     following = next((n for n, share in allocation.shares.items() if resource in share), None)
-    nodes = _nodes(group, allocation, resource, following) if spec else ()
+    nodes = _nodes(group, problem, allocation, resource, following) if spec else ()
     if spec is None:
         reason = "it is removed, and its holder has yet to stop"
     elif holder is None:
         reason = _why_unowned(view, allocation, spec, leader, assigned)
     else:
-        reason = _why_owned(group, allocation, resource, holding.node if holding else "", following)
+        reason = _why_owned(group, problem, allocation, resource, holding.node if holding else "", following)
     return Explanation(
         group=name,
         revision=group.revision,
@@ -100,12 +101,17 @@ def _label(group: Group, node: NodeId | None) -> str | None:
 
 
 def _why_owned(
-    group: Group, allocation: Allocation, resource: Resource, holder: NodeId, following: NodeId | None
+    group: Group,
+    problem: AllocationProblem,
+    allocation: Allocation,
+    resource: Resource,
+    holder: NodeId,
+    following: NodeId | None,
 ) -> str:
     if following is None:
         return f"it is to leave its node: {allocation.certificate.unplaced[resource]}"
     if following == holder:
-        return why_there(problem_of(group), allocation, resource, following)
+        return why_there(problem, allocation, resource, following)
     due = (move.reason for move in allocation.certificate.moves if move.resource == resource)
     target = f"it is to move to {_label(group, following)}"
     return "; ".join([target, *due])
@@ -131,9 +137,13 @@ def _why_unowned(
 
 
 def _nodes(
-    group: Group, allocation: Allocation, resource: Resource, following: NodeId | None
+    group: Group,
+    problem: AllocationProblem,
+    allocation: Allocation,
+    resource: Resource,
+    following: NodeId | None,
 ) -> tuple[NodeReason, ...]:
-    reasons = why_not_there(problem_of(group), allocation, resource, following)
+    reasons = why_not_there(problem, allocation, resource, following)
     labelled = sorted((group.members[node].label, node) for node in reasons)
     return tuple(NodeReason(node=node, label=label, reason=reasons[node]) for label, node in labelled)
 
