@@ -251,9 +251,8 @@ def _present_problem(group: Group) -> AllocationProblem:
 
     Only the leader knows when such moves are due. A group that waits for them is balanced (RB-38).
     """
-    problem, policy = problem_of(group), group.policy
-    is_delayed = policy.move_interval_s > 0.0 or policy.cooldown_s > 0.0
-    return replace(problem, moves_left=0) if is_delayed else problem
+    problem = problem_of(group)
+    return replace(problem, moves_left=0) if group.policy.spaces_moves else problem
 
 
 def is_stable(group: Group, allocation: Allocation) -> bool:

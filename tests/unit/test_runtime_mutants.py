@@ -433,7 +433,7 @@ MUTANTS = (
     _mutant(
         "balance awaited",
         "a group that waits until more may move for a better balance is balanced",
-        _edit(state_module, "_present_problem", "if is_delayed", "if False"),
+        _edit(state_module, "_present_problem", "if group.policy.spaces_moves", "if False"),
         f"{LEADING}::test_a_group_is_balanced_while_moves_for_a_better_balance_wait_for_their_interval",
         "RB-19",
         "RB-38",

@@ -183,11 +183,6 @@ def _unplaced(
     return frozenset(possible) if len(possible) == missing else None
 
 
-def _spaces(policy: Policy) -> bool:
-    """True if moves for a better balance are kept apart in time."""
-    return policy.move_interval_s > 0.0 or policy.cooldown_s > 0.0
-
-
 def releasers(group: Group) -> dict[Resource, frozenset[NodeId]]:
     """The nodes that have released each resource, of those that may own resources; for no other resources."""
     nodes: dict[Resource, set[NodeId]] = {}
@@ -525,7 +520,7 @@ class Leading:
 
     def _move_limits(self, policy: Policy, now: float) -> MoveLimits:
         """Return what may move now for a better balance (RB-38)."""
-        if not _spaces(policy):
+        if not policy.spaces_moves:
             return NO_LIMITS
         self._moved_at = {r: at for r, at in self._moved_at.items() if now < at + policy.cooldown_s}
         return MoveLimits(0 if now < self._improves_from(policy) else None, frozenset(self._moved_at))
@@ -550,7 +545,7 @@ class Leading:
         if not self._improvable or self.group is None:
             return
         policy = self.group.policy
-        at = self._improves_from(policy) if _spaces(policy) else now
+        at = self._improves_from(policy) if policy.spaces_moves else now
         if at <= now and self._moved_at and policy.cooldown_s:
             at = min(self._moved_at.values()) + policy.cooldown_s
         self._improve_at = max(at, now)
@@ -597,7 +592,7 @@ class Leading:
             asked,
             plan,
             PlanBasis(unplaced, pins, special) if unplaced is not None else None,
-            certificate.improvements if plan is not None and _spaces(group.policy) else frozenset(),
+            certificate.improvements if plan is not None and group.policy.spaces_moves else frozenset(),
             certificate.improvable and group.policy.max_moves != 0,
             bool(passing.inherited),
         )

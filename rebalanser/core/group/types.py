@@ -149,6 +149,11 @@ class Policy:
     cooldown_s: float = 0.0
     """Seconds after a move in which a resource does not move again for a better balance (RB-38)."""
 
+    @property
+    def spaces_moves(self) -> bool:
+        """True if moves for a better balance are kept apart in time (RB-38)."""
+        return self.move_interval_s > 0.0 or self.cooldown_s > 0.0
+
 
 POLICY_FIELDS: Final = frozenset(each.name for each in fields(Policy))
 """The fields of a ``Policy``."""
