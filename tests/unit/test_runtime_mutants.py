@@ -1085,10 +1085,10 @@ def _main(results: Path) -> None:
         ("", (), everything),
         *((mutant.name, mutant.switches, [mutant.test]) for mutant in MUTANTS),
     ]
-    running: dict[int, tuple[str, tuple[Switch, ...], list[str]]] = {}
-    for job in jobs:
-        running[_fork(results, *job)] = job
-        while len(running) == AT_ONCE or (running and not job[0]):
+    running: dict[int, str] = {}
+    for name, switches, tests in jobs:
+        running[_fork(results, name, switches, tests)] = name
+        while len(running) == AT_ONCE or (running and not name):
             _wait_for_one(running)
     while running:
         _wait_for_one(running)
@@ -1104,10 +1104,11 @@ def _fork(results: Path, name: str, switches: tuple[Switch, ...], tests: list[st
     os._exit(0)
 
 
-def _wait_for_one(running: dict[int, tuple[str, tuple[Switch, ...], list[str]]]) -> None:
+def _wait_for_one(running: dict[int, str]) -> None:
+    """Wait for the end of one child; ``running`` has the mutant of each."""
     child, status = os.wait()
     if child in running:  # and no process that a module started
-        name = running.pop(child)[0]
+        name = running.pop(child)
         if status:
             raise RuntimeError(f"the tests of {name!r} ended with {os.waitstatus_to_exitcode(status)}")
 
