@@ -30,7 +30,7 @@ PATIENCE_S = 120.0
 
 
 class Log:
-    """What processes start and stop, a line for each resource; they write it, the deployment reads it."""
+    """A log of starts and stops, a line for each resource: processes write it, the deployment reads it."""
 
     def __init__(self, path: Path, label: str = "") -> None:
         self._path = path
@@ -111,7 +111,7 @@ class Deployment:
                 since = time.monotonic()
 
     def run(self, surge: bool) -> str:
-        """Start all, restart one after the other, and tell what the restarts cost."""
+        """Start all processes, restart one after the other, and return the cost of the restarts."""
         try:
             for label in self._labels:
                 self._running[label] = self.start(label)

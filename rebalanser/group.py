@@ -163,7 +163,7 @@ class Group:
         InvalidName: the name of the group, the node or a resource cannot be stored.
         InvalidArgument: ``resources`` is no list of names.
         InvalidUrl: the URL is none, or there is none.
-        InvalidSettings: the settings are none, or have a ``rejoin_grace_s`` without a ``node``.
+        InvalidSettings: ``settings`` is of another type, or has ``rejoin_grace_s`` and no ``node`` is given.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class ApplicationStatus(BaseModel):
     leaving: str | None
     """The worker that may still run it and is to stop it first."""
     reason: str
-    """Reason why it is not running; empty if there is none."""
+    """Reason why it is not running; empty if no reason is known."""
     mode: Mode
     tags: list[str]
     command: str

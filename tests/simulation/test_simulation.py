@@ -254,7 +254,7 @@ def test_labels_keep_their_shares_and_pass_them_on() -> None:
 @pytest.mark.rule("RB-39")
 @pytest.mark.parametrize("surge", [False, True], ids=["one by one", "with surge"])
 def test_a_rolling_restart_starts_each_resource_once_and_moves_none_between_labels(surge: bool) -> None:
-    """Of ten nodes with a thousand resources, in virtual time."""
+    """Ten nodes own a thousand resources in all; the time is virtual."""
     plans = [HostPlan(f"host-{index}", rejoin_grace_s=30.0) for index in range(10)]
     started: Counter[str] = Counter()
     owners: dict[str, str] = {}

@@ -40,7 +40,7 @@ def _site(problem: AllocationProblem, node: str) -> str:
 
 
 def _may_own(problem: AllocationProblem, name: str, node: str) -> bool:
-    """Whether a resource may be on a node, whatever else is there."""
+    """Return True if a resource may be on a node, apart from other resources there."""
     return (
         problem.pinned.get(name, node) == node
         and node not in problem.refused.get(name, ())

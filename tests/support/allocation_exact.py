@@ -11,7 +11,7 @@ MILLION = 1_000_000
 
 
 def optimum(problem: AllocationProblem) -> tuple[int, float]:
-    """The most resources that can be placed, and the least largest load per capacity with so many."""
+    """Return the maximum number of placed resources, and the least largest load per capacity with it."""
     nodes = sorted(problem.nodes)
     members = [problem.nodes[node] for node in nodes]
     limits = [None if m.capacity is None else round(m.capacity * MILLION) for m in members]

@@ -429,7 +429,7 @@ def different_weights(count: int, spread: str | None = None) -> list[ResourceSpe
 
 @pytest.fixture
 def names_read(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How many names of each node's resources were read."""
+    """The number of names of resources that were read of each node."""
     read: Counter[int] = Counter()
     original = _Search._names
 

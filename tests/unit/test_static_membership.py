@@ -35,7 +35,7 @@ def _solve(problem: AllocationProblem) -> Allocation:
 
 
 class Fleet:
-    """What is stored of a group, and its leader, which is none of the nodes that the test speaks of."""
+    """The stored state of a group, and its leader, which is a further node."""
 
     def __init__(self, specs: list[ResourceSpec], *labels: str, **settings: Any) -> None:
         self.specs = {spec.resource: spec for spec in specs}

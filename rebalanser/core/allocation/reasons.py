@@ -119,7 +119,7 @@ class _Willing(NamedTuple):
 
 
 def _willing(problem: AllocationProblem, needs: frozenset[str], refused: frozenset[str]) -> _Willing | str:
-    """Return the nodes that may own a resource, or why there are none."""
+    """Return the nodes that may own a resource; if there are none, the reason."""
     nodes = problem.nodes
     if not nodes:
         return "no node may own resources"

@@ -31,7 +31,8 @@ class AllocationProblem:
     nodes name counts as held by the one with the smallest id."""
     policy: Policy
     pinned: Mapping[Resource, NodeId] = field(default_factory=lambda: _NO_PINS)
-    """The only node that a resource may be on; one that is not in ``nodes`` is none (RB-29)."""
+    """The only node that each of these resources may be on; it is unplaced if that is not in ``nodes``
+    (RB-29)."""
     refused: Mapping[Resource, frozenset[NodeId]] = field(default_factory=lambda: _NO_REFUSALS)
     """The nodes that have released a resource, and must not get it."""
     kept: Mapping[NodeId, Member] = field(default_factory=lambda: _NOBODY)
@@ -43,7 +44,8 @@ class AllocationProblem:
     """The resources that ``is_special``; None if they are not known."""
     unsettled: frozenset[Resource] | None = None
     """The only names that may not be both in ``resources`` and in just one share of ``previous``; None if
-    they are not known. With it a plain problem costs what has changed, not what there is (RB-45)."""
+    they are not known. With it the cost of a plain problem grows with the changes, not with the group
+    (RB-45)."""
     moves_left: int | None = None
     """Maximum number of resources that may move now for a better balance, beside the policy's (RB-38)."""
     resting: frozenset[Resource] = frozenset()

@@ -230,7 +230,7 @@ class Fingerprint:
     """Tells whether members, resources, drains or the policy changed.
 
     Of members the count and the newest revision; of the others how many requests of operators have changed
-    any. ``acknowledgements`` tells of those as of members; they are no reason to rebalance.
+    any. ``acknowledgements`` has their count and newest revision; they are no reason to rebalance.
     """
 
     members: tuple[int, int] = (0, 0)

@@ -349,7 +349,7 @@ class Duties:
                 self._told_as_leader(command, outcome)
 
     def _seen(self, alive: Alive) -> None:
-        """Note what a heartbeat tells of the group."""
+        """Compare the fingerprint in a heartbeat with the group that was read."""
         seen = alive.fingerprint
         if seen is None:
             return

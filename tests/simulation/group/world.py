@@ -557,7 +557,7 @@ class World:
         return None
 
     def plan_of(self, node: NodeId) -> HostPlan:
-        """What runs on the host of a node."""
+        """Return the plan of the host that a node runs on."""
         return next(host.plan for host in self.hosts if node.startswith(f"{host.name}."))
 
     def _member(self, node: NodeId) -> Member:
